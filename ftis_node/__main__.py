@@ -1,0 +1,8 @@
+"""`python -m ftis_node` is `ftis-node`."""
+
+from __future__ import annotations
+
+from ftis_node.cli.app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Pure tensor functions of policy optimisation: advantages, importance weights, filters, losses.
+
+Two functions are the contract: `group_advantages` turns rewards into advantages, `policy_loss` turns log-probs into a
+scalar to minimise. Behind them each file holds one idea and can be read beside its paper:
+
+    advantages.py       rewards -> advantages inside a group            GRPO, Dr.GRPO
+    weights.py          ratios of learner to generator, and their caps  F-TIS, GSPO, GEPO, IcePop
+    filters.py          what is left out: far negatives, outlier tokens F-TIS, M2PO
+    aggregate.py        [N, T] objective -> one number                  GRPO, DAPO, Dr.GRPO
+    methods.py          the table: a method is an objective and its constants
+    loss.py             `policy_loss`, which joins the above
+    settings.py         every parameter with its default and bounds
+    batch.py, checks.py the inputs, checked once and made safe to take exponents of
+    groups.py           sums over groups without a loop
+    group_choice.py     which groups a step learns from (Swarm SAPO)
+    cross_tokenizer.py  completions of a peer with another vocabulary
+
+Nothing here holds state, logs, or knows a model, an optimiser or a network.
+"""
+
+from __future__ import annotations
+
+from ftis_node.algorithms.advantages import group_advantages
+from ftis_node.algorithms.cross_tokenizer import cross_tokenizer_advantages
+from ftis_node.algorithms.group_choice import GroupChoice, choose_groups
+from ftis_node.algorithms.loss import policy_loss
+from ftis_node.algorithms.methods import METHODS, Method, find_method, method_parameters
+
+__all__ = [
+    "METHODS",
+    "GroupChoice",
+    "Method",
+    "choose_groups",
+    "cross_tokenizer_advantages",
+    "find_method",
+    "group_advantages",
+    "method_parameters",
+    "policy_loss",
+]

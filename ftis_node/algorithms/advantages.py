@@ -1,0 +1,55 @@
+"""Advantages: how much better than its group a completion was.
+
+`std` is GRPO's (arXiv 2402.03300) and the F-TIS paper's (arXiv 2605.22537): A = (r - mean) / (std + eps), the standard
+deviation unbiased and taken inside the group. `mean` is Dr.GRPO's (arXiv 2503.20783): A = r - mean, which does not
+weigh a prompt by how unevenly it was answered; the F-TIS authors' code computes the same in effect.
+
+Whose completions form a group is the caller's choice of ids. *Vertical*, the default: one generator makes all
+completions of a prompt. *Horizontal*: several generators answer one prompt and share one id. (GEPO then needs other
+ids for its loss than for its advantages; see `weights.group_expectation_ratio`.)
+
+Departure: rewards that are all equal, and groups of one, give exactly 0. The formula alone would not: in float32 the
+mean of equal rewards is off by a rounding, and divided by eps = 1e-8 that is an advantage of order 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ftis_node.algorithms.checks import FLOATING, INTEGERS, require_choice, require_finite, require_tensor
+from ftis_node.algorithms.groups import group_extremes, group_index, group_sum
+
+SCALES = ("std", "mean")
+
+
+def group_advantages(rewards: Tensor, group_ids: Tensor, scale: str = "std", eps: float = 1e-8) -> Tensor:
+    """Advantages `[N]` in the dtype of `rewards`.
+
+    `rewards` is `[N]` float32 or float64, `group_ids` `[N]` integers in any order. Computed in float64.
+
+    Raises ValueError for a wrong shape or dtype, a non-finite reward, an unknown `scale`, or an `eps` that is not a
+    finite number >= 0.
+    """
+    require_choice("scale", scale, SCALES)
+    if not (math.isfinite(eps) and eps >= 0):
+        raise ValueError(f"eps must be a finite number >= 0, not {eps!r}")
+    num_completions = rewards.shape[0] if isinstance(rewards, Tensor) and rewards.dim() == 1 else 0
+    require_tensor("rewards", rewards, dtypes=FLOATING, shape=(num_completions,))
+    require_tensor("group_ids", group_ids, dtypes=INTEGERS, shape=(num_completions,))
+    require_finite("rewards", rewards)
+
+    exact = rewards.detach().double()
+    index, num_groups = group_index(group_ids)
+    sizes = group_sum(torch.ones_like(exact), index, num_groups)
+    centred = exact - (group_sum(exact, index, num_groups) / sizes)[index]
+    smallest, largest = group_extremes(exact, index, num_groups)
+    centred = torch.where((smallest == largest)[index], 0.0, centred)
+    if scale == "mean":
+        return centred.to(rewards.dtype)
+    variance = group_sum(centred.square(), index, num_groups) / (sizes - 1).clamp(min=1)
+    # An advantage of 0 stays 0 also for eps = 0, where an all-equal group would ask for 0 / 0.
+    deviation = variance.sqrt()[index] + eps
+    return torch.where(centred == 0, 0.0, centred / deviation).to(rewards.dtype)

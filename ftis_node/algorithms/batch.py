@@ -1,0 +1,95 @@
+"""The inputs of a loss, checked once and made safe.
+
+Two things happen here so that no formula has to think of them. Padding, which may hold anything including NaN, is
+replaced by 0 *before* the first exponent: a mask applied afterwards would still send NaN backwards (0 * inf). And
+everything is computed in float64: with float32 log-probs k3 of two nearly equal policies, 5e-7 at a difference of
+1e-3, would be lost in the rounding of rho - 1, and it is compared with a threshold. The matrix is small beside the
+logits it came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ftis_node.algorithms.checks import FLOATING, INTEGERS, require_finite, require_tensor
+from ftis_node.algorithms.groups import group_index
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """N completions of at most T tokens. Float tensors are float64; outside the mask they hold 0.
+
+    learner_logprobs    [N, T]  lp; the only tensor with a gradient
+    behaviour_logprobs  [N, T]  lg, of the generator that sampled the tokens
+    anchor_logprobs     [N, T]  the learner's own at the first pass over this batch; equal to lp there
+    mask                [N, T]  bool, true at completion tokens, the end-of-sequence token included
+    advantages          [N]     A
+    group_index         [N]     position of each completion's group in 0..num_groups-1
+    num_tokens          [N]     L, the tokens inside the mask; may be 0
+    """
+
+    learner_logprobs: Tensor
+    behaviour_logprobs: Tensor
+    anchor_logprobs: Tensor
+    mask: Tensor
+    advantages: Tensor
+    group_index: Tensor
+    num_groups: int
+    num_tokens: Tensor
+
+    def sequence_mean(self, values: Tensor) -> Tensor:
+        """Mean of `values` `[N, T]` over the tokens of each completion, `[N]`; 0 for a completion without tokens."""
+        return torch.where(self.mask, values, 0.0).sum(dim=1) / self.num_tokens.clamp(min=1)
+
+
+def read_batch(
+    learner_logprobs: Tensor,
+    behaviour_logprobs: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    group_ids: Tensor,
+    anchor_logprobs: Tensor | None = None,
+) -> Batch:
+    """Check the inputs of `policy_loss` and make a `Batch` of them. Raises ValueError naming what is wrong.
+
+    Log-probs must be finite inside the mask. A positive one is *not* refused: rounding makes some, and a loss is as
+    well defined for them; what a peer may claim is judged at the door (`ftis_node/validation`), before anything gets
+    here.
+    """
+    is_matrix = isinstance(learner_logprobs, Tensor) and learner_logprobs.dim() == 2
+    num_completions, num_columns = learner_logprobs.shape if is_matrix else (0, 0)
+    matrix = (num_completions, num_columns)
+    require_tensor("learner_logprobs", learner_logprobs, dtypes=FLOATING, shape=matrix)
+    require_tensor("behaviour_logprobs", behaviour_logprobs, dtypes=FLOATING, shape=matrix)
+    require_tensor("mask", mask, dtypes=(torch.bool,), shape=matrix)
+    require_tensor("advantages", advantages, dtypes=FLOATING, shape=(num_completions,))
+    require_tensor("group_ids", group_ids, dtypes=INTEGERS, shape=(num_completions,))
+    require_finite("advantages", advantages)
+
+    learner = _inside("learner_logprobs", learner_logprobs, mask)
+    if anchor_logprobs is None:
+        anchor = learner.detach()
+    else:
+        require_tensor("anchor_logprobs", anchor_logprobs, dtypes=FLOATING, shape=matrix)
+        anchor = _inside("anchor_logprobs", anchor_logprobs, mask).detach()
+    index, num_groups = group_index(group_ids)
+    return Batch(
+        learner_logprobs=learner,
+        behaviour_logprobs=_inside("behaviour_logprobs", behaviour_logprobs, mask).detach(),
+        anchor_logprobs=anchor,
+        mask=mask,
+        advantages=advantages.detach().double(),
+        group_index=index,
+        num_groups=num_groups,
+        num_tokens=mask.sum(dim=1),
+    )
+
+
+def _inside(name: str, logprobs: Tensor, mask: Tensor) -> Tensor:
+    """`logprobs` in float64 with 0 outside the mask; the gradient there is exactly 0. Raises for NaN and inf inside."""
+    inside = torch.where(mask, logprobs, 0.0).double()
+    require_finite(name, inside.detach(), where=" inside the mask")
+    return inside

@@ -1,0 +1,45 @@
+"""Checks of what callers hand in, each ending in a ValueError that names the argument.
+
+A wrong shape or a NaN that gets past this point becomes a silently wrong gradient, so both entry points of the room
+check everything once, here, and the formulas behind them check nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float32, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def require_tensor(
+    name: str, value: object, *, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...] | torch.Size
+) -> Tensor:
+    """`value` as a tensor of one of `dtypes` and of `shape`, or ValueError naming `name`."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a tensor, not {type(value).__name__}")
+    if value.dtype not in dtypes:
+        raise ValueError(f"{name} must be one of {_names(dtypes)}, not {_names((value.dtype,))}")
+    if tuple(value.shape) != tuple(shape):
+        raise ValueError(f"{name} must have the shape {list(shape)}, not {list(value.shape)}")
+    return value
+
+
+def require_finite(name: str, values: Tensor, *, where: str = "") -> None:
+    """ValueError that names the first NaN or infinity of `values`; `where` is added to the sentence."""
+    finite = torch.isfinite(values)
+    if bool(finite.all()):
+        return
+    position = (~finite).nonzero()[0].tolist()
+    raise ValueError(f"{name} holds a non-finite value{where}: {values[tuple(position)].item()} at {position}")
+
+
+def require_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    """ValueError that lists `known` unless `value` is one of them."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -1,0 +1,96 @@
+"""`policy_loss`: log-probs and advantages in, a scalar to minimise and three health figures out.
+
+    objective   [N, T]   methods.py     what the method maximises, token by token
+    keep        [N]      filters.py     which completions may teach
+    aggregate   scalar   aggregate.py   the mean, by the method's way of counting
+    loss = -aggregate
+
+Computed in float64 and returned in the dtype of the learner's log-probs; see batch.py for why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ftis_node.algorithms.aggregate import aggregate
+from ftis_node.algorithms.batch import Batch, read_batch
+from ftis_node.algorithms.filters import keep_near_or_good, sequence_kl
+from ftis_node.algorithms.methods import find_method, method_parameters
+from ftis_node.algorithms.settings import make_settings
+from ftis_node.algorithms.weights import token_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def policy_loss(
+    method: str,
+    learner_logprobs: Tensor,
+    behaviour_logprobs: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    group_ids: Tensor,
+    **params: Any,
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of `method`, with a gradient to `learner_logprobs` alone.
+
+    `learner_logprobs` and `behaviour_logprobs` are `[N, T]`, `mask` bool `[N, T]`, `advantages` `[N]`, `group_ids`
+    integers `[N]` in any order. Floats are float32 or float64. Padding may hold anything and gets exactly zero
+    gradient. `method_parameters(method)` lists `params` with the method's own defaults; `settings.py` says what each
+    means. With several updates on one batch, `anchor_logprobs` `[N, T]` holds the learner's log-probs of the first
+    pass.
+
+    Returns the scalar loss and the metrics, plain floats:
+        kept_fraction       completions that the filter kept, of all N (1 for methods without a filter)
+        truncated_fraction  tokens with rho > cap, of all tokens
+        mean_kl             mean over completions with tokens of the chosen estimator's mean over tokens
+
+    Raises ValueError for an unknown method or parameter, a value out of bounds, a wrong shape or dtype, and NaN or inf
+    in the advantages or, inside the mask, in log-probs.
+    """
+    row = find_method(method)
+    _refuse_unknown(method, params)
+    settings_given = dict(params)
+    anchor_logprobs = settings_given.pop("anchor_logprobs", None)
+    settings = make_settings(row.defaults, settings_given)
+    batch = read_batch(learner_logprobs, behaviour_logprobs, mask, advantages, group_ids, anchor_logprobs)
+
+    kl = sequence_kl(batch, settings.kl_estimator)
+    keep = torch.ones_like(kl, dtype=torch.bool)
+    if row.filtered:
+        keep = keep_near_or_good(batch.advantages, kl, settings.kl_threshold)
+    mean_objective = aggregate(
+        row.objective(batch, settings),
+        batch,
+        keep,
+        agg=settings.agg,
+        denominator=settings.denominator,
+        max_completion_length=settings.max_completion_length,
+    )
+    return (-mean_objective).to(learner_logprobs.dtype), _metrics(batch, kl, keep, settings.cap)
+
+
+def _metrics(batch: Batch, kl: Tensor, keep: Tensor, cap: float) -> dict[str, float]:
+    """Each is 0 where there is nothing to count. Moved off the device in one transfer."""
+    is_truncated = (token_ratio(batch).detach() > cap) & batch.mask
+    has_tokens = batch.num_tokens > 0
+    figures = {
+        "kept_fraction": _share(keep.sum(), keep.numel()),
+        "truncated_fraction": _share(is_truncated.sum(), batch.num_tokens.sum()),
+        "mean_kl": _share(kl.sum(), has_tokens.sum()),
+    }
+    return dict(zip(figures, torch.stack(list(figures.values())).tolist(), strict=True))
+
+
+def _share(part: Tensor, whole: Tensor | int) -> Tensor:
+    return part.double() / torch.as_tensor(whole, device=part.device).clamp(min=1)
+
+
+def _refuse_unknown(method: str, params: Mapping[str, Any]) -> None:
+    known = method_parameters(method)
+    for name, value in params.items():
+        if name not in known and not (name == "anchor_logprobs" and value is None):
+            raise ValueError(f"method {method!r} has no parameter {name!r}; it takes: {', '.join(known)}")

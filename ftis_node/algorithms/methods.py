@@ -1,0 +1,169 @@
+"""The table of methods: each is an objective per token, its constants, and where it comes from.
+
+An objective is what is maximised, `[N, T]` or, for a whole sequence, `[N, 1]`; `aggregate.py` makes the mean of it and
+`loss.py` turns the sign. A new method is a few lines here and one row of the table. Notation as in the papers: A
+advantage, rho ratio of learner to generator, R ratio to the learner at the first pass over the batch, sg[.] without
+gradient.
+
+Departures. `nois`, `tis`, `ftis` and `mis` are written with R (value A at R = 1), `topr` and `cispo` with log-probs
+(value A lp); the gradients are the same. `dr_grpo` and `gepo` expect advantages of scale `mean`. No method has a KL
+term to a reference model. `gspo`'s narrow clip suits samples of its own policy; for foreign samples widen it. `m2po`
+averages over all tokens, the masked ones included, as its paper does. `swarm_sapo` is Swarm sAmpling (arXiv
+2509.08721), not Soft Adaptive PO: what sets it apart from `nois` is the choice of groups, in `group_choice.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ftis_node.algorithms.filters import author_k3, second_moment_mask
+from ftis_node.algorithms.settings import COMMON_PARAMETERS, Settings
+from ftis_node.algorithms.weights import (
+    group_expectation_ratio,
+    masked_outside,
+    sequence_product,
+    sequence_ratio,
+    step_ratio,
+    token_log_ratio,
+    token_ratio,
+    truncated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ftis_node.algorithms.batch import Batch
+
+
+def clipped_surrogate(ratio: Tensor, batch: Batch, settings: Settings) -> Tensor:
+    """PPO's min(r A, clip(r, 1 - eps_low, 1 + eps_high) A): no reward for moving further than the clip."""
+    advantages = batch.advantages[:, None]
+    bounded = ratio.clamp(1 - settings.eps_low, 1 + settings.eps_high)
+    return torch.minimum(ratio * advantages, bounded * advantages)
+
+
+def unweighted(batch: Batch, settings: Settings) -> Tensor:
+    """`nois`: foreign samples taken as if they were one's own."""
+    return clipped_surrogate(step_ratio(batch), batch, settings)
+
+
+def ratio_clipped(batch: Batch, settings: Settings) -> Tensor:
+    """`vis`, `grpo`: the gradient runs through rho, and stops where the clip acts."""
+    return clipped_surrogate(token_ratio(batch), batch, settings)
+
+
+def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
+    """`tis`: sg[min(rho, C)] outside of the surrogate, so that a large ratio is shortened and not silenced."""
+    return truncated(token_ratio(batch), settings.cap) * unweighted(batch, settings)
+
+
+def masked_weight(batch: Batch, settings: Settings) -> Tensor:
+    """`mis`: as `tis`, with weight 0 outside [mis_low, mis_high]."""
+    return masked_outside(token_ratio(batch), settings.mis_low, settings.mis_high) * unweighted(batch, settings)
+
+
+def sequence_clipped(batch: Batch, settings: Settings) -> Tensor:
+    """`gspo`: one ratio and one clip for the whole completion."""
+    return clipped_surrogate(sequence_ratio(batch), batch, settings)
+
+
+def sequence_clipped_token(batch: Batch, settings: Settings) -> Tensor:
+    """`gspo_token`: the sequence's ratio with each token's gradient, sg[s] R."""
+    return clipped_surrogate(sequence_ratio(batch).detach() * step_ratio(batch), batch, settings)
+
+
+def group_expectation(batch: Batch, settings: Settings) -> Tensor:
+    """`gepo`: the group's expected q in place of the sample's own, less k3_beta times k3 with its gradient."""
+    weight = group_expectation_ratio(batch, settings.alpha)
+    objective = clipped_surrogate(weight, batch, settings) if settings.clip else weight * batch.advantages[:, None]
+    if settings.k3_beta == 0:
+        return objective
+    return objective - settings.k3_beta * author_k3(token_log_ratio(batch))
+
+
+def tapered(batch: Batch, settings: Settings) -> Tensor:
+    """`topr`: positives at full weight, negatives tapered off as the learner moves away from them."""
+    levels = {"seq_mean": sequence_ratio, "seq_sum": sequence_product, "token": token_ratio}
+    taper = truncated(levels[settings.topr_level](batch), cap=1.0)
+    advantages = batch.advantages[:, None]
+    return torch.where(advantages >= 0, 1.0, taper) * advantages * batch.learner_logprobs
+
+
+def truncated_logprob(batch: Batch, settings: Settings) -> Tensor:
+    """`cispo`: sg[min(rho, C)] A lp; no token ever loses its gradient."""
+    return truncated(token_ratio(batch), settings.cap) * batch.advantages[:, None] * batch.learner_logprobs
+
+
+def second_moment(batch: Batch, settings: Settings) -> Tensor:
+    """`m2po`: rho A without the outlier tokens, and no clip."""
+    trusted = second_moment_mask(batch, settings.m2_threshold)
+    return torch.where(trusted, token_ratio(batch), 0.0) * batch.advantages[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One row of the table.
+
+    `defaults` are the parameters that differ from `Settings`, `takes` those it understands beyond the common ones,
+    `filtered` turns the F-TIS filter on, and `advantage_scale` is the `scale` to call `group_advantages` with.
+    """
+
+    objective: Callable[[Batch, Settings], Tensor]
+    source: str
+    filtered: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    takes: tuple[str, ...] = ()
+    advantage_scale: str = "std"
+
+
+FTIS_PAPER = "arXiv 2605.22537"
+ANCHOR = ("anchor_logprobs",)
+GSPO_CLIP = {"eps_low": 3e-4, "eps_high": 4e-4}
+CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}
+TOKEN_MEAN = {"agg": "token_mean"}
+
+METHODS: Mapping[str, Method] = {
+    "nois": Method(objective=unweighted, takes=ANCHOR, source=FTIS_PAPER),
+    "vis": Method(objective=ratio_clipped, source=FTIS_PAPER),
+    "tis": Method(objective=truncated_weight, takes=ANCHOR, source=FTIS_PAPER),
+    "f-nois": Method(objective=unweighted, filtered=True, takes=ANCHOR, source=FTIS_PAPER),
+    "f-vis": Method(objective=ratio_clipped, filtered=True, source=FTIS_PAPER),
+    "ftis": Method(objective=truncated_weight, filtered=True, takes=ANCHOR, source=FTIS_PAPER),
+    "grpo": Method(objective=ratio_clipped, source="arXiv 2402.03300"),
+    "dr_grpo": Method(
+        objective=ratio_clipped, defaults={"agg": "max_len"}, advantage_scale="mean", source="arXiv 2503.20783"
+    ),
+    "dapo": Method(objective=ratio_clipped, defaults=CLIP_HIGHER | TOKEN_MEAN, source="arXiv 2503.14476"),
+    "gspo": Method(objective=sequence_clipped, defaults=GSPO_CLIP, source="arXiv 2507.18071"),
+    "gspo_token": Method(objective=sequence_clipped_token, defaults=GSPO_CLIP, source="arXiv 2507.18071"),
+    "gepo": Method(
+        objective=group_expectation,
+        takes=("clip", "alpha", "k3_beta"),
+        advantage_scale="mean",
+        source="arXiv 2508.17850",
+    ),
+    "swarm_sapo": Method(objective=unweighted, defaults=CLIP_HIGHER, takes=ANCHOR, source="arXiv 2509.08721"),
+    "topr": Method(objective=tapered, takes=("topr_level",), source="arXiv 2503.14286"),
+    "cispo": Method(objective=truncated_logprob, defaults={"cap": 5.0} | TOKEN_MEAN, source="arXiv 2510.13786"),
+    "mis": Method(objective=masked_weight, takes=("mis_low", "mis_high", *ANCHOR), source="IcePop, masked IS"),
+    "m2po": Method(objective=second_moment, defaults=TOKEN_MEAN, takes=("m2_threshold",), source="arXiv 2510.01161"),
+}
+
+
+def find_method(name: str) -> Method:
+    """The row of the table, or ValueError listing the known methods."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def method_parameters(name: str) -> dict[str, Any]:
+    """Every parameter that the method takes, with its default there. Raises ValueError for an unknown method."""
+    method = find_method(name)
+    shared = {setting.name: setting.default for setting in fields(Settings)} | {"anchor_logprobs": None}
+    known = shared | dict(method.defaults)
+    return {parameter: known[parameter] for parameter in (*COMMON_PARAMETERS, *method.takes)}

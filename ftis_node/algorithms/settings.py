@@ -1,0 +1,109 @@
+"""Every parameter of every method, with its default and its bounds.
+
+A method states only where its own defaults differ (`methods.py`). The parameters above the line are understood by all
+methods, so that a comparison can run one set of them through a whole family; a clip or a threshold that a formula does
+not have does nothing there. Those below the line belong to the methods that name them and are refused by all others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.algorithms.aggregate import AGGREGATIONS, DENOMINATORS
+from ftis_node.algorithms.checks import require_choice
+from ftis_node.algorithms.filters import KL_ESTIMATORS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The parameters of `policy_loss`, but for the tensor `anchor_logprobs`."""
+
+    cap: float = 2.0  # C: largest importance weight; also what `truncated_fraction` counts by
+    kl_estimator: str = "author_k3"  # see filters.py; also what `mean_kl` reports
+    kl_threshold: float = 50.0  # g, in the units of kl_estimator: a far completion is kept only if A > 0
+    eps_low: float = 0.2  # PPO clip, lower bound 1 - eps_low
+    eps_high: float = 0.2  # PPO clip, upper bound 1 + eps_high
+    denominator: str = "all"  # do filtered completions count in N: `all` or `kept`
+    agg: str = "seq_mean"  # see aggregate.py
+    max_completion_length: int | None = None  # tokens; the configured limit that `max_len` divides by
+    # -- the line --
+    clip: bool = True  # gepo: PPO clip on the group weight
+    alpha: float = 0.0  # gepo: share of the learner's own p in the denominator
+    k3_beta: float = 0.0  # gepo: weight of the k3 regulariser, 0.005 where it is used
+    mis_low: float = 0.5  # mis: smallest ratio that is not masked
+    mis_high: float = 2.0  # mis: largest
+    m2_threshold: float = 0.04  # m2po: tau, bound on the mean squared log-ratio
+    topr_level: str = "seq_mean"  # topr: what the ratio of a negative completion is taken over
+
+
+COMMON_PARAMETERS = (
+    "cap",
+    "kl_estimator",
+    "kl_threshold",
+    "eps_low",
+    "eps_high",
+    "denominator",
+    "agg",
+    "max_completion_length",
+)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+# Infinity is allowed where it means "no bound".
+_BOUNDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "cap": ("a number > 0", lambda value: _is_number(value) and value > 0),
+    "kl_threshold": ("a number >= 0", lambda value: _is_number(value) and value >= 0),
+    "eps_low": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
+    "eps_high": ("a number >= 0", lambda value: _is_number(value) and value >= 0),
+    "max_completion_length": (
+        "a whole number of tokens >= 1",
+        lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
+    ),
+    "clip": ("true or false", lambda value: isinstance(value, bool)),
+    "alpha": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
+    "k3_beta": ("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf),
+    "mis_low": ("a number >= 0", lambda value: _is_number(value) and value >= 0),
+    "mis_high": ("a number >= 0", lambda value: _is_number(value) and value >= 0),
+    "m2_threshold": ("a number > 0", lambda value: _is_number(value) and value > 0),
+}
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "kl_estimator": KL_ESTIMATORS,
+    "denominator": DENOMINATORS,
+    "agg": AGGREGATIONS,
+    "topr_level": TOPR_LEVELS,
+}
+
+
+def make_settings(method_defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Settings:
+    """The method's defaults overridden by what was given; both hold names of `Settings` only.
+
+    Raises ValueError naming the parameter that is out of bounds, or that another one needs.
+    """
+    settings = replace(Settings(), **{**method_defaults, **given})
+    for field in fields(settings):
+        _require_bounds(field.name, getattr(settings, field.name))
+    if settings.mis_low > settings.mis_high:
+        raise ValueError(f"mis_low must not exceed mis_high, but {settings.mis_low!r} > {settings.mis_high!r}")
+    if settings.agg == "max_len" and settings.max_completion_length is None:
+        raise ValueError("agg max_len divides by max_completion_length: give it, the token limit of a completion")
+    return settings
+
+
+def _require_bounds(name: str, value: object) -> None:
+    if name in _CHOICES:
+        require_choice(name, value, _CHOICES[name])
+        return
+    words, is_within = _BOUNDS[name]
+    if not is_within(value):
+        raise ValueError(f"{name} must be {words}, not {value!r}")

@@ -1,0 +1,98 @@
+"""Importance weights: how the learner's probability of a sample compares with its generator's, and the caps on that.
+
+    token      rho_t = exp(lp_t - lg_t)                                F-TIS, arXiv 2605.22537; GRPO, arXiv 2402.03300
+    sequence   s_i = exp(mean_t(lp_t - lg_t))                          GSPO, arXiv 2507.18071
+    group      w_i = p_i / E_q, the generator's mean over one group    GEPO, arXiv 2508.17850
+    step       R_t = exp(lp_t - anchor_t), 1 at the first pass         PPO's ratio: how far this batch has moved us
+
+Only differences of log-probs are exponentiated. Every function is defined also at padding, where rho = 1, so that the
+mask is applied once, in `aggregate.py`.
+
+Departures. Token log-ratios are clamped to +-20, which loses nothing that a cap of 2 would keep. Sequence log-ratios
+are as the papers have them, bounded above only where float32 would overflow. GEPO's p and q are geometric means of the
+token probabilities, as in its authors' code; the paper writes the probability of the whole sequence, which underflows.
+The defensive mix `alpha` bounds its weight by 1 / alpha; 0, the default, is the plain form.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ftis_node.algorithms.groups import group_logsumexp
+
+if TYPE_CHECKING:
+    from ftis_node.algorithms.batch import Batch
+
+TOKEN_LOG_RATIO_LIMIT = 20.0
+SEQUENCE_LOG_RATIO_LIMIT = 80.0  # exp(80) = 5.5e34: a loss of many such terms is still finite in float32
+
+
+def token_log_ratio(batch: Batch) -> Tensor:
+    """log rho, clamp(lp - lg, -20, 20), `[N, T]`. Its gradient is 1 inside the clamp and 0 beyond."""
+    difference = batch.learner_logprobs - batch.behaviour_logprobs
+    return difference.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT)
+
+
+def token_ratio(batch: Batch) -> Tensor:
+    """rho, `[N, T]`, with a gradient."""
+    return torch.exp(token_log_ratio(batch))
+
+
+def step_ratio(batch: Batch) -> Tensor:
+    """R = exp(lp - anchor), `[N, T]`: equal to 1 at the first pass over a batch, where it only carries the gradient."""
+    moved = batch.learner_logprobs - batch.anchor_logprobs
+    return torch.exp(moved.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT))
+
+
+def truncated(ratio: Tensor, cap: float) -> Tensor:
+    """sg[min(ratio, cap)]. F-TIS truncates above only: a token that the learner finds unlikely may weigh nothing."""
+    return ratio.detach().clamp(max=cap)
+
+
+def masked_outside(ratio: Tensor, low: float, high: float) -> Tensor:
+    """sg[ratio] inside [low, high] and 0 elsewhere (IcePop): what cannot be corrected is left out, not truncated."""
+    weight = ratio.detach()
+    return torch.where((weight >= low) & (weight <= high), weight, 0.0)
+
+
+def sequence_ratio(batch: Batch) -> Tensor:
+    """s = exp(mean_t(lp - lg)), `[N, 1]`, with a gradient: the geometric mean of the token ratios."""
+    return _bounded_exp(batch.sequence_mean(batch.learner_logprobs - batch.behaviour_logprobs))
+
+
+def sequence_product(batch: Batch) -> Tensor:
+    """exp(sum_t(lp - lg)), `[N, 1]`, with a gradient: the ratio of the whole sequences' probabilities."""
+    return _bounded_exp((batch.learner_logprobs - batch.behaviour_logprobs).sum(dim=1))
+
+
+def group_expectation_ratio(batch: Batch, alpha: float) -> Tensor:
+    """w = p / ((1 - alpha) E_q + alpha sg[p]), `[N, 1]`, with a gradient through the p on top alone.
+
+    p and q are exp(mean log-prob) of learner and generator, and log E_q = logsumexp(2 log q) - logsumexp(log q) over
+    the group: the mean of q in which each completion counts by its own q. A group must be one generator's completions
+    of one prompt, also where advantages are pooled over several generators. Completions without tokens take no part in
+    E_q.
+    """
+    has_tokens = batch.num_tokens > 0
+    log_p = batch.sequence_mean(batch.learner_logprobs)
+    log_q = torch.where(has_tokens, batch.sequence_mean(batch.behaviour_logprobs), -math.inf)
+    log_total = group_logsumexp(log_q, batch.group_index, batch.num_groups)
+    log_total_of_squares = group_logsumexp(2 * log_q, batch.group_index, batch.num_groups)
+    log_expected = (log_total_of_squares - log_total)[batch.group_index]
+    # In a group without any token log E_q is not a number. It is never used, but would run through the backward pass.
+    log_expected = torch.where(has_tokens, log_expected, 0.0)
+    log_denominator = torch.logaddexp(_log(1 - alpha) + log_expected, _log(alpha) + log_p.detach())
+    return _bounded_exp(log_p - log_denominator)
+
+
+def _bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp of a sequence log-ratio `[N]`, as a column `[N, 1]` that broadcasts over tokens."""
+    return torch.exp(log_ratio.clamp(max=SEQUENCE_LOG_RATIO_LIMIT))[:, None]
+
+
+def _log(share: float) -> float:
+    return math.log(share) if share > 0 else -math.inf

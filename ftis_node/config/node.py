@@ -1,0 +1,154 @@
+"""Settings of one node: what may differ from peer to peer.
+
+Read from flags, then `FTIS_*` environment variables, then `node.toml` in the home, then the defaults here. Unknown keys
+are refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from ftis_node.config.manifest import Section, first_problem
+from ftis_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Role = Literal["full", "generator", "learner"]
+
+
+class LoraSection(Section):
+    """The LoRA adapter, where one is trained. Defaults are the F-TIS paper's."""
+
+    rank: int = Field(default=128, ge=1, le=4096, description="Rank r.")
+    alpha: int = Field(
+        default=256, ge=1, le=65536, description="Scale: the adapter's output is multiplied by alpha / r."
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
+
+
+class GenerationSection(Section):
+    """The generation worker."""
+
+    max_batch: int = Field(default=128, ge=1, le=8192, description="Completions decoded side by side (torch engine).")
+    threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of the worker; 0: half of the cores.")
+    groups_in_flight: int = Field(default=8, ge=1, le=1024, description="Prompts given to the engine at once.")
+    request_timeout_s: float = Field(
+        default=600.0, gt=0, le=86400, description="A group that takes longer is given up."
+    )
+
+
+class LearnerSection(Section):
+    """The learner worker."""
+
+    micro_batch_tokens: int = Field(
+        default=16384, ge=16, le=1 << 24, description="Prompt and completion positions of one forward pass."
+    )
+    threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of the worker; 0: half of the cores.")
+    keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="Newest checkpoints kept.")
+    step_timeout_s: float = Field(
+        default=3600.0, gt=0, le=86400, description="A step that takes longer counts as hung."
+    )
+
+
+class BufferSection(Section):
+    """The replay buffer."""
+
+    max_ready_groups: int = Field(
+        default=256, ge=2, le=100000, description="Foreign groups kept ready; the oldest go first."
+    )
+    max_disk_bytes: int = Field(
+        default=4 << 30, ge=1 << 20, description="Size of the kept envelopes; used ones go first when it is reached."
+    )
+
+
+class SwarmSection(Section):
+    """Traffic with peers."""
+
+    pulls_in_flight: int = Field(default=4, ge=1, le=64, description="Peers asked for bodies at the same time.")
+    pull_batch: int = Field(default=16, ge=1, le=256, description="Bodies asked for in one request.")
+    pull_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="A pull that takes longer is given up.")
+    linger_s: float = Field(
+        default=15.0,
+        ge=0,
+        le=600,
+        description="After the last step: how long peers may still fetch what was announced.",
+    )
+    directory_period_s: float = Field(default=30.0, gt=0, le=3600, description="Seconds between own directory records.")
+
+
+class NodeSettings(BaseSettings):
+    """Settings of one node."""
+
+    model_config = SettingsConfigDict(env_prefix="FTIS_", env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    model: str = Field(min_length=1, description="Hub id or folder of the model this node trains.")
+    name: str = Field(default="", max_length=64, description="Name shown to people; empty: made from the peer id.")
+    role: Role = Field(default="full", description="What the node does: generate and learn, or one of the two.")
+    engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
+    lora: bool = Field(default=False, description="Train a LoRA adapter instead of all weights.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where models run.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="Number format of the weights; auto: float32 on a CPU, bfloat16 on a GPU."
+    )
+    listen: tuple[str, ...] = Field(
+        default=("/ip4/0.0.0.0/tcp/0",), min_length=1, description="Multiaddrs to listen on; port 0: any free port."
+    )
+    peers: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Multiaddrs of peers to dial first, each with /p2p/ID. In the environment: commas between.",
+    )
+    status_port: int = Field(default=0, ge=0, le=65535, description="Local HTTP port of /status; 0: any free port.")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of prompts, sampling and adapters.")
+    data_paths: dict[str, str] = Field(default_factory=dict, description="Local data file of a task, by task name.")
+    generation: GenerationSection = Field(default_factory=GenerationSection)
+    learner: LearnerSection = Field(default_factory=LearnerSection)
+    lora_adapter: LoraSection = Field(default_factory=LoraSection)
+    buffer: BufferSection = Field(default_factory=BufferSection)
+    swarm: SwarmSection = Field(default_factory=SwarmSection)
+
+    @field_validator("peers", mode="before")
+    @classmethod
+    def _split_commas(cls, value: Any) -> Any:
+        return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _role_is_built(self) -> NodeSettings:
+        if self.role != "full":
+            raise ValueError(f"role {self.role!r} is not built yet; use 'full'")
+        return self
+
+
+def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
+    """The settings of a node: flags (None: not given), environment, `node_toml` where it exists, defaults.
+
+    Raises ConfigError in one line that names the key.
+    """
+
+    class FromEverywhere(NodeSettings):
+        """The same settings with their sources in order of precedence."""
+
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (init_settings, EnvSettingsSource(settings_cls), TomlConfigSettingsSource(settings_cls, node_toml))
+
+    try:
+        settings = FromEverywhere(**{key: value for key, value in flags.items() if value is not None})
+    except ValidationError as error:
+        where = f"{node_toml}: " if node_toml.exists() else ""
+        raise ConfigError(f"{where}{first_problem(error)}") from None
+    except ValueError as error:  # the TOML itself
+        raise ConfigError(f"{node_toml} is no TOML: {error}") from None
+    return NodeSettings.model_construct(**dict(settings))

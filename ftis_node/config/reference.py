@@ -1,0 +1,79 @@
+"""The configuration reference, made from the settings themselves: `python -m ftis_node.config.reference`.
+
+A test compares it with `docs/configuration.md`, so that every setting has its line there and no line is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.config.manifest import PRESETS, RunManifest, load_manifest
+from ftis_node.config.node import NodeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+HEADER = """# Configuration
+
+Two files, two questions. The **run manifest** is what all nodes of a swarm agree on; its hash is the run id, so changing
+one value makes another swarm. **node.toml**, in the node's home, is what may differ from node to node. Flags win over
+environment variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`), these over `node.toml`, that over the defaults.
+
+Unknown keys are refused by name.
+"""
+
+
+def render_reference() -> str:
+    """The whole page as Markdown."""
+    parts = [
+        HEADER,
+        "## Run manifest\n",
+        *_tables(RunManifest),
+        "## node.toml\n",
+        *_tables(NodeSettings),
+        "## Presets\n",
+    ]
+    for preset in PRESETS:
+        manifest = load_manifest(preset)
+        parts.append(f"### {preset}\n\nRun id `{manifest.run_id}`.\n\n```toml\n{manifest.to_toml()}```\n")
+    return "\n".join(parts)
+
+
+def _tables(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    rows, sections = [], []
+    for name, field in settings.model_fields.items():
+        nested = field.annotation
+        if isinstance(nested, type) and hasattr(nested, "model_fields"):
+            sections.append((name, nested))
+        else:
+            rows.append(f"| `{prefix}{name}` | {_default(field)} | {_bounds(field)} | {field.description} |")
+    yield "\n".join(["| key | default | bounds | meaning |", "|---|---|---|---|", *rows, ""])
+    for name, nested in sections:
+        yield f"### `[{prefix}{name}]`\n\n{(nested.__doc__ or '').strip()}\n"
+        yield from _tables(nested, f"{prefix}{name}.")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return "unset" if value is None or value in ("", (), {}) else f"`{value}`"
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs: dict[str, str] = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    found: list[Any] = [
+        f"{sign} {getattr(mark, name)}"
+        for mark in field.metadata
+        for name, sign in signs.items()
+        if hasattr(mark, name)
+    ]
+    return ", ".join(found)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_reference())

@@ -1,0 +1,101 @@
+"""Every exception of the project, as one tree.
+
+Each class is one sentence and one exit code. `str(error)` is the line that a user reads: what is wrong, and what to do.
+
+    FtisError                     1  a fault of ours
+    +-- UsageError                2  wrong use or configuration
+    |   +-- ConfigError           2  a setting is unknown, out of bounds or contradicts another
+    |   +-- HomeInUseError        2  another node owns this home
+    |   +-- TaskError             2  unknown task, or a data file that cannot be read
+    |   `-- ModelError            2  a model folder is missing or incomplete
+    +-- MachineError              3  this machine cannot do it: memory, engine, disk
+    |   `-- EngineError           3  the generation engine cannot be loaded here
+    +-- NetworkError              4  something beyond this machine cannot be reached
+    |   `-- ModelFetchError       4  the hub did not give us the model
+    +-- RecordError               1  bytes that are no valid record; `.reason` is the refusal's name
+    +-- WorkerError               1  a worker process failed
+    |   +-- WorkerDiedError       1  it ended, or stopped answering, while we needed it
+    |   `-- WorkerTaskError       1  it is alive and says that one request failed
+    `-- NonFiniteError            1  a loss or gradient is NaN or infinite; the step was refused
+
+Stale, refused and failed rollouts are not exceptions: they are counters (`records.Refusal`, `replay.ReleaseReason`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FtisError(Exception):
+    """Root of the tree; alone it means a fault of ours."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(FtisError):
+    """Wrong use or configuration."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting is unknown, out of bounds or contradicts another."""
+
+
+class HomeInUseError(UsageError):
+    """Another node owns this home."""
+
+
+class TaskError(UsageError):
+    """Unknown task, or a data file that cannot be read."""
+
+
+class ModelError(UsageError):
+    """A model folder is missing or incomplete."""
+
+
+class MachineError(FtisError):
+    """This machine cannot do it: memory, engine, disk."""
+
+    exit_code = 3
+
+
+class EngineError(MachineError):
+    """The generation engine cannot be loaded here."""
+
+
+class NetworkError(FtisError):
+    """Something beyond this machine cannot be reached."""
+
+    exit_code = 4
+
+
+class ModelFetchError(NetworkError):
+    """The hub did not give us the model."""
+
+
+class RecordError(FtisError):
+    """Bytes that are no valid record.
+
+    `reason` is the name under which the refusal is counted.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+class WorkerError(FtisError):
+    """A worker process failed."""
+
+
+class WorkerDiedError(WorkerError):
+    """A worker ended, or stopped answering, while we needed it."""
+
+
+class WorkerTaskError(WorkerError):
+    """A worker is alive and says that one request failed."""
+
+
+class NonFiniteError(FtisError):
+    """A loss or gradient is NaN or infinite; the step was refused."""

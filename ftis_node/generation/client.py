@@ -1,0 +1,227 @@
+"""The daemon's side of generation: one worker, supervised, and the proof that it serves what it should.
+
+After each hand-over of weights the worker names the version it serves and computes the log-probs of the learner's probe
+tokens; they must agree with the learner's own. One failed proof is tried again; a second one restarts the worker, which
+loads the newest weights and proves them before any call reaches it. So a worker that is READY serves what it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from ftis_node.errors import FtisError, ModelError, WorkerTaskError
+from ftis_node.generation.messages import (
+    Describe,
+    Description,
+    Generate,
+    Generated,
+    LoadWeights,
+    Probe,
+    Probed,
+    TokensMade,
+    WeightsLoaded,
+    unpack_result,
+)
+from ftis_node.generation.throughput import Throughput
+from ftis_node.ipc.spec import WorkerSpec
+from ftis_node.ipc.supervisor import Supervisor, WorkerState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.generation.messages import GenerationBoot
+    from ftis_node.ipc.process import WorkerLife
+    from ftis_node.ipc.restart_policy import RestartPolicy
+    from ftis_node.ipc.spec import Timing
+    from ftis_node.ipc.weights import PublishedWeights, WeightProof
+    from ftis_node.records.group import SamplingSettings
+
+logger = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply")
+CallWorker: TypeAlias = "Callable[[Any, type[Reply]], Awaitable[Reply]]"
+OnProblem: TypeAlias = Callable[[str], None]
+
+WORKER_MODULE = "ftis_node.generation.worker"
+PROOF_ATTEMPTS = 2
+# The largest difference in nats between two right forward passes of the probe. In bfloat16 it is so large that only
+# gross faults show; the weights of two neighbouring steps are closer than that.
+PROOF_TOLERANCES = {"float32": 1e-4, "bfloat16": 0.25}
+
+
+class GenerationClient:
+    """`generate` and `update_weights`, and the figures of the status. `start`, `run`, `stop` as the supervisor's."""
+
+    def __init__(
+        self,
+        boot: GenerationBoot,
+        *,
+        sockets_dir: Path,
+        log_path: Path,
+        num_threads: int | None = None,
+        request_timeout_s: float | None = None,
+        proof_tolerance: float = PROOF_TOLERANCES["float32"],
+        timing: Timing | None = None,
+        restart_policy: RestartPolicy | None = None,
+        on_problem: OnProblem | None = None,
+        worker_module: str = WORKER_MODULE,
+    ) -> None:
+        """`proof_tolerance` in nats; `on_problem` hears of every failed proof in one sentence."""
+        spec = WorkerSpec(
+            name="generation",
+            module=worker_module,
+            boot=boot,
+            sockets_dir=sockets_dir,
+            log_path=log_path,
+            event_types=(TokensMade,),
+            environment={} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)},
+        )
+        self._supervisor = Supervisor(
+            spec, timing=timing, restart_policy=restart_policy, on_started=self._bring_up, on_event=self._count_tokens
+        )
+        self._request_timeout_s = request_timeout_s
+        self._proof_tolerance = proof_tolerance
+        self._on_problem = on_problem
+        self._handing_over = asyncio.Lock()
+        self._newest: tuple[PublishedWeights, WeightProof | None] | None = None
+        self._throughput = Throughput()
+        self.engine: str = boot.engine
+        self.policy_version = 0
+        self.groups_made = 0
+        self.tokens_made = 0
+
+    @property
+    def state(self) -> WorkerState:
+        """Where the worker stands."""
+        return self._supervisor.state
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker serves or will serve again."""
+        return self.state not in (WorkerState.STOPPED, WorkerState.FAILED)
+
+    @property
+    def restarts(self) -> int:
+        """How often the worker was started again."""
+        return self._supervisor.restarts
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id."""
+        return self._supervisor.pid
+
+    @property
+    def last_error(self) -> FtisError | None:
+        """Why the worker ended last."""
+        return self._supervisor.last_error
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Completion tokens sampled per second over the last moments."""
+        return self._throughput.per_second(now_s=time.monotonic())
+
+    async def start(self) -> None:
+        """Return when the worker serves. Raises ModelError, EngineError, MachineError, WorkerDiedError."""
+        await self._supervisor.start()
+
+    async def run(self) -> None:
+        """Keep the worker alive until cancelled, then stop it; raises when it is given up."""
+        await self._supervisor.run()
+
+    async def wait_ready(self) -> None:
+        """Return when the worker serves, also after a death. Raises when it was given up."""
+        await self._supervisor.wait_ready()
+
+    async def stop(self) -> None:
+        """End the worker; calls in flight raise WorkerDiedError."""
+        await self._supervisor.stop()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        num_completions: int,
+        sampling: SamplingSettings,
+        max_tokens: int,
+        seed: int | None = None,
+    ) -> GenerationResult:
+        """One group, unscored. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and NonFiniteError."""
+        request = Generate(
+            prompt_ids=tuple(prompt_ids),
+            num_completions=num_completions,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+        generated = await self._supervisor.call(request, Generated, timeout_s=self._request_timeout_s)
+        self.groups_made += 1
+        self.tokens_made += sum(generated.lengths)
+        return unpack_result(generated)
+
+    async def update_weights(self, weights: PublishedWeights, proof: WeightProof | None = None) -> None:
+        """Return when the worker serves these weights and, where there is a proof, has proved it.
+
+        Raises ModelError for a file that is missing, damaged or of another model (the worker goes on with what it
+        serves), WorkerDiedError where the worker died meanwhile (the next life begins with these weights).
+        """
+        async with self._handing_over:
+            previous, self._newest = self._newest, (weights, proof)
+            try:
+                problem = await self._serve(self._supervisor.call, weights, proof)
+            except ModelError:
+                self._newest = previous
+                raise
+            if problem is not None:
+                self._supervisor.restart(problem)
+                await self._supervisor.wait_ready()
+
+    async def _bring_up(self, life: WorkerLife) -> None:
+        """What every life does before calls reach it."""
+        self.engine = (await life.call(Describe(), Description)).engine
+        self.policy_version = 0
+        if self._newest is None:
+            return
+        try:
+            problem = await self._serve(life.call, *self._newest)
+        except ModelError as error:
+            problem = str(error)
+        if problem is not None:
+            raise WorkerTaskError(f"generation: {problem}")  # a worker's fault, so that it is tried again
+
+    async def _serve(self, call: CallWorker[Any], weights: PublishedWeights, proof: WeightProof | None) -> str | None:
+        """Load and prove, twice at most. Returns None, or what is wrong with what the worker serves."""
+        problem: str | None = None
+        for _ in range(PROOF_ATTEMPTS):
+            loaded = await call(LoadWeights(path=weights.path, version=weights.version), WeightsLoaded)
+            problem = f"says it serves version {loaded.version}" if loaded.version != weights.version else None
+            if problem is None and proof is not None:
+                problem = await self._find_difference(partial(call, Probe(token_ids=proof.probe_ids), Probed), proof)
+            if problem is None:
+                self.policy_version = weights.version
+                return None
+            problem = f"{problem} after it was given version {weights.version}"
+            self._report(problem)
+        return problem
+
+    async def _find_difference(self, probe: Callable[[], Awaitable[Probed]], proof: WeightProof) -> str | None:
+        difference = proof.max_difference((await probe()).logprobs)
+        if difference <= self._proof_tolerance:
+            return None
+        return f"differs from the learner by {difference:.2g} nats on the probe"
+
+    def _report(self, problem: str) -> None:
+        logger.warning("the generation worker %s", problem)
+        if self._on_problem is not None:
+            self._on_problem(problem)
+
+    def _count_tokens(self, event: TokensMade) -> None:
+        self._throughput.reach(event.total, at_s=time.monotonic())

@@ -1,0 +1,121 @@
+"""The seam between generation and whatever computes it.
+
+An engine takes one group at a time, as many at once as are given, and answers with token ids, their log-probs and the
+policy version that sampled them. It knows nothing of processes, tasks or rewards.
+
+Log-probs are those of the full softmax at the sampling temperature, of the tokens sampled, computed in float32. With
+temperature 0 (greedy) they are those at temperature 1. With top_p or top_k the tokens are drawn from the cut
+distribution and the log-probs are still those of the full softmax: a group says in its sampling settings that they are
+not the log-probs of the distribution that was drawn from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from ftis_node.ipc.wire import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ftis_node.records.group import Completion, SamplingSettings
+
+DEFAULT_MAX_BATCH = 128
+DEFAULT_MAX_PREFILL_TOKENS = 8192
+
+
+class EngineSettings(Message, frozen=True):
+    """How a model is served.
+
+    `vocab_size` is the tokenizer's length: ids at or above it are padding of the embedding, never text. `max_batch`
+    bounds the completions decoded side by side, `max_prefill_tokens` the padded prompt tokens of one forward pass.
+    `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. `seed` None: fresh randomness at every start.
+    """
+
+    vocab_size: int
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_batch: int = DEFAULT_MAX_BATCH
+    max_prefill_tokens: int = DEFAULT_MAX_PREFILL_TOKENS
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One group to be made: `num_completions` of one prompt, each up to `max_tokens` or one of `eos_ids`.
+
+    With a `seed` the same engine, weights and settings give the same tokens, up to the rounding that comes with
+    other requests in the batch. Raises ValueError for a request that has no answer.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    num_completions: int
+    sampling: SamplingSettings
+    max_tokens: int
+    eos_ids: frozenset[int]
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError("a prompt needs at least one token")
+        if self.num_completions < 1 or self.max_tokens < 1:
+            raise ValueError("a group needs at least one completion of at least one token")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The completions in order, and the policy versions that sampled their first and their last tokens."""
+
+    completions: tuple[Completion, ...]
+    policy_version: int
+    policy_version_newest: int
+
+
+class Engine(Protocol):
+    """What every engine does. All coroutines belong to the loop in which the engine was opened."""
+
+    @property
+    def name(self) -> str:
+        """As in the table of engines."""
+        ...
+
+    @property
+    def policy_version(self) -> int:
+        """The version being served; 0 before any weights were loaded."""
+        ...
+
+    @property
+    def tokens_made(self) -> int:
+        """Completion tokens sampled since the engine was opened."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
+        """One group. Cancelling the caller ends the request.
+
+        Raises NonFiniteError where the model's logits are NaN, WorkerTaskError where the request was cancelled by
+        `cancel` before it had a token.
+        """
+        ...
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        """Serve the weights of a published safetensors file from now on.
+
+        Requests in flight end on the weights that they began with or say in their result that they did not. Raises
+        ModelError for a file that is missing, damaged or of another model; the weights served are then as before.
+        """
+        ...
+
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of `token_ids[1:]`, each given those before it, at temperature 1, under the weights served."""
+        ...
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Cut these requests short: their `generate` returns what was sampled so far, marked as aborted."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back. Requests in flight raise."""
+        ...

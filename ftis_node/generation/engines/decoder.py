@@ -1,0 +1,251 @@
+"""The decode loop: a batch of rows, one token each a step, rows joining and leaving between steps.
+
+A request's prompt is computed once and its cache repeated for its completions. A row leaves as soon as it has ended.
+All of this runs in the engine's forward thread; nothing here knows of asyncio.
+
+An id at or above the tokenizer's length (a padded row of the embedding) is no token. Its probability stays in the
+softmax, as it does in every learner's, and a completion that draws one is cut there and marked as aborted. Only the
+first token is drawn among real ids alone, because a completion has at least one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ftis_node.errors import NonFiniteError
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.generation.engines.kv_cache import empty_cache, join, select_rows
+from ftis_node.generation.engines.sampling import RowSettings, choose_tokens
+from ftis_node.records.group import Completion, FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A completion in the making."""
+
+    owner: ActiveRequest
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def take(self, token_id: int, logprob: float, *, vocab_size: int) -> None:
+        """The next token; sets the finish reason where it is the last."""
+        if token_id >= vocab_size:
+            self.finish_reason = FinishReason.ABORT
+            return
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+        if token_id in self.owner.request.eos_ids:
+            self.finish_reason = FinishReason.STOP
+        elif len(self.token_ids) == self.owner.request.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+
+    def completion(self) -> Completion:
+        """As a record; one that has not ended counts as aborted."""
+        return Completion(
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            finish_reason=self.finish_reason or FinishReason.ABORT,
+        )
+
+
+class ActiveRequest:
+    """A request from its prefill to its result."""
+
+    def __init__(self, request: GenerateRequest, *, seed: int, policy_version: int) -> None:
+        self.request = request
+        self.policy_version = policy_version
+        self.drafts = [Draft(self, index) for index in range(request.num_completions)]
+        self._random = torch.Generator().manual_seed(seed)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every completion has ended."""
+        return all(draft.finish_reason for draft in self.drafts)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every completion has a token."""
+        return all(draft.token_ids for draft in self.drafts)
+
+    def uniforms(self) -> Tensor:
+        """One number in [0, 1) for each completion, float64; the same sequence whichever of them have ended."""
+        return torch.rand(len(self.drafts), generator=self._random, dtype=torch.float64)
+
+    def result(self, *, policy_version_newest: int) -> GenerationResult:
+        """What was made."""
+        return GenerationResult(
+            completions=tuple(draft.completion() for draft in self.drafts),
+            policy_version=self.policy_version,
+            policy_version_newest=policy_version_newest,
+        )
+
+
+@dataclass(slots=True)
+class Batch:
+    """R rows that are decoded together: `mask` is `[R, S]` over the cache, `next_positions` and `last_ids` `[R]`."""
+
+    drafts: list[Draft]
+    cache: Any
+    mask: Tensor
+    next_positions: Tensor
+    last_ids: Tensor
+    settings: RowSettings
+
+    def select(self, rows: list[int]) -> None:
+        """Keep these rows, in this order."""
+        index = torch.tensor(rows, dtype=torch.int64, device=self.mask.device)
+        self.drafts = [self.drafts[row] for row in rows]
+        self.mask = select_rows(self.cache, self.mask, index)
+        self.next_positions = self.next_positions[index]
+        self.last_ids = self.last_ids[index]
+        self.settings = row_settings(self.drafts, self.mask.device)
+
+    def join(self, other: Batch) -> None:
+        """Append the rows of `other`."""
+        self.drafts += other.drafts
+        self.mask = join(self.cache, self.mask, other.cache, other.mask)
+        self.next_positions = torch.cat([self.next_positions, other.next_positions])
+        self.last_ids = torch.cat([self.last_ids, other.last_ids])
+        self.settings = row_settings(self.drafts, self.mask.device)
+
+
+class Decoder:
+    """A model with the batch that it is decoding. `vocab_size` is the tokenizer's length."""
+
+    def __init__(self, model: Any, *, vocab_size: int) -> None:
+        self._model = model
+        self._device: torch.device = model.device
+        self._vocab_size = vocab_size
+        self._batch: Batch | None = None
+        self.tokens_made = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Completions being decoded."""
+        return 0 if self._batch is None else len(self._batch.drafts)
+
+    def advance(self, newcomers: Sequence[ActiveRequest], *, num_steps: int) -> None:
+        """Prefill `newcomers` and give every row up to `num_steps` tokens; returns early when a row has ended.
+
+        Raises NonFiniteError where the model's logits are no numbers.
+        """
+        with torch.inference_mode():
+            if newcomers:
+                self._prefill(newcomers)
+            for _ in range(num_steps):
+                num_rows = self.num_rows
+                if num_rows == 0:
+                    return
+                self._step()
+                if self.num_rows < num_rows:
+                    return
+
+    def drop(self, requests: Sequence[ActiveRequest]) -> None:
+        """Forget the rows of these requests."""
+        if self._batch is not None:
+            with torch.inference_mode():
+                self._keep([row for row, draft in enumerate(self._batch.drafts) if draft.owner not in requests])
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._batch = None
+
+    def _prefill(self, newcomers: Sequence[ActiveRequest]) -> None:
+        """Each prompt once, then its row repeated for the request's completions, then the first token of each."""
+        ids, mask = self._pad_left([active.request.prompt_ids for active in newcomers])
+        positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
+        cache = empty_cache()
+        logits = self._forward(ids, mask, positions, cache)
+        counts = torch.tensor([len(active.drafts) for active in newcomers], device=self._device)
+        rows = torch.repeat_interleave(torch.arange(len(newcomers), device=self._device), counts)
+        drafts = [draft for active in newcomers for draft in active.drafts]
+        fresh = Batch(
+            drafts=drafts,
+            cache=cache,
+            mask=select_rows(cache, mask, rows),
+            next_positions=positions[rows, -1] + 1,
+            last_ids=rows,  # stands in for one step: the first tokens are chosen below
+            settings=row_settings(drafts, self._device),
+        )
+        fresh.last_ids = self._choose(logits[rows], fresh, num_ids=self._vocab_size)
+        if self._batch is None:
+            self._batch = fresh
+        else:
+            self._batch.join(fresh)
+        self._drop_ended()
+
+    def _step(self) -> None:
+        """One more token for every row."""
+        batch = self._batch
+        assert batch is not None
+        batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.drafts), 1)], dim=1)
+        logits = self._forward(batch.last_ids[:, None], batch.mask, batch.next_positions[:, None], batch.cache)
+        batch.next_positions = batch.next_positions + 1
+        batch.last_ids = self._choose(logits, batch, num_ids=logits.shape[-1])
+        self._drop_ended()
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """Logits `[R, V]` of the last column; the cache grows by the columns of `ids`."""
+        output = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _choose(self, logits: Tensor, batch: Batch, *, num_ids: int) -> Tensor:
+        """Choose and record one token for every row. Returns the ids `[R]`."""
+        ids, logprobs = choose_tokens(logits, batch.settings, self._uniforms(batch.drafts), num_ids=num_ids)
+        if not bool(torch.isfinite(logprobs).all()):
+            raise NonFiniteError("the model's logits are not finite: its weights are damaged or have diverged")
+        for draft, token_id, logprob in zip(batch.drafts, ids.tolist(), logprobs.tolist(), strict=True):
+            draft.take(token_id, logprob, vocab_size=self._vocab_size)
+        self.tokens_made += len(batch.drafts)
+        return ids
+
+    def _uniforms(self, drafts: Sequence[Draft]) -> Tensor:
+        """Each row's number from its own request's sequence."""
+        parts = [
+            active.uniforms()[[draft.index for draft in rows]]
+            for active, rows in groupby(drafts, key=lambda draft: draft.owner)
+        ]
+        return torch.cat(parts).to(self._device)
+
+    def _drop_ended(self) -> None:
+        assert self._batch is not None
+        self._keep([row for row, draft in enumerate(self._batch.drafts) if draft.finish_reason is None])
+
+    def _keep(self, rows: list[int]) -> None:
+        assert self._batch is not None
+        if not rows:
+            self._batch = None
+        elif len(rows) < len(self._batch.drafts):
+            self._batch.select(rows)
+
+    def _pad_left(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+        """Ids and mask `[B, longest]`, both int64; padding is id 0 under mask 0."""
+        longest = max(map(len, prompts))
+        ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        return torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
+
+
+def row_settings(drafts: Sequence[Draft], device: torch.device) -> RowSettings:
+    """Each row samples as its request asks."""
+    return RowSettings.of([draft.owner.request.sampling for draft in drafts], device)

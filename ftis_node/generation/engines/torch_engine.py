@@ -1,0 +1,227 @@
+"""The engine for every machine: transformers' own forward pass, batched, in a thread of its own.
+
+    generate() --> waiting --(room in the batch)--> decoding --> result
+                      ^                                |
+                      |   held back while new weights wait for the batch to empty
+
+One thread does all computing, in hops of a few tokens; between hops the driver, a task of the worker's loop, admits
+what waits, drops what was cancelled and hands out what has ended. So nothing needs a lock: either the thread computes
+or the driver looks. New weights wait until the batch is empty, and nothing is admitted meanwhile, so every group is
+sampled by one version and the wait is no longer than the longest completion in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from ftis_node.errors import EngineError, MachineError, WorkerTaskError
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
+from ftis_node.generation.engines.decoder import ActiveRequest, Decoder
+from ftis_node.generation.engines.in_place import load_in_place
+from ftis_node.ipc.weights import probe_logprobs
+from ftis_node.models import load_causal_lm, pick_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from ftis_node.models import ModelSource
+
+TOKENS_PER_HOP = 8  # more: fewer hops to pay for; fewer: newcomers and cancellations are seen sooner
+SEED_BITS = 63
+
+Answer = TypeVar("Answer")
+
+
+class _Awaited(Generic[Answer]):
+    """Something that a caller awaits; the first end counts, and the caller may have been cancelled meanwhile."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def end(self, answer: Answer) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(copy.copy(error))  # one fault may end many, and each raise writes into the object
+
+
+class _Job(_Awaited[GenerationResult]):
+    """A request; `active` from its prefill on."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        super().__init__()
+        self.request = request
+        self.active: ActiveRequest | None = None
+
+
+class _Load(_Awaited[None]):
+    """New weights to be served."""
+
+    def __init__(self, path: Path, version: int) -> None:
+        super().__init__()
+        self.path = path
+        self.version = version
+
+
+class TorchEngine:
+    """Serves a transformers model. `on_progress` is called after every hop, in the loop."""
+
+    name = "torch"
+
+    def __init__(self, model: Any, settings: EngineSettings, on_progress: Callable[[], None] = lambda: None) -> None:
+        self._model = model
+        self._settings = settings
+        self._on_progress = on_progress
+        self._decoder = Decoder(model, vocab_size=settings.vocab_size)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
+        self._seeds = random.Random(settings.seed)
+        self._waiting: deque[_Job] = deque()
+        self._decoding: list[_Job] = []
+        self._loads: deque[_Load] = deque()
+        self._cancelled: set[str] = set()
+        self._driver: asyncio.Task[None] | None = None
+        self._policy_version = 0
+
+    @property
+    def policy_version(self) -> int:
+        """The version being served."""
+        return self._policy_version
+
+    @property
+    def tokens_made(self) -> int:
+        """Completion tokens sampled so far."""
+        return self._decoder.tokens_made
+
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
+        """One group; see `base.Engine`."""
+        job = _Job(request)
+        self._waiting.append(job)
+        self._wake_driver()
+        return await job.answer
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        """Serve a published version from now on; see `base.Engine`."""
+        load = _Load(path, version)
+        self._loads.append(load)
+        self._wake_driver()
+        await load.answer
+
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of fixed tokens under the weights served, between two hops of the batch."""
+        return list(await self._compute(lambda: probe_logprobs(self._model, token_ids)))
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Cut requests short; see `base.Engine`."""
+        self._cancelled.update(request_ids)
+
+    async def close(self) -> None:
+        """End the driver and the thread; requests in flight raise."""
+        if self._driver is not None:
+            self._driver.cancel()
+            await asyncio.wait({self._driver})
+        await asyncio.to_thread(self._thread.shutdown, wait=True)
+        closed = WorkerTaskError("the engine was closed")
+        abandoned: list[_Awaited[Any]] = [*self._waiting, *self._decoding, *self._loads]
+        for each in abandoned:
+            each.fail(closed)
+
+    async def _compute(self, work: Callable[[], Answer]) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _wake_driver(self) -> None:
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive(), name="decode")
+
+    async def _drive(self) -> None:
+        """Until there is nothing to do. A fault of the model ends the requests being decoded, not the engine."""
+        while self._loads or self._waiting or self._decoding:
+            try:
+                await self._clear_away()
+                if self._loads and not self._decoding:
+                    await self._load(self._loads[0])
+                    self._loads.popleft()
+                else:
+                    await self._hop(self._admit())
+            except Exception as error:
+                self._decoder.clear()
+                for job in self._decoding:
+                    job.fail(error)
+            self._on_progress()
+
+    async def _load(self, load: _Load) -> None:
+        try:
+            await self._compute(lambda: load_in_place(self._model, load.path))
+        except Exception as error:
+            load.fail(error)
+        else:
+            self._policy_version = load.version
+            load.end(None)
+
+    def _admit(self) -> list[ActiveRequest]:
+        """Move jobs from waiting to decoding while there is room; none while new weights wait."""
+        newcomers: list[ActiveRequest] = []
+        num_rows, longest = self._decoder.num_rows, 0
+        while self._waiting and not self._loads:
+            request = self._waiting[0].request
+            num_rows += request.num_completions
+            longest = max(longest, len(request.prompt_ids))
+            too_many = num_rows > self._settings.max_batch
+            too_long = longest * (len(newcomers) + 1) > self._settings.max_prefill_tokens
+            if too_many and (newcomers or self._decoding) or too_long and newcomers:
+                break
+            newcomers.append(self._activate(self._waiting.popleft()))
+        return newcomers
+
+    def _activate(self, job: _Job) -> ActiveRequest:
+        seed = self._seeds.getrandbits(SEED_BITS) if job.request.seed is None else job.request.seed
+        job.active = ActiveRequest(job.request, seed=seed, policy_version=self._policy_version)
+        self._decoding.append(job)
+        return job.active
+
+    async def _hop(self, newcomers: Sequence[ActiveRequest]) -> None:
+        if newcomers or self._decoding:
+            await self._compute(lambda: self._decoder.advance(newcomers, num_steps=TOKENS_PER_HOP))
+        for job in self._decoding:
+            if job.active is not None and job.active.has_ended:
+                job.end(job.active.result(policy_version_newest=self._policy_version))
+
+    async def _clear_away(self) -> None:
+        """Give cancelled requests what they have, and forget those that ended or that nobody waits for any more."""
+        for job in (*self._waiting, *self._decoding):
+            if job.request.request_id not in self._cancelled:
+                continue
+            if job.active is None:
+                job.fail(WorkerTaskError("the request was cancelled before its first token"))
+            else:
+                job.end(job.active.result(policy_version_newest=self._policy_version))
+        self._cancelled.clear()
+        left = [job.active for job in self._decoding if job.answer.done() and job.active is not None]
+        if any(not active.has_ended for active in left):
+            await self._compute(lambda: self._decoder.drop(left))
+        self._decoding = [job for job in self._decoding if not job.answer.done()]
+        self._waiting = deque(job for job in self._waiting if not job.answer.done())
+
+
+async def open_engine(source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None]) -> TorchEngine:
+    """Load the model, which takes a while and blocks. Raises ModelError, MachineError and EngineError."""
+    device = pick_device(settings.device)
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    try:
+        model = load_causal_lm(source, dtype=dtype, device=settings.device)
+    except torch.OutOfMemoryError as error:
+        raise MachineError(f"{source.name} does not fit into the GPU's memory: use a smaller model") from error
+    if model._is_stateful:
+        raise EngineError(f"the torch engine cannot serve {source.name}: it is a recurrent model")
+    return TorchEngine(model, settings, on_progress)

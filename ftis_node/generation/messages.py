@@ -1,0 +1,110 @@
+"""What the generation worker is asked and answers. Arrays are little-endian: int32 ids, float32 log-probs."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Literal
+
+import numpy as np
+
+from ftis_node.generation.engines.base import EngineSettings, GenerationResult
+from ftis_node.ipc.wire import Message
+from ftis_node.records.group import Completion, FinishReason
+
+
+class GenerationBoot(Message, frozen=True):
+    """How the worker is built. `model` is a folder or hub id, `eos_ids` the ids that end a completion."""
+
+    model: str
+    settings: EngineSettings
+    eos_ids: tuple[int, ...]
+    engine: Literal["auto", "vllm", "torch"] = "auto"
+
+
+class Generate(Message, frozen=True):
+    """One group; `engines.base.GenerateRequest` says what the fields mean."""
+
+    prompt_ids: tuple[int, ...]
+    num_completions: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    seed: int | None
+
+
+class Generated(Message, frozen=True):
+    """A group's completions: `lengths` tokens each, all their ids in one array, all their log-probs in another."""
+
+    lengths: tuple[int, ...]
+    finish_reasons: tuple[FinishReason, ...]
+    token_ids: bytes
+    logprobs: bytes
+    policy_version: int
+    policy_version_newest: int
+
+
+class LoadWeights(Message, frozen=True):
+    """Serve the safetensors file at `path` as `version`."""
+
+    path: str
+    version: int
+
+
+class WeightsLoaded(Message, frozen=True):
+    """The version that the engine says it serves now."""
+
+    version: int
+
+
+class Probe(Message, frozen=True):
+    """Asks for the log-probs of fixed tokens."""
+
+    token_ids: tuple[int, ...]
+
+
+class Probed(Message, frozen=True):
+    """Log-probs of all tokens but the first."""
+
+    logprobs: tuple[float, ...]
+
+
+class Describe(Message, frozen=True):
+    """Asks which engine was opened."""
+
+
+class Description(Message, frozen=True):
+    """The engine's name, after "auto" was resolved."""
+
+    engine: str
+
+
+class TokensMade(Message, frozen=True):
+    """An event about once a second: completion tokens sampled since this worker started."""
+
+    total: int
+
+
+def pack_result(result: GenerationResult) -> Generated:
+    """A result as it travels."""
+    completions = result.completions
+    return Generated(
+        lengths=tuple(len(completion.token_ids) for completion in completions),
+        finish_reasons=tuple(completion.finish_reason for completion in completions),
+        token_ids=np.concatenate([completion.token_ids for completion in completions]).astype("<i4").tobytes(),
+        logprobs=np.concatenate([completion.logprobs for completion in completions]).astype("<f4").tobytes(),
+        policy_version=result.policy_version,
+        policy_version_newest=result.policy_version_newest,
+    )
+
+
+def unpack_result(generated: Generated) -> GenerationResult:
+    """The inverse of `pack_result`. The arrays are read-only views of the message."""
+    token_ids = np.frombuffer(generated.token_ids, dtype="<i4")
+    logprobs = np.frombuffer(generated.logprobs, dtype="<f4")
+    bounds = pairwise(accumulate(generated.lengths, initial=0))
+    completions = tuple(
+        Completion(token_ids=token_ids[start:end], logprobs=logprobs[start:end], finish_reason=reason)
+        for (start, end), reason in zip(bounds, generated.finish_reasons, strict=True)
+    )
+    return GenerationResult(completions, generated.policy_version, generated.policy_version_newest)

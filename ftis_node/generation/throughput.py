@@ -1,0 +1,28 @@
+"""Tokens per second over the last moments: a pure window over a running total."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class Throughput:
+    """Growth of a total per second, over the last `window_s` seconds. The caller gives the time."""
+
+    def __init__(self, *, window_s: float = 15.0) -> None:
+        self._window_s = window_s
+        self._points: deque[tuple[float, int]] = deque()
+
+    def reach(self, total: int, *, at_s: float) -> None:
+        """The total at a time. A total below the last one starts afresh: another worker counts now."""
+        if self._points and total < self._points[-1][1]:
+            self._points.clear()
+        self._points.append((at_s, total))
+
+    def per_second(self, *, now_s: float) -> float:
+        """The mean rate over the window; 0 where nothing has grown in it."""
+        while len(self._points) > 1 and self._points[1][0] <= now_s - self._window_s:
+            self._points.popleft()
+        if len(self._points) < 2:
+            return 0.0
+        (first_at_s, first), (_, last) = self._points[0], self._points[-1]
+        return (last - first) / max(now_s - first_at_s, 1e-9)

@@ -1,0 +1,111 @@
+"""The generation worker: `python -m ftis_node.generation.worker`, started by the client's supervisor.
+
+Holds one engine and answers for it. All it adds is the way between messages and the engine's own terms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.generation.engines import choose_engine
+from ftis_node.generation.engines.base import GenerateRequest
+from ftis_node.generation.messages import (
+    Describe,
+    Description,
+    Generate,
+    Generated,
+    GenerationBoot,
+    LoadWeights,
+    Probe,
+    Probed,
+    TokensMade,
+    WeightsLoaded,
+    pack_result,
+)
+from ftis_node.ipc.worker import Emitter, Handlers, run_worker
+from ftis_node.models import resolve_model
+from ftis_node.records.group import SamplingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ftis_node.generation.engines.base import Engine
+
+REPORT_EVERY_S = 1.0
+
+
+class Service:
+    """The worker's requests, answered by one engine."""
+
+    def __init__(self, engine: Engine, boot: GenerationBoot) -> None:
+        self._engine = engine
+        self._eos_ids = frozenset(boot.eos_ids)
+        self._numbers = itertools.count()
+
+    async def generate(self, request: Generate, emit: Emitter) -> Generated:
+        """One group."""
+        result = await self._engine.generate(
+            GenerateRequest(
+                request_id=str(next(self._numbers)),
+                prompt_ids=request.prompt_ids,
+                num_completions=request.num_completions,
+                sampling=SamplingSettings(request.temperature, request.top_p, request.top_k),
+                max_tokens=request.max_tokens,
+                eos_ids=self._eos_ids,
+                seed=request.seed,
+            )
+        )
+        return pack_result(result)
+
+    async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
+        """New weights; the answer is the engine's own word for what it serves."""
+        await self._engine.load_weights(Path(request.path), request.version)
+        return WeightsLoaded(version=self._engine.policy_version)
+
+    async def probe(self, request: Probe, emit: Emitter) -> Probed:
+        """Log-probs of fixed tokens."""
+        return Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
+
+    async def describe(self, request: Describe, emit: Emitter) -> Description:
+        """Which engine this is."""
+        return Description(engine=self._engine.name)
+
+    def handlers(self) -> Handlers:
+        """The table for the channel."""
+        return {
+            Generate: self.generate,
+            LoadWeights: self.load_weights,
+            Probe: self.probe,
+            Describe: self.describe,
+        }
+
+
+async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPORT_EVERY_S) -> None:
+    """Tell the daemon how many tokens were made, whenever there are more, until cancelled."""
+    told = 0
+    while True:
+        await asyncio.sleep(every_s)
+        if engine.tokens_made != told:
+            told = engine.tokens_made
+            emit(TokensMade(total=told))
+
+
+@asynccontextmanager
+async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
+    """Open the engine, serve, close it."""
+    open_engine = choose_engine(boot.engine)
+    engine = await open_engine(resolve_model(boot.model), boot.settings, emit.progress)
+    reporter = asyncio.create_task(report_tokens(engine, emit), name="report-tokens")
+    try:
+        yield Service(engine, boot).handlers()
+    finally:
+        reporter.cancel()
+        await engine.close()
+
+
+if __name__ == "__main__":
+    run_worker(build, boot_type=GenerationBoot)

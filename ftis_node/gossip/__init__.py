@@ -1,0 +1,37 @@
+"""How nodes talk: announcements, bodies, confirmations, the directory. The only room that imports hivemind.
+
+What is exported here is light. `ftis_node.gossip.libp2p.Libp2pGossip` and `ftis_node.gossip.bootstrap.BootstrapNode`
+import hivemind, and with it torch: import them where a network is really started.
+"""
+
+from __future__ import annotations
+
+from ftis_node.gossip.base import (
+    Announcement,
+    Fetched,
+    FetchOutcome,
+    Gossip,
+    GossipCounters,
+    GossipLimits,
+    PeerConnection,
+    SwarmPhase,
+    SwarmState,
+)
+from ftis_node.gossip.multiaddr import PeerAddress, parse_listen_address, parse_multiaddr
+from ftis_node.gossip.settings import NetworkSettings
+
+__all__ = [
+    "Announcement",
+    "FetchOutcome",
+    "Fetched",
+    "Gossip",
+    "GossipCounters",
+    "GossipLimits",
+    "NetworkSettings",
+    "PeerAddress",
+    "PeerConnection",
+    "SwarmPhase",
+    "SwarmState",
+    "parse_listen_address",
+    "parse_multiaddr",
+]

@@ -1,0 +1,212 @@
+"""What the daemon knows of the network: announcements, bodies, confirmations, a directory, and who is there.
+
+The room carries bytes and does not look inside: an announcement is at most 1 KiB of the caller's, a body is a signed
+envelope, ids are its 32-byte hash. Checking what comes out is the caller's business; who sent it, how much of it and
+for how long is checked here. Two classes keep this protocol: `libp2p.Libp2pGossip` and its in-process twin
+`loopback.LoopbackGossip`.
+
+A peer that does not answer, or answers rubbish, is no exception: a pull ends with an outcome, and counters count it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+ID_BYTES = 32
+
+Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
+"""Ids in, the bodies held of them out, in any order; what is not held is left out."""
+
+Answer = Callable[[str, bytes], Awaitable[Sequence[bytes]]]
+"""A peer's id and its question in; answers, each no longer than an announcement, out."""
+
+OnConfirm = Callable[[str, Sequence[bytes]], Awaitable[None]]
+"""A peer's id and the ids of the bodies that it fetched and checked."""
+
+
+class SwarmPhase(StrEnum):
+    """Where a node stands in its swarm."""
+
+    STARTING = "starting"  # the network process is not up (yet, or again)
+    SOLO = "solo"  # it is up, but no other member of the run is connected
+    CONNECTED = "connected"  # at least one other member of the run is connected
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmState:
+    """The phase, and one sentence for people that says why."""
+
+    state: SwarmPhase
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnection:
+    """A peer with an open connection and the addresses it is connected by."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+
+
+class Announcement(NamedTuple):
+    """A message of the run's topic; `sender` is proven by the network's own signature."""
+
+    sender: str
+    payload: bytes
+
+
+class FetchOutcome(StrEnum):
+    """How a pull ended. Whatever arrived before is kept."""
+
+    COMPLETE = "complete"  # the peer sent all that it holds of what was asked
+    BUSY = "busy"  # the peer serves as many streams as it is willing to: ask another, or later
+    UNREACHABLE = "unreachable"  # no connection, or the peer does not know this run
+    TIMED_OUT = "timed_out"  # nothing came for too long, or the whole took too long
+    TOO_LARGE = "too_large"  # the peer sent more, or larger items, than asked for
+    BROKEN = "broken"  # the stream was cut, or was no stream of ours
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a pull gave, and how it ended."""
+
+    bodies: tuple[bytes, ...]
+    outcome: FetchOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class GossipLimits:
+    """Bounds on what is sent, kept and waited for; equal in meaning on both ends of a stream."""
+
+    max_announcement_bytes: int = 1024
+    max_queued_announcements: int = 8192  # the oldest is dropped
+    max_body_bytes: int = 1 << 20
+    max_ids_per_request: int = 64
+    max_request_bytes: int = 16 << 20  # bodies of one pull together
+    idle_timeout_s: float = 10.0  # no byte moved
+    fetch_timeout_s: float = 60.0  # one pull, as seen by either end
+    num_bodies_per_lookup: int = 4  # read from the store at a time while serving
+    max_streams: int = 32  # served at the same time
+    max_streams_per_peer: int = 4
+    max_record_bytes: int = 2048  # directory record
+    max_record_ttl_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            if not getattr(self, entry.name) > 0:
+                raise ValueError(f"{entry.name} must be above 0")
+
+
+@dataclass(slots=True)
+class GossipCounters:
+    """What happened since the start. Only this room writes it."""
+
+    announcements_sent: int = 0
+    announcements_received: int = 0
+    announcements_dropped: int = 0  # the queue was full
+    announcements_refused: int = 0  # over the size limit
+    announcements_unsent: int = 0  # the network process was down
+    bodies_in: int = 0
+    bodies_out: int = 0
+    body_bytes_in: int = 0
+    body_bytes_out: int = 0
+    confirmed_in: int = 0  # ids that peers confirmed to us
+    confirmed_out: int = 0
+    fetch_errors: dict[str, int] = field(default_factory=dict)  # by FetchOutcome
+    serve_errors: dict[str, int] = field(default_factory=dict)  # streams served that ended early, by reason
+    restarts: int = 0  # of the network process
+
+    def count_fetch_error(self, outcome: FetchOutcome) -> None:
+        """One pull that did not complete."""
+        self.fetch_errors[outcome.value] = self.fetch_errors.get(outcome.value, 0) + 1
+
+    def count_serve_error(self, reason: str) -> None:
+        """One served stream that ended early."""
+        self.serve_errors[reason] = self.serve_errors.get(reason, 0) + 1
+
+
+class Gossip(Protocol):
+    """One node's part in one run's swarm. Call `serve` before `start`; after `close` nothing is usable."""
+
+    @property
+    def peer_id(self) -> str:
+        """This node's peer id (`12D3Koo...`)."""
+        ...
+
+    @property
+    def addresses(self) -> list[str]:
+        """Multiaddrs with `/p2p/ID` by which others can dial this node; empty until started."""
+        ...
+
+    @property
+    def state(self) -> SwarmState:
+        """Where this node stands, as of now."""
+        ...
+
+    @property
+    def counters(self) -> GossipCounters:
+        """Counts since the start."""
+        ...
+
+    def serve(self, lookup: Lookup, *, on_confirm: OnConfirm | None = None, answer: Answer | None = None) -> None:
+        """Says where bodies come from, who hears of confirmations, and who answers questions."""
+        ...
+
+    async def start(self) -> None:
+        """Joins. Returns once this node can be dialled, whether or not any peer is there.
+
+        Raises UsageError where the listen address is taken and MachineError where the network process does not start.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Leaves, and leaves nothing running or lying about."""
+        ...
+
+    async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
+        """Tells all members; False where the network process is down just now.
+
+        Raises ValueError for a payload over `max_announcement_bytes`.
+        """
+        ...
+
+    def announcements(self) -> AsyncIterator[Announcement]:
+        """Announcements of others, in the order of arrival, until closed. One reader at a time."""
+        ...
+
+    async def fetch(self, peer_id: str, ids: Sequence[bytes], *, timeout_s: float | None = None) -> Fetched:
+        """Bodies of `ids` (32 bytes each, at most `max_ids_per_request`) from a peer. Raises ValueError for bad ids."""
+        ...
+
+    async def ask(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
+        """A peer's answers to a question (at most `max_announcement_bytes`), such as which groups it holds."""
+        ...
+
+    async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
+        """Tells a peer that its bodies were fetched and checked; whether it heard."""
+        ...
+
+    async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
+        """Puts this node's record into the directory; whether it was kept. Raises ValueError over the limits."""
+        ...
+
+    async def get_record(self, peer_id: str) -> bytes | None:
+        """A peer's record in this run's directory, None where there is none or the directory does not answer."""
+        ...
+
+    async def connected_peers(self) -> list[PeerConnection]:
+        """Peers with an open connection: members, bootstrap nodes, relays, strangers."""
+        ...
+
+    async def members(self) -> list[str]:
+        """Peer ids of connected members of this run."""
+        ...

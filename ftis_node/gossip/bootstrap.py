@@ -1,0 +1,75 @@
+"""A bootstrap node: address book and relay for any number of runs, member of none.
+
+It holds the directory through which members of a run find each other, and relays for those that cannot be dialled. It
+reads no topic, so it forwards no announcement: members connect to each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.base import GossipCounters, GossipLimits
+from ftis_node.gossip.dialling import Dialler
+from ftis_node.gossip.link import Link
+from ftis_node.gossip.session import Session, Station
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.gossip.base import PeerConnection
+    from ftis_node.gossip.settings import NetworkSettings
+    from ftis_node.records.identity import Identity
+
+
+class BootstrapNode:
+    """Runs until closed. `settings.peers` may name other bootstrap nodes: together they hold one directory."""
+
+    def __init__(self, settings: NetworkSettings, *, identity: Identity, limits: GossipLimits | None = None) -> None:
+        self._settings = settings
+        self._dialler = Dialler(settings, rng=random.Random())
+        self._ended: asyncio.Future[None] = asyncio.Future()
+        self.peer_id = identity.peer_id
+        self.addresses: list[str] = []
+        self.counters = GossipCounters()
+        station = Station(
+            settings=settings,
+            identity=identity,
+            limits=limits or GossipLimits(),
+            counters=self.counters,
+            handlers={},
+            is_public=True,
+        )
+        self._link = Link(station, self._work, on_end=self._on_end)
+
+    async def start(self) -> None:
+        """Returns once this node can be dialled. Raises as `base.Gossip.start` does."""
+        await self._link.start()
+
+    async def run_until_closed(self) -> None:
+        """Waits until the node is closed. Raises what ended it otherwise."""
+        await asyncio.shield(self._ended)
+
+    async def close(self) -> None:
+        """Leaves."""
+        await self._link.close()
+
+    async def connected_peers(self) -> list[PeerConnection]:
+        """Peers with an open connection."""
+        return [] if self._link.session is None else await self._link.session.control.connected_peers()
+
+    async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
+        self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]
+        on_ready()
+        while True:
+            await self._dialler.dial_given(session)
+            await asyncio.sleep(self._settings.check_s)
+
+    def _on_end(self, error: BaseException | None) -> None:
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)

@@ -1,0 +1,97 @@
+"""What both twins make of one bounded pull: fetch, ask and confirm, checked and counted alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.base import Fetched, FetchOutcome, GossipCounters
+from ftis_node.gossip.bodies import Pull, pack_ids
+from ftis_node.gossip.names import Service, check_run_id
+from ftis_node.gossip.serving import Services
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.gossip.base import Answer, GossipLimits, Lookup, OnConfirm
+
+
+class PeerCalls(ABC):
+    """The part of `base.Gossip` in which one peer asks another. The transport is the subclass's `_pull`."""
+
+    def __init__(self, *, peer_id: str, run_id: str, limits: GossipLimits) -> None:
+        """Raises ValueError for a run id that cannot be part of a name."""
+        self._peer_id = peer_id
+        self._run_id = check_run_id(run_id)
+        self._limits = limits
+        self._counters = GossipCounters()
+        self._services = Services(limits=limits, counters=self._counters)
+
+    @property
+    def peer_id(self) -> str:
+        """This node's peer id."""
+        return self._peer_id
+
+    @property
+    def counters(self) -> GossipCounters:
+        """Counts since the start."""
+        return self._counters
+
+    def serve(self, lookup: Lookup, *, on_confirm: OnConfirm | None = None, answer: Answer | None = None) -> None:
+        """Says where bodies come from, who hears of confirmations, and who answers questions."""
+        self._services.use(lookup, on_confirm=on_confirm, answer=answer)
+
+    async def fetch(self, peer_id: str, ids: Sequence[bytes], *, timeout_s: float | None = None) -> Fetched:
+        """Bodies of `ids` from a peer; see `base.Gossip.fetch`."""
+        request = pack_ids(ids, limits=self._limits)
+        pull = Pull(
+            max_items=len(ids), max_item_bytes=self._limits.max_body_bytes, max_bytes=self._limits.max_request_bytes
+        )
+        fetched = await self._counted_pull(peer_id, Service.FETCH, request, pull=pull, timeout_s=timeout_s)
+        self._counters.bodies_in += len(fetched.bodies)
+        self._counters.body_bytes_in += sum(map(len, fetched.bodies))
+        return fetched
+
+    async def ask(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
+        """A peer's answers to a question; see `base.Gossip.ask`."""
+        max_bytes = self._limits.max_announcement_bytes
+        if len(question) > max_bytes:
+            raise ValueError(f"a question of {len(question)} bytes; {max_bytes} are allowed")
+        pull = Pull(
+            max_items=self._limits.max_request_bytes // max_bytes,
+            max_item_bytes=max_bytes,
+            max_bytes=self._limits.max_request_bytes,
+        )
+        return await self._counted_pull(peer_id, Service.ASK, question, pull=pull, timeout_s=timeout_s)
+
+    async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
+        """Tells a peer that its bodies were fetched and checked; whether it heard."""
+        request = pack_ids(ids, limits=self._limits)
+        pull = Pull(max_items=1, max_item_bytes=0, max_bytes=0)  # one empty item
+        timeout_s = self._limits.idle_timeout_s
+        told = await self._counted_pull(peer_id, Service.CONFIRM, request, pull=pull, timeout_s=timeout_s)
+        has_heard = told.outcome is FetchOutcome.COMPLETE and len(told.bodies) == 1
+        self._counters.confirmed_out += len(ids) if has_heard else 0
+        return has_heard
+
+    def _check_announcement(self, payload: bytes) -> None:
+        if len(payload) > self._limits.max_announcement_bytes:
+            raise ValueError(f"{len(payload)} bytes; {self._limits.max_announcement_bytes} are allowed")
+
+    def _check_record(self, value: bytes, *, ttl_s: float) -> None:
+        max_bytes, max_ttl_s = self._limits.max_record_bytes, self._limits.max_record_ttl_s
+        if len(value) > max_bytes or not 0 < ttl_s <= max_ttl_s:
+            raise ValueError(f"{len(value)} bytes for {ttl_s} s; {max_bytes} bytes for {max_ttl_s} s are allowed")
+
+    async def _counted_pull(
+        self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float | None
+    ) -> Fetched:
+        total_s = self._limits.fetch_timeout_s if timeout_s is None else timeout_s
+        fetched = await self._pull(peer_id, service, request, pull=pull, timeout_s=total_s)
+        if fetched.outcome is not FetchOutcome.COMPLETE:
+            self._counters.count_fetch_error(fetched.outcome)
+        return fetched
+
+    @abstractmethod
+    async def _pull(self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float) -> Fetched:
+        """Carries a request to a peer and its items into `pull`. Raises nothing for what a peer does."""

@@ -1,0 +1,150 @@
+"""What the daemon says to its p2pd, over p2pd's control socket: one request at a time on a connection.
+
+hivemind's client speaks the same protocol, but knows no gossipsub, leaves connections open when a call is cancelled,
+and reads frames of any length a stranger announces. A broken or silent control socket shows as OSError or EOFError
+(TimeoutError is an OSError): then p2pd is gone or hangs. What p2pd refuses is a `Refused`, with its sentence.
+
+Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2pd.proto
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import NetworkError
+from ftis_node.gossip.base import Announcement, PeerConnection
+from ftis_node.gossip.bindings import address_bytes, address_texts, p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from ftis_node.records.identity import peer_id_from_text, peer_id_text
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+    from pathlib import Path
+
+Request = p2pd_pb2.Request
+PSRequest = p2pd_pb2.PSRequest
+
+
+class Refused(NetworkError):
+    """p2pd answered that it could not."""
+
+
+class Control:
+    """Requests to one p2pd. `timeout_s` bounds those that p2pd answers by itself, without a peer."""
+
+    def __init__(self, path: Path, *, timeout_s: float) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def identify(self) -> tuple[str, ...]:
+        """The addresses that p2pd listens on or was told to announce, without `/p2p/ID`."""
+        response = await self._call(Request(type=Request.IDENTIFY))
+        return address_texts(response.identify.addrs)
+
+    async def connect(self, peer_id: str, addresses: Iterable[str], *, timeout_s: float) -> None:
+        """Connects to a peer by any of `addresses`. Raises Refused, which names each address and how it failed."""
+        request = p2pd_pb2.ConnectRequest(
+            peer=peer_id_from_text(peer_id),
+            addrs=[address_bytes(address) for address in addresses],
+            timeout=max(1, round(timeout_s)),
+        )
+        await self._call(Request(type=Request.CONNECT, connect=request), extra_s=timeout_s)
+
+    async def connected_peers(self) -> list[PeerConnection]:
+        """Peers with an open connection."""
+        response = await self._call(Request(type=Request.LIST_PEERS))
+        addresses: dict[str, tuple[str, ...]] = {}
+        for peer in response.peers:  # one entry a connection
+            peer_id = peer_id_text(peer.id)
+            addresses[peer_id] = addresses.get(peer_id, ()) + address_texts(peer.addrs)
+        return [PeerConnection(peer_id, known) for peer_id, known in addresses.items()]
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        """Sends a message to a topic."""
+        request = PSRequest(type=PSRequest.PUBLISH, topic=topic, data=payload)
+        await self._call(Request(type=Request.PUBSUB, pubsub=request))
+
+    async def topic_peers(self, topic: str) -> list[str]:
+        """Connected peers that are subscribed to a topic."""
+        request = PSRequest(type=PSRequest.LIST_PEERS, topic=topic)
+        response = await self._call(Request(type=Request.PUBSUB, pubsub=request))
+        return [peer_id_text(raw) for raw in response.pubsub.peerIDs]
+
+    @asynccontextmanager
+    async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[Announcement]]:
+        """Messages of a topic, own ones too, for as long as the context is open; they end with EOFError."""
+        request = PSRequest(type=PSRequest.SUBSCRIBE, topic=topic)
+        async with self._connection() as (reader, writer):
+            async with asyncio.timeout(self._timeout_s):
+                await self._exchange(reader, writer, Request(type=Request.PUBSUB, pubsub=request))
+            yield _messages(reader)
+
+    @asynccontextmanager
+    async def stream(
+        self, peer_id: str, protocol: str, *, timeout_s: float
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A stream to a peer. Raises Refused where the peer is not reached or does not speak `protocol`."""
+        request = p2pd_pb2.StreamOpenRequest(
+            peer=peer_id_from_text(peer_id), proto=[protocol], timeout=max(1, round(timeout_s))
+        )
+        async with self._connection() as (reader, writer):
+            async with asyncio.timeout(timeout_s):
+                await self._exchange(reader, writer, Request(type=Request.STREAM_OPEN, streamOpen=request))
+            yield reader, writer
+
+    async def handle_streams(self, protocols: Sequence[str], socket_path: Path) -> None:
+        """Has p2pd bring incoming streams of `protocols` to the unix socket at `socket_path`."""
+        request = p2pd_pb2.StreamHandlerRequest(
+            addr=address_bytes(f"/unix{socket_path}"), proto=list(protocols), balanced=False
+        )
+        await self._call(Request(type=Request.STREAM_HANDLER, streamHandler=request))
+
+    def close(self) -> None:
+        """Lets go of the connections kept for further requests."""
+        for _, writer in self._idle:
+            writer.transport.abort()
+        self._idle.clear()
+
+    async def _call(self, request: Any, *, extra_s: float = 0.0) -> Any:
+        """One request and its response, on a connection kept from an earlier one where there is one."""
+        async with asyncio.timeout(self._timeout_s + extra_s):
+            reader, writer = self._idle.pop() if self._idle else await asyncio.open_unix_connection(self._path)
+            is_usable = False
+            try:
+                response = await self._exchange(reader, writer, request)
+                is_usable = True
+            except Refused:
+                is_usable = True
+                raise
+            finally:
+                if is_usable:
+                    self._idle.append((reader, writer))
+                else:
+                    writer.transport.abort()  # the response may still come, and would answer the next request
+        return response
+
+    @staticmethod
+    async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Any) -> Any:
+        await write_pbmsg(writer, request)
+        response = p2pd_pb2.Response()
+        await read_pbmsg_safe(reader, response)
+        if response.type == p2pd_pb2.Response.ERROR:
+            raise Refused(" ".join(response.error.msg.split()))
+        return response
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_unix_connection(self._path)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()  # at once, also where the task is being cancelled and unsent bytes are waiting
+
+
+async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Announcement]:
+    while True:
+        message = p2pd_pb2.PSMessage()
+        await read_pbmsg_safe(reader, message)
+        yield Announcement(sender=peer_id_text(getattr(message, "from")), payload=message.data)

@@ -1,0 +1,108 @@
+"""Getting connected: the given peers first, then the directory through them, then a few members of the run.
+
+Whom to dial is a pure decision (`choose_dials`); the classes below only carry it out. A round of dialling never fails:
+what did not work is tried again in the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import ConfigError
+from ftis_node.gossip.control import Refused
+from ftis_node.gossip.multiaddr import parse_multiaddr
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Collection, Iterable, Mapping
+
+    from ftis_node.gossip.session import Session
+    from ftis_node.gossip.settings import NetworkSettings
+
+logger = logging.getLogger(__name__)
+
+NUM_PEERS_MET = 8  # a round meets so many connected peers in the directory; it finds the rest through them
+EXPLORE_FACTOR = 3  # up to this many times the wanted members, each round dials one stranger more
+
+
+def choose_dials(
+    candidates: Collection[str], connected: Collection[str], *, num_members: int, num_wanted: int, rng: random.Random
+) -> list[str]:
+    """Which members to dial in this round.
+
+    As many as are missing. With enough of them one more, at random: two halves of a swarm that lost sight of each other
+    have enough members each, and only a stranger leads across. A node with many members leaves that to the others.
+    """
+    strangers = sorted(set(candidates) - set(connected))
+    num_dials = max(0, num_wanted - num_members)
+    if not num_dials and num_members < EXPLORE_FACTOR * num_wanted:
+        num_dials = 1
+    return rng.sample(strangers, min(num_dials, len(strangers)))
+
+
+def believable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
+    """Those of a stranger's claimed addresses that are well-formed and name the stranger, without the `/p2p/ID` end."""
+    believable = []
+    for text in claimed:
+        try:
+            address = parse_multiaddr(text)
+        except ConfigError:
+            continue
+        if address.peer_id == peer_id:
+            believable.append(address.transport)
+    return believable
+
+
+class Dialler:
+    """Dials for one node."""
+
+    def __init__(self, settings: NetworkSettings, *, rng: random.Random) -> None:
+        self._settings = settings
+        self._rng = rng
+        self.dial_error = ""  # of a given peer, in the last round
+
+    @property
+    def given(self) -> set[str]:
+        """Peer ids of the given peers."""
+        return {peer.peer_id for peer in self._settings.peer_addresses}
+
+    async def dial_given(self, session: Session) -> None:
+        """Dials the given peers that are not connected, then meets what is connected in the directory."""
+        connected = await connected_ids(session)
+        missing: dict[str, list[str]] = {}
+        for peer in self._settings.peer_addresses:
+            if peer.peer_id not in connected:
+                missing.setdefault(peer.peer_id, []).append(peer.transport)
+        errors = [error for error in await self.dial(session, missing) if error]
+        real_errors = [error for error in errors if "dial backoff" not in error]  # p2pd's own pause after a real one
+        self.dial_error = real_errors[0] if real_errors else (self.dial_error if errors else "")
+        await self._meet_some(session)
+
+    async def dial(self, session: Session, peers: Mapping[str, list[str]]) -> list[str]:
+        """Dials peers at the same time; for each an error, or nothing."""
+        return list(await asyncio.gather(*(self._dial_one(session, *peer) for peer in peers.items())))
+
+    async def _dial_one(self, session: Session, peer_id: str, addresses: list[str]) -> str:
+        try:
+            await session.control.connect(peer_id, addresses, timeout_s=self._settings.dial_timeout_s)
+        except Refused as error:
+            logger.debug("cannot dial %s: %s", peer_id, error)
+            return str(error)
+        return ""
+
+    async def _meet_some(self, session: Session) -> None:
+        connected = await connected_ids(session)
+        given = connected & self.given
+        others = sorted(connected - given)
+        self._rng.shuffle(others)
+        try:
+            await session.directory.join([*given, *others][:NUM_PEERS_MET])
+        except TimeoutError:
+            logger.debug("the directory did not answer in time")
+
+
+async def connected_ids(session: Session) -> set[str]:
+    """Ids of connected peers."""
+    return {peer.peer_id for peer in await session.control.connected_peers()}

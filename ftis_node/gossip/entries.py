@@ -1,0 +1,110 @@
+"""Directory entries that nobody but their owner can write.
+
+The DHT itself lets any peer overwrite any key and set any expiry. So each entry carries its owner's peer id, its expiry
+and a signature; whoever stores or reads an entry checks it, and that it lies under its owner's key:
+
+    entry = kind (1) + peer id (38) + expiry (8, Unix time as float64) + signature (64)
+            + length of the run id (1) + run id + payload
+
+A `RECORD` lies under a key of its own. A `MEMBER` lies in one of a run's buckets, under the peer id as subkey: a joiner
+reads buckets until it knows enough members, and no bucket grows into a reply too large to send. A node that stores
+entries, such as a bootstrap node, need not know the run.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.names import RUN_ID, bucket_key, bucket_of, record_key
+from ftis_node.records.identity import peer_id_text, verify
+
+if TYPE_CHECKING:
+    from ftis_node.records.identity import Identity
+
+DIRECTORY_DOMAIN = b"ftis-node/directory/1\n"
+MAX_MEMBER_BYTES = 512
+CLOCK_SLACK_S = 60.0
+_HEAD = struct.Struct(">B38sd64sB")
+
+
+class EntryKind(IntEnum):
+    """What an entry is, and so where it lies."""
+
+    RECORD = 1
+    MEMBER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checked entry. `expires_at` is Unix time in seconds."""
+
+    kind: EntryKind
+    run_id: str
+    peer_id: str
+    expires_at: float
+    payload: bytes
+
+    @property
+    def key(self) -> str:
+        """The directory key where this entry belongs."""
+        if self.kind is EntryKind.RECORD:
+            return record_key(self.run_id, self.peer_id)
+        return bucket_key(self.run_id, bucket_of(self.peer_id))
+
+    @property
+    def subkey(self) -> str | None:
+        """The subkey where this entry belongs."""
+        return self.peer_id if self.kind is EntryKind.MEMBER else None
+
+
+def seal(identity: Identity, kind: EntryKind, run_id: str, payload: bytes, *, expires_at: float) -> bytes:
+    """The signed bytes of an entry."""
+    signature = identity.sign(DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at))
+    run = run_id.encode()
+    return _HEAD.pack(kind, identity.peer, expires_at, signature, len(run)) + run + payload
+
+
+def unseal(raw: bytes, *, max_record_bytes: int) -> Entry | None:
+    """The entry in `raw`, None where it is malformed, too large or not signed by the peer it names."""
+    if len(raw) < _HEAD.size:
+        return None
+    code, peer, expires_at, signature, num_run_bytes = _HEAD.unpack_from(raw)
+    run = raw[_HEAD.size : _HEAD.size + num_run_bytes]
+    payload = raw[_HEAD.size + num_run_bytes :]
+    if code not in tuple(EntryKind) or not run.isascii() or RUN_ID.fullmatch(run.decode("ascii")) is None:
+        return None
+    kind, run_id = EntryKind(code), run.decode("ascii")
+    if len(payload) > (max_record_bytes if kind is EntryKind.RECORD else MAX_MEMBER_BYTES):
+        return None
+    if not verify(peer, DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at), signature):
+        return None
+    return Entry(kind=kind, run_id=run_id, peer_id=peer_id_text(peer), expires_at=expires_at, payload=payload)
+
+
+def is_timely(entry: Entry, *, expires_at: float, now: float, max_ttl_s: float) -> bool:
+    """Whether the expiry that the DHT was told is the signed one, and at most `max_ttl_s` (and some slack) ahead."""
+    return entry.expires_at == expires_at <= now + max_ttl_s + CLOCK_SLACK_S
+
+
+def pack_addresses(addresses: list[str]) -> bytes:
+    """As many addresses as a member entry holds, first ones first."""
+    packed = b""
+    for address in addresses:
+        line = address.encode() + b"\n"
+        if len(packed) + len(line) > MAX_MEMBER_BYTES:
+            break
+        packed += line
+    return packed
+
+
+def unpack_addresses(payload: bytes) -> list[str]:
+    """The addresses of a member entry, unchecked."""
+    return payload.decode("ascii", errors="replace").split()
+
+
+def _signed(kind: EntryKind, run_id: str, payload: bytes, expires_at: float) -> bytes:
+    """The exact bytes that are signed; the run id cannot hold the line break that ends it."""
+    return struct.pack(">Bd", kind, expires_at) + run_id.encode() + b"\n" + payload

@@ -1,0 +1,214 @@
+"""The swarm inside one process: the same protocol, the same bounds, no sockets. For tests and experiments.
+
+    swarm = LoopbackSwarm()
+    alice = swarm.join("12D3KooWAlice...", run_id="r")
+    bob = swarm.join("12D3KooWBob...", run_id="r")
+    await alice.start(); await bob.start(); await alice.announce(b"...")
+
+Without hooks everything arrives, at once and in the order sent. Two hooks make it a bad network: `delay_s(sender,
+receiver)` in seconds, and `loses(sender, receiver, payload)` for announcements and for requests. Both are the caller's,
+so a run with a seeded random source repeats itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.base import (
+    Announcement,
+    Fetched,
+    FetchOutcome,
+    GossipLimits,
+    PeerConnection,
+    SwarmPhase,
+    SwarmState,
+)
+from ftis_node.gossip.bodies import outcome_of
+from ftis_node.gossip.calls import PeerCalls
+from ftis_node.gossip.inbox import Inbox
+from ftis_node.gossip.slots import Slots
+from ftis_node.gossip.standing import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from ftis_node.gossip.bodies import Pull
+    from ftis_node.gossip.names import Service
+
+    DelayHook = Callable[[str, str], float]
+    LossHook = Callable[[str, str, bytes], bool]
+    Frame = bytes | FetchOutcome
+
+logger = logging.getLogger(__name__)
+
+
+class LoopbackSwarm:
+    """Any number of nodes of any runs, in one event loop."""
+
+    def __init__(self, *, delay_s: DelayHook | None = None, loses: LossHook | None = None) -> None:
+        self.delay_s: DelayHook = delay_s or (lambda sender, receiver: 0.0)
+        self.loses: LossHook = loses or (lambda sender, receiver, payload: False)
+        self._nodes: dict[tuple[str, str], LoopbackGossip] = {}  # by run and peer; started ones, in the order of start
+        self._records: dict[tuple[str, str], tuple[bytes, float]] = {}  # value and expiry by the loop's clock
+
+    def join(self, peer_id: str, *, run_id: str, limits: GossipLimits | None = None) -> LoopbackGossip:
+        """A node, not yet started."""
+        return LoopbackGossip(self, peer_id=peer_id, run_id=run_id, limits=limits or GossipLimits())
+
+    def enter(self, node: LoopbackGossip, *, run_id: str) -> None:
+        """Lets others find a node."""
+        self._nodes[run_id, node.peer_id] = node
+
+    def leave(self, node: LoopbackGossip, *, run_id: str) -> None:
+        """Takes a node away."""
+        self._nodes.pop((run_id, node.peer_id), None)
+
+    def members(self, run_id: str) -> list[LoopbackGossip]:
+        """Started nodes of a run."""
+        return [node for (run, _), node in self._nodes.items() if run == run_id]
+
+    def find(self, peer_id: str, *, run_id: str) -> LoopbackGossip | None:
+        """A started node of a run."""
+        return self._nodes.get((run_id, peer_id))
+
+    def put_record(self, peer_id: str, value: bytes, *, run_id: str, ttl_s: float) -> None:
+        """Keeps a node's record."""
+        self._records[run_id, peer_id] = (value, asyncio.get_running_loop().time() + ttl_s)
+
+    def get_record(self, peer_id: str, *, run_id: str) -> bytes | None:
+        """A record that has not expired."""
+        value, expires_at = self._records.get((run_id, peer_id), (None, 0.0))
+        return value if asyncio.get_running_loop().time() < expires_at else None
+
+
+class LoopbackGossip(PeerCalls):
+    """One node of a `LoopbackSwarm`. Keeps the protocol `base.Gossip`. Made by `LoopbackSwarm.join`."""
+
+    def __init__(self, swarm: LoopbackSwarm, *, peer_id: str, run_id: str, limits: GossipLimits) -> None:
+        super().__init__(peer_id=peer_id, run_id=run_id, limits=limits)
+        self._swarm = swarm
+        self._inbox = Inbox(capacity=limits.max_queued_announcements, counters=self._counters)
+        self._slots = Slots(max_total=limits.max_streams, max_per_peer=limits.max_streams_per_peer)
+        self._is_up = False
+
+    @property
+    def addresses(self) -> list[str]:
+        """One address, that only this swarm understands."""
+        return [f"/memory/loopback/p2p/{self._peer_id}"] if self._is_up else []
+
+    @property
+    def state(self) -> SwarmState:
+        """Where this node stands."""
+        if not self._is_up:
+            return SwarmState(SwarmPhase.STARTING, "not started")
+        num_members = len(self._others())
+        return Standing(num_members=num_members, num_connected=num_members, has_looked=True).describe(next_try_in_s=0)
+
+    async def start(self) -> None:
+        """Lets others find this node."""
+        self._is_up = True
+        self._swarm.enter(self, run_id=self._run_id)
+
+    async def close(self) -> None:
+        """Leaves."""
+        self._is_up = False
+        self._swarm.leave(self, run_id=self._run_id)
+        self._inbox.close()
+
+    async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
+        """Tells all members."""
+        self._check_announcement(payload)
+        if not self._is_up:
+            self._counters.announcements_unsent += 1
+            return False
+        self._counters.announcements_sent += 1
+        for other in self._others():
+            if not self._swarm.loses(self._peer_id, other.peer_id, payload):
+                self._send(other, Announcement(self._peer_id, payload))
+        return True
+
+    def hear(self, announcement: Announcement) -> None:
+        """Takes an announcement in."""
+        if self._is_up:
+            self._inbox.put(announcement)
+
+    def announcements(self) -> AsyncIterator[Announcement]:
+        """Announcements of others, until closed."""
+        return self._inbox.drain()
+
+    async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
+        """Puts this node's record into the directory."""
+        self._check_record(value, ttl_s=ttl_s)
+        if self._is_up:
+            self._swarm.put_record(self._peer_id, value, run_id=self._run_id, ttl_s=ttl_s)
+        return self._is_up
+
+    async def get_record(self, peer_id: str) -> bytes | None:
+        """A peer's record in this run's directory."""
+        return self._swarm.get_record(peer_id, run_id=self._run_id) if self._is_up else None
+
+    async def connected_peers(self) -> list[PeerConnection]:
+        """All other nodes of the run."""
+        return [PeerConnection(other.peer_id, tuple(other.addresses)) for other in self._others()]
+
+    async def members(self) -> list[str]:
+        """Peer ids of all other nodes of the run."""
+        return [other.peer_id for other in self._others()]
+
+    def _others(self) -> list[LoopbackGossip]:
+        return [node for node in self._swarm.members(self._run_id) if node is not self] if self._is_up else []
+
+    def _send(self, other: LoopbackGossip, announcement: Announcement) -> None:
+        delay_s = self._swarm.delay_s(self._peer_id, other.peer_id)
+        if delay_s > 0:
+            asyncio.get_running_loop().call_later(delay_s, other.hear, announcement)
+        else:
+            other.hear(announcement)
+
+    async def _pull(self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float) -> Fetched:
+        other = self._swarm.find(peer_id, run_id=self._run_id) if self._is_up else None
+        if other is None or self._swarm.loses(self._peer_id, peer_id, request):
+            return pull.end(FetchOutcome.UNREACHABLE)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(self._swarm.delay_s(self._peer_id, peer_id))
+                async with aclosing(other.serve_stream(self._peer_id, service, request)) as frames:
+                    return pull.end(await self._read(frames, pull, delay_s=self._swarm.delay_s(peer_id, self._peer_id)))
+        except TimeoutError:
+            return pull.end(FetchOutcome.TIMED_OUT)
+        except RecordError as error:
+            return pull.end(outcome_of(error))
+
+    async def _read(self, frames: AsyncGenerator[Frame, None], pull: Pull, *, delay_s: float) -> FetchOutcome:
+        while True:
+            async with asyncio.timeout(self._limits.idle_timeout_s):
+                frame = await anext(frames)
+            if isinstance(frame, FetchOutcome):
+                return frame
+            await asyncio.sleep(delay_s)
+            pull.add(frame)
+
+    async def serve_stream(self, peer_id: str, service: Service, request: bytes) -> AsyncGenerator[Frame, None]:
+        """Items for a peer, then how the stream ends for it."""
+        if not self._slots.take(peer_id):
+            self._counters.count_serve_error("busy")
+            yield FetchOutcome.BUSY
+            return
+        try:
+            async with aclosing(self._services.handlers[service](peer_id, request)) as items:
+                async for item in items:
+                    yield item
+            yield FetchOutcome.COMPLETE
+        except RecordError as error:  # the request
+            self._counters.count_serve_error(error.reason)
+            yield FetchOutcome.BROKEN
+        except Exception:  # a handler's own fault ends this request only, as it does over the network
+            logger.exception("serving a request failed")
+            self._counters.count_serve_error("fault")
+            yield FetchOutcome.BROKEN
+        finally:
+            self._slots.give_back(peer_id)

@@ -1,0 +1,51 @@
+"""Names on the wire. Each carries the run id, so that nodes of different runs share no topic, no call and no record."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from enum import StrEnum
+
+PREFIX = "/ftis/1"
+RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NUM_MEMBER_BUCKETS = 64
+
+
+class Service(StrEnum):
+    """What a member may ask of another."""
+
+    FETCH = "fetch"  # ids; bodies come back
+    CONFIRM = "confirm"  # ids; one empty item says that they were heard
+    ASK = "ask"  # a question; answers come back
+
+
+def check_run_id(run_id: str) -> str:
+    """`run_id` itself. Raises ValueError where it cannot be part of a name."""
+    if RUN_ID.fullmatch(run_id) is None:
+        raise ValueError(f"{run_id!r} is no run id: letters, digits, '_' and '-', at most 64 of them")
+    return run_id
+
+
+def topic(run_id: str, shard: int) -> str:
+    """The gossipsub topic of a shard of a run."""
+    return f"{PREFIX}/{run_id}/{shard}"
+
+
+def protocol(run_id: str, service: Service) -> str:
+    """The libp2p protocol of a service in a run."""
+    return f"{PREFIX}/{run_id}/{service}"
+
+
+def record_key(run_id: str, peer_id: str) -> str:
+    """The directory key of a peer's record."""
+    return f"{PREFIX}/{run_id}/record/{peer_id}"
+
+
+def bucket_key(run_id: str, bucket: int) -> str:
+    """The directory key under which a part of the run's members register."""
+    return f"{PREFIX}/{run_id}/members/{bucket}"
+
+
+def bucket_of(peer_id: str) -> int:
+    """The bucket in which a peer registers: a hash of its id, so nobody chooses."""
+    return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big") % NUM_MEMBER_BUCKETS

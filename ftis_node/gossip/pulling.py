@@ -1,0 +1,49 @@
+"""The asking end of streams: one request to a peer, items until it says that this was all, everything bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.base import Fetched, FetchOutcome
+from ftis_node.gossip.bodies import outcome_of
+from ftis_node.gossip.control import Refused
+from ftis_node.gossip.frames import Frame, read_frame, write_frame
+
+if TYPE_CHECKING:
+    from ftis_node.gossip.bodies import Pull
+    from ftis_node.gossip.control import Control
+
+
+async def pull_items(
+    control: Control, peer_id: str, protocol: str, request: bytes, *, pull: Pull, idle_s: float, timeout_s: float
+) -> Fetched:
+    """A peer's items in answer to `request`, as far as `pull` takes them. Raises nothing for what a peer does."""
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            control.stream(peer_id, protocol, timeout_s=timeout_s) as (reader, writer),
+        ):
+            await write_frame(writer, Frame.REQUEST, request, idle_s=idle_s)
+            return pull.end(await _read_items(reader, pull=pull, idle_s=idle_s))
+    except Refused:
+        return pull.end(FetchOutcome.UNREACHABLE)
+    except TimeoutError:
+        return pull.end(FetchOutcome.TIMED_OUT)
+    except (OSError, EOFError):
+        return pull.end(FetchOutcome.BROKEN)
+    except RecordError as error:
+        return pull.end(outcome_of(error))
+
+
+async def _read_items(reader: asyncio.StreamReader, *, pull: Pull, idle_s: float) -> FetchOutcome:
+    while True:
+        kind, item = await read_frame(reader, max_bytes=pull.next_max_bytes, idle_s=idle_s)
+        if kind is Frame.END:
+            return FetchOutcome.COMPLETE
+        if kind is Frame.BUSY:
+            return FetchOutcome.BUSY
+        if kind is not Frame.ITEM:
+            raise RecordError("frame_kind", f"{kind.name} in an answer")
+        pull.add(item)

@@ -1,0 +1,59 @@
+"""What this node does for its peers: bodies, confirmations, answers. A request in, items out; no transport inside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.bodies import look_up, unpack_ids
+from ftis_node.gossip.names import Service
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from ftis_node.gossip.base import Answer, GossipCounters, GossipLimits, Lookup, OnConfirm
+
+    Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
+
+
+class Services:
+    """Until `use` is called this node holds nothing and hears nothing."""
+
+    def __init__(self, *, limits: GossipLimits, counters: GossipCounters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._lookup: Lookup = _hold_nothing
+        self._on_confirm: OnConfirm | None = None
+        self._answer: Answer | None = None
+
+    @property
+    def handlers(self) -> dict[Service, Handler]:
+        """A peer's id and request in, items out, for each service."""
+        return {Service.FETCH: self._bodies, Service.CONFIRM: self._confirmation, Service.ASK: self._answers}
+
+    def use(self, lookup: Lookup, *, on_confirm: OnConfirm | None, answer: Answer | None) -> None:
+        """Sets what serves."""
+        self._lookup, self._on_confirm, self._answer = lookup, on_confirm, answer
+
+    async def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Bodies held of the ids in `request`. Raises RecordError for a bad request."""
+        async for body in look_up(self._lookup, unpack_ids(request, limits=self._limits), limits=self._limits):
+            yield body
+            self._counters.bodies_out += 1
+            self._counters.body_bytes_out += len(body)
+
+    async def _confirmation(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Passes confirmed ids on; one empty item says that they were heard. Raises RecordError for a bad request."""
+        ids = unpack_ids(request, limits=self._limits)
+        self._counters.confirmed_in += len(ids)
+        if self._on_confirm is not None:
+            await self._on_confirm(peer_id, ids)
+        yield b""
+
+    async def _answers(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Answers to the question in `request`."""
+        for answer in await self._answer(peer_id, request) if self._answer is not None else ():
+            yield answer
+
+
+async def _hold_nothing(ids: Sequence[bytes]) -> Sequence[bytes]:
+    return ()

@@ -1,0 +1,124 @@
+"""One life of p2pd, with all that hangs on it: opened together, lost together, closed together.
+
+| with p2pd go | which |
+|---|---|
+| the control socket | takes our requests and gives us gossipsub's messages |
+| the directory | is our part of the DHT; its persistent connection keeps p2pd alive |
+| the stream server | is brought the streams of others |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import MachineError
+from ftis_node.gossip import sockets
+from ftis_node.gossip.control import Control
+from ftis_node.gossip.directory import Directory
+from ftis_node.gossip.identity_file import write_identity_file
+from ftis_node.gossip.ports import check_free
+from ftis_node.gossip.process import P2pdProcess, p2pd_arguments
+from ftis_node.gossip.streams import StreamServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from ftis_node.gossip.base import GossipCounters, GossipLimits
+    from ftis_node.gossip.multiaddr import ListenAddress
+    from ftis_node.gossip.serving import Handler
+    from ftis_node.gossip.settings import NetworkSettings
+    from ftis_node.records.identity import Identity
+
+
+DYING_S = 0.2  # a p2pd that ends closes its sockets first
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """What stays the same from one life of p2pd to the next. `is_public`: a bootstrap node."""
+
+    settings: NetworkSettings
+    identity: Identity
+    limits: GossipLimits
+    counters: GossipCounters
+    handlers: Mapping[str, Handler]
+    is_public: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A p2pd that is up and ready to be used."""
+
+    process: P2pdProcess
+    control: Control
+    directory: Directory
+    listening_on: tuple[str, ...]
+
+    async def lost(self) -> str:
+        """Returns, when this life is over, how it ended."""
+        ended = asyncio.create_task(self.process.ended())
+        cut = asyncio.create_task(self.directory.lost())
+        try:
+            await asyncio.wait({ended, cut}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended}, timeout=DYING_S)
+            return ended.result() if ended.done() else "its control connection broke"
+        finally:
+            ended.cancel()
+            cut.cancel()
+
+
+@asynccontextmanager
+async def open_session(station: Station, *, listen: Sequence[ListenAddress]) -> AsyncIterator[Session]:
+    """Starts p2pd on `listen` and all that goes with it. Raises UsageError and MachineError as `Gossip.start` does."""
+    settings = station.settings
+    folder = settings.sockets_dir.absolute()
+    control_path, streams_path = folder / sockets.CONTROL_NAME, folder / sockets.STREAMS_NAME
+    async with AsyncExitStack() as stack:
+        sockets.prepare(folder)
+        stack.callback(sockets.clear, folder)
+        write_identity_file(station.identity, folder / sockets.KEY_NAME)
+        process = await _start_p2pd(station, listen=listen)
+        stack.push_async_callback(process.stop, timeout_s=settings.stop_timeout_s)
+        async with asyncio.timeout(settings.control_timeout_s):  # hivemind waits for ever on a p2pd that dies meanwhile
+            directory = await Directory.attach(
+                control_path,
+                identity=station.identity,
+                limits=station.limits,
+                rpc_timeout_s=settings.directory_rpc_timeout_s,
+                timeout_s=settings.directory_timeout_s,
+            )
+        stack.push_async_callback(directory.close)
+        server = StreamServer(station.handlers, limits=station.limits, counters=station.counters)
+        await server.listen(streams_path)
+        stack.push_async_callback(server.close)
+        control = Control(control_path, timeout_s=settings.control_timeout_s)
+        stack.callback(control.close)
+        if station.handlers:
+            await control.handle_streams(tuple(station.handlers), streams_path)
+        yield Session(process, control, directory, await control.identify())
+
+
+async def _start_p2pd(station: Station, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
+    """Starts p2pd in a few tries: on a busy machine the first one may just be slow."""
+    settings = station.settings
+    folder = settings.sockets_dir.absolute()
+    check_free(listen)
+    arguments = p2pd_arguments(
+        settings,
+        listen=listen,
+        control_path=folder / sockets.CONTROL_NAME,
+        key_path=folder / sockets.KEY_NAME,
+        is_public=station.is_public,
+    )
+    failures = []
+    for _ in range(settings.num_start_tries):
+        try:
+            return await P2pdProcess.start(arguments, timeout_s=settings.start_timeout_s)
+        except MachineError as error:
+            failures.append(str(error))
+            (folder / sockets.CONTROL_NAME).unlink(missing_ok=True)
+    where = ", ".join(address.text for address in listen)
+    raise MachineError(f"cannot listen on {where}: {failures[-1]} ({len(failures)} tries)")

@@ -1,0 +1,61 @@
+"""How one node takes part in the network: where it listens, whom it knows, how patient it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.backoff import Backoff
+from ftis_node.gossip.multiaddr import parse_listen_address, parse_multiaddr
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.gossip.multiaddr import ListenAddress, PeerAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """Settings of the network process and of the loop that keeps it connected. Raises ConfigError for a bad address.
+
+    `sockets_dir` is this node's alone; it is made where it is missing and emptied at each start.
+    """
+
+    sockets_dir: Path
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: tuple[str, ...] = ()  # told to others instead of what is found; without /p2p/ID
+    peers: tuple[str, ...] = ()  # dialled first: bootstrap nodes, or any member
+    use_nat_helpers: bool = True  # port mapping, reachability checks, hole punching, a relay where we are not reachable
+    start_timeout_s: float = 30.0
+    num_start_tries: int = 2
+    stop_timeout_s: float = 2.0
+    control_timeout_s: float = 10.0  # p2pd's own answers
+    dial_timeout_s: float = 10.0
+    directory_rpc_timeout_s: float = 3.0
+    directory_timeout_s: float = 15.0  # one whole look-up or store
+    heartbeat_s: float = 1.0  # of gossipsub: a new member misses what is announced in its first one
+    poll_s: float = 1.0  # who is there
+    check_s: float = 60.0  # are there enough members, do the given peers still answer; also the renewal of our entry
+    member_ttl_s: float = 300.0
+    num_members_wanted: int = 8  # dialled up to; others may dial us beyond it
+    retry: Backoff = field(default_factory=Backoff)  # between rounds of dialling while alone
+    restart: Backoff = field(default_factory=lambda: Backoff(first_s=0.5, ceiling_s=30.0))  # of the network process
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
+                raise ValueError(f"{entry.name} must be above 0")
+        if not self.listen:
+            raise ValueError("a node listens on at least one address")
+        _ = self.listen_addresses, self.peer_addresses
+
+    @property
+    def listen_addresses(self) -> tuple[ListenAddress, ...]:
+        """`listen`, parsed."""
+        return tuple(parse_listen_address(text) for text in self.listen)
+
+    @property
+    def peer_addresses(self) -> tuple[PeerAddress, ...]:
+        """`peers`, parsed; IPv4 before the rest, which is where most homes are reachable."""
+        return tuple(sorted(map(parse_multiaddr, self.peers), key=lambda peer: not peer.text.startswith("/ip4/")))

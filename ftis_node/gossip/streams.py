@@ -1,0 +1,124 @@
+"""The serving end of streams: p2pd brings them to a unix socket, a connection each; here they are bounded and answered.
+
+A handler gets a peer's id and its request and yields items. It knows nothing of frames, slots or time limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.base import ID_BYTES
+from ftis_node.gossip.bindings import p2pd_pb2, read_pbmsg_safe
+from ftis_node.gossip.frames import Frame, read_frame, write_frame
+from ftis_node.gossip.slots import Slots
+from ftis_node.records.identity import peer_id_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ftis_node.gossip.base import GossipCounters, GossipLimits
+    from ftis_node.gossip.serving import Handler
+
+logger = logging.getLogger(__name__)
+
+FLOOD_FACTOR = 4  # times `max_streams`: so many open streams are told BUSY, those beyond are cut without a word
+
+
+class StreamServer:
+    """Answers incoming streams by protocol name until closed."""
+
+    def __init__(self, handlers: Mapping[str, Handler], *, limits: GossipLimits, counters: GossipCounters) -> None:
+        self._handlers = handlers
+        self._limits = limits
+        self._counters = counters
+        self._slots = Slots(max_total=limits.max_streams, max_per_peer=limits.max_streams_per_peer)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, path: Path) -> None:
+        """Opens the unix socket at `path`."""
+        self._server = await asyncio.start_unix_server(self._accept, path=path)
+
+    async def close(self) -> None:
+        """Ends all streams."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._serving) >= FLOOD_FACTOR * self._limits.max_streams:
+            self._counters.count_serve_error("flood")
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve_counted(reader, writer), name="gossip-serve")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves a stream; whatever ends it early ends only this one, and is counted."""
+        try:
+            async with asyncio.timeout(self._limits.fetch_timeout_s):
+                await self._serve(reader, writer)
+        except TimeoutError:
+            self._counters.count_serve_error("timed_out")
+        except (OSError, EOFError):
+            self._counters.count_serve_error("broken")
+        except RecordError as error:
+            self._counters.count_serve_error(error.reason)
+        except Exception:  # a handler's own fault: the other streams and the node go on
+            logger.exception("serving a stream failed")
+            self._counters.count_serve_error("fault")
+        finally:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.set_write_buffer_limits(high=0)  # drained means sent: the end may cut the connection
+        info = p2pd_pb2.StreamInfo()
+        await read_pbmsg_safe(reader, info)
+        peer_id = peer_id_text(info.peer)
+        if self._slots.take(peer_id):
+            try:
+                await self._answer(peer_id, info.proto, reader, writer)
+            finally:
+                self._slots.give_back(peer_id)
+        else:
+            self._counters.count_serve_error("busy")
+            await self._read_request(reader)  # a stream closed with unread bytes is reset, and BUSY lost
+            await write_frame(writer, Frame.BUSY, idle_s=self._limits.idle_timeout_s)
+
+    async def _answer(
+        self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serves for as long as the peer is there: one that left must not keep a slot while we look for its bodies."""
+        request = await self._read_request(reader)
+        sending = asyncio.create_task(self._send_items(peer_id, protocol, request, writer))
+        gone = asyncio.create_task(reader.read(1))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise EOFError("the peer has gone")
+            sending.result()  # raises
+        finally:
+            sending.cancel()
+            gone.cancel()
+            await asyncio.wait({sending, gone})
+
+    async def _send_items(self, peer_id: str, protocol: str, request: bytes, writer: asyncio.StreamWriter) -> None:
+        async with aclosing(self._handlers[protocol](peer_id, request)) as items:
+            async for item in items:
+                await write_frame(writer, Frame.ITEM, item, idle_s=self._limits.idle_timeout_s)
+        await write_frame(writer, Frame.END, idle_s=self._limits.idle_timeout_s)
+
+    async def _read_request(self, reader: asyncio.StreamReader) -> bytes:
+        max_bytes = max(self._limits.max_ids_per_request * ID_BYTES, self._limits.max_announcement_bytes)
+        kind, request = await read_frame(reader, max_bytes=max_bytes, idle_s=self._limits.idle_timeout_s)
+        if kind is not Frame.REQUEST:
+            raise RecordError("frame_kind", f"a stream that starts with {kind.name}")
+        return request

@@ -1,0 +1,138 @@
+"""Folders that are whole or not there: checkpoints and published weights.
+
+Write, then mark: the files go to a folder under a temporary name, are synced, the folder is renamed, and the marker
+file `COMPLETE` is written last. A reader takes only marked folders, so a crash or a full disk at any point leaves the
+previous one as the newest. Folders of a kind are named by a prefix and a running number: `step-00000120`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MARKER = "COMPLETE"
+TEMPORARY_MARK = ".incomplete-"
+
+
+@contextmanager
+def complete_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `target`; when the block ends well it becomes `target`, else it is removed.
+
+    An existing `target` is replaced. Raises OSError (no space left, say), and then `target` is as it was.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_sibling(target)
+    temporary.mkdir()
+    try:
+        yield temporary
+        _sync_tree(temporary)
+        _move_into_place(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _write_marker(target)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether `path` is a folder that was written to its end."""
+    return (path / MARKER).is_file()
+
+
+def newest_complete(parent: Path, prefix: str) -> Path | None:
+    """The complete folder `<prefix><number>` in `parent` with the highest number; None where there is none."""
+    numbered = _complete_by_number(parent, prefix)
+    return numbered[-1] if numbered else None
+
+
+def keep_newest(parent: Path, prefix: str, keep: int) -> list[Path]:
+    """Remove all but the `keep` newest complete folders. Returns what was removed. Raises ValueError for keep < 1."""
+    if keep < 1:
+        raise ValueError("the newest complete folder is never removed: keep must be at least 1")
+    outdated = _complete_by_number(parent, prefix)[:-keep]
+    for path in outdated:
+        _remove(path)
+    return outdated
+
+
+def remove_leftovers(parent: Path, prefix: str) -> list[Path]:
+    """Remove what crashes left behind in `parent`: temporary folders, and `<prefix>...` folders without a marker.
+
+    For the folder's only writer, at its start: it would also remove what someone else is just writing. Returns what
+    was removed.
+    """
+    if not parent.is_dir():
+        return []
+    leftovers = [
+        path
+        for path in sorted(parent.iterdir())
+        if path.name.startswith(f".{prefix}")
+        and TEMPORARY_MARK in path.name
+        or path.is_dir()
+        and path.name.startswith(prefix)
+        and not is_complete(path)
+    ]
+    for path in leftovers:
+        shutil.rmtree(path)
+    return leftovers
+
+
+def _temporary_sibling(target: Path) -> Path:
+    return target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:8]}")
+
+
+def _move_into_place(temporary: Path, target: Path) -> None:
+    """Rename; an existing target steps aside first, as a folder with files in it cannot be renamed over."""
+    if target.exists():
+        aside = _temporary_sibling(target)
+        target.rename(aside)
+        temporary.rename(target)
+        shutil.rmtree(aside)
+    else:
+        temporary.rename(target)
+    _sync(target.parent)
+
+
+def _write_marker(target: Path) -> None:
+    with (target / MARKER).open("wb") as marker:
+        os.fsync(marker.fileno())
+    _sync(target)
+
+
+def _remove(path: Path) -> None:
+    """The marker goes first, so that a folder removed by half does not count as complete."""
+    (path / MARKER).unlink()
+    shutil.rmtree(path)
+
+
+def _complete_by_number(parent: Path, prefix: str) -> list[Path]:
+    if not parent.is_dir():
+        return []
+    numbered = [
+        (int(number), path)
+        for path in parent.iterdir()
+        if path.name.startswith(prefix) and (number := path.name[len(prefix) :]).isdecimal() and is_complete(path)
+    ]
+    return [path for _, path in sorted(numbered)]
+
+
+def _sync_tree(folder: Path) -> None:
+    for root, _, files in os.walk(folder):
+        for name in files:
+            _sync(Path(root) / name)
+        _sync(Path(root))
+
+
+def _sync(path: Path) -> None:
+    """Make a file's or a folder's content survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

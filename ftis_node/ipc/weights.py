@@ -1,0 +1,125 @@
+"""Weights from the learner to the generator: a file of safetensors per version, and the proof that they are served.
+
+The learner publishes version n into a complete folder; the generator loads it from there. An engine may say that it
+loaded new weights and go on with the old ones (seen with tied embeddings), so saying so is not enough: the learner
+also computes the log-probs of a few fixed tokens under the published weights, and the generator must reproduce them.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import ModelError
+from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, newest_complete
+from ftis_node.ipc.wire import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+PREFIX = "weights-"
+WEIGHTS_FILE = "model.safetensors"
+PROBE_LENGTH = 32
+PROBE_MULTIPLIER = 2_654_435_761  # Knuth's, near 2^32 divided by the golden ratio: spreads indices over a vocabulary
+
+
+class PublishedWeights(Message, frozen=True):
+    """Where a version lies: `path` is the safetensors file, `num_bytes` its size."""
+
+    version: int
+    path: str
+    num_bytes: int
+
+
+class WeightProof(Message, frozen=True):
+    """Fixed tokens and their log-probs under a version: `logprobs[i]` is that of `probe_ids[i + 1]` given those before.
+
+    Temperature 1, float32, so one log-prob fewer than there are ids.
+    """
+
+    version: int
+    probe_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    def max_difference(self, logprobs: Sequence[float]) -> float:
+        """The largest distance in nats between these log-probs and the proof's; infinite where they do not compare."""
+        if len(logprobs) != len(self.logprobs):
+            return math.inf
+        differences = [abs(ours - theirs) for ours, theirs in zip(self.logprobs, logprobs, strict=True)]
+        return max(differences) if all(map(math.isfinite, differences)) else math.inf
+
+
+class WeightStore:
+    """The published versions in one folder; the newest `keep` stay. One writer, any number of readers."""
+
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        self._folder = Path(folder)
+        self._keep = keep
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> PublishedWeights:
+        """Write a version and prune old ones. Tensors must not share memory: name tied weights once.
+
+        Raises OSError where the disk refuses; nothing of the version is visible then.
+        """
+        from safetensors.torch import save_file
+
+        target = self._folder / f"{PREFIX}{version:08d}"
+        contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        with complete_folder(target) as temporary:
+            save_file(contiguous, temporary / WEIGHTS_FILE, metadata={"format": "pt"})
+        keep_newest(self._folder, PREFIX, self._keep)
+        return _published(target)
+
+    def newest(self) -> PublishedWeights | None:
+        """The newest complete version; None before the first."""
+        newest = newest_complete(self._folder, PREFIX)
+        return None if newest is None else _published(newest)
+
+    def load(self, version: int) -> dict[str, torch.Tensor]:
+        """The tensors of a version, on the CPU. Raises ModelError where it is not there or damaged."""
+        target = self._folder / f"{PREFIX}{version:08d}"
+        if not is_complete(target):
+            raise ModelError(f"weights of version {version} are not in {self._folder}")
+        return load_weights_file(target / WEIGHTS_FILE)
+
+
+def load_weights_file(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one safetensors file, on the CPU. Raises ModelError where it is missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"weights in {path} cannot be read: {error}") from error
+
+
+def probe_token_ids(vocab_size: int, length: int = PROBE_LENGTH) -> tuple[int, ...]:
+    """Fixed ids below `vocab_size` (the tokenizer's length), spread over the vocabulary, the same on every machine."""
+    return tuple((index + 1) * PROBE_MULTIPLIER % 2**32 % vocab_size for index in range(length))
+
+
+def probe_logprobs(model: Any, probe_ids: Sequence[int]) -> tuple[float, ...]:
+    """Log-probs of `probe_ids[1:]` under a transformers model: one forward pass, softmax in float32."""
+    import torch
+
+    ids = torch.tensor([list(probe_ids)], device=model.device)
+    with torch.inference_mode():
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    logprobs = torch.log_softmax(logits, dim=-1).gather(-1, ids[0, 1:, None])
+    return tuple(logprobs.squeeze(-1).tolist())
+
+
+def prove(model: Any, *, version: int, vocab_size: int) -> WeightProof:
+    """What the learner sends along with a version; `vocab_size` is the tokenizer's length."""
+    probe_ids = probe_token_ids(vocab_size)
+    return WeightProof(version=version, probe_ids=probe_ids, logprobs=probe_logprobs(model, probe_ids))
+
+
+def _published(folder: Path) -> PublishedWeights:
+    version = int(folder.name.removeprefix(PREFIX))
+    path = folder / WEIGHTS_FILE
+    return PublishedWeights(version=version, path=str(path), num_bytes=path.stat().st_size)

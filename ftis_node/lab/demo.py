@@ -1,0 +1,200 @@
+"""The demo: a bootstrap and two unlike nodes on this machine learn from each other, each as a real `ftis-node join`.
+
+    tiny s, tiny m  -->  bootstrap  -->  join s <== announcements, bodies ==> join m  -->  table, curves.png, verdict
+
+Nothing in it is special: three commands are started as a user would start them, and what they did is read from their
+homes. The nodes are watched through files, not over HTTP, so that the loopback interface carries the swarm's
+traffic only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import FtisError
+from ftis_node.lab.curves import Curves, plot_curves, read_curves
+from ftis_node.lab.processes import children
+from ftis_node.lab.tiny_pair import make_pair
+from ftis_node.lab.traffic import loopback_bytes
+from ftis_node.lab.wire_probe import WireFigures, measure_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ftis_node.lab.processes import Child
+
+SIZES = ("s", "m")
+MIN_GAIN = 0.25
+MIN_FINAL_M = 0.85
+MIN_FOREIGN_FRACTION = 0.4
+BOOTSTRAP_TIMEOUT_S = 60.0
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlan:
+    """What to run. `out` receives models, homes, logs, `results.json` and `curves.png`."""
+
+    out: Path
+    steps: int
+    engine: str
+    seed: int
+    run: str = "arithmetic-ftis"
+    task: str = "arithmetic"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResult:
+    """What became of one node."""
+
+    name: str
+    parameters: int
+    pass_before: float
+    pass_after: float
+    steps: int
+    own_groups: int
+    foreign_groups: int
+    tokens_sent: int
+    tokens_received: int
+    envelope_bytes_per_token: float
+
+    @property
+    def gain(self) -> float:
+        """Greedy pass@1 after less before."""
+        return self.pass_after - self.pass_before
+
+    @property
+    def foreign_fraction(self) -> float:
+        """The foreign share of the groups that the learner used."""
+        return self.foreign_groups / max(1, self.own_groups + self.foreign_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """The demo's table. `interface_bytes_per_token`: at the loopback interface, per token received by either node."""
+
+    nodes: list[NodeResult]
+    interface_bytes_per_token: float | None
+    wire: WireFigures
+    seconds: float
+
+    def wire_lines(self) -> list[str]:
+        """What crossed, for people."""
+        in_demo = ", ".join(f"{node.envelope_bytes_per_token:.1f}" for node in self.nodes)
+        return [
+            f"bytes a token in envelopes of 12 x 300 tokens: {self.wire.envelope_bytes_per_token:.2f} (limit 8.25); "
+            f"crossing between two nodes, all counted: {_figure(self.wire.interface_bytes_per_token)} (goal 9.5)",
+            f"in this demo, whose completions have a few tokens: {in_demo} in envelopes, "
+            f"{_figure(self.interface_bytes_per_token)} crossing per token received",
+        ]
+
+    def failures(self) -> list[str]:
+        """Why the demo did not show what it should; empty for a good one."""
+        complaints = []
+        for node in self.nodes:
+            if node.gain < MIN_GAIN:
+                complaints.append(f"{node.name} gained {node.gain:.3f}, less than {MIN_GAIN}")
+            if node.foreign_fraction < MIN_FOREIGN_FRACTION:
+                complaints.append(f"{node.name} used {node.foreign_fraction:.0%} foreign groups, less than 40 %")
+            if node.name == "m" and node.pass_after < MIN_FINAL_M:
+                complaints.append(f"m ends at {node.pass_after:.3f}, below {MIN_FINAL_M}")
+        return complaints
+
+
+def run_demo(plan: DemoPlan, *, watch: Callable[[str, Mapping[str, Curves]], None]) -> DemoResult:
+    """Runs it all and returns the table; `watch` is told what is going on about twice a second.
+
+    Raises FtisError where one of the commands fails.
+    """
+    started_at = time.monotonic()
+    homes = {size: plan.out / f"home-{size}" for size in SIZES}
+    for home in homes.values():
+        shutil.rmtree(home, ignore_errors=True)
+    models = make_pair(plan.out / "models", seed=plan.seed, watch=lambda text: watch(text, {}))
+    with children(plan.out / "logs") as commands:
+        watch("starting a bootstrap node", {})
+        bootstrap_home = str(plan.out / "home-bootstrap")
+        bootstrap = commands.start(
+            "bootstrap", "bootstrap", "--home", bootstrap_home, "--listen", "/ip4/127.0.0.1/tcp/0"
+        )
+        address = bootstrap.wait_for_line(timeout_s=BOOTSTRAP_TIMEOUT_S)
+        before = loopback_bytes()
+        nodes = [
+            commands.start(size, *_join_arguments(plan, size, model=models[size], home=homes[size], peer=address))
+            for size in SIZES
+        ]
+        _watch_training(nodes, homes, plan, watch)
+        after = loopback_bytes()
+    results = [_result_of(size, homes[size]) for size in SIZES]
+    received = sum(result.tokens_received for result in results)
+    crossed = (after - before) / received if before is not None and after is not None and received else None
+    watch("measuring the wire with groups of 12 x 300 tokens", {})
+    wire = asyncio.run(measure_wire(plan.out / "wire"))
+    result = DemoResult(results, crossed, wire, time.monotonic() - started_at)
+    _write_outputs(plan, result, {size: read_curves(home / "events.jsonl") for size, home in homes.items()})
+    return result
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
+
+
+def _join_arguments(plan: DemoPlan, size: str, *, model: Path, home: Path, peer: str) -> list[str]:
+    options = {
+        "--model": str(model),
+        "--run": plan.run,
+        "--home": str(home),
+        "--peers": peer,
+        "--listen": "/ip4/127.0.0.1/tcp/0",
+        "--name": size,
+        "--engine": plan.engine,
+        "--seed": str(plan.seed),
+        "--steps": str(plan.steps),
+    }
+    return ["join", *(word for option in options.items() for word in option)]
+
+
+def _watch_training(
+    nodes: list[Child], homes: Mapping[str, Path], plan: DemoPlan, watch: Callable[[str, Mapping[str, Curves]], None]
+) -> None:
+    """Until both nodes have ended. Raises FtisError as soon as one fails."""
+    while True:
+        curves = {size: read_curves(home / "events.jsonl") for size, home in homes.items()}
+        watch(f"training, {plan.steps} steps", curves)
+        codes = [node.exit_code for node in nodes]
+        for node, code in zip(nodes, codes, strict=True):
+            if code:
+                raise FtisError(f"node {node.name} ended with exit code {code}: {node.last_words()}")
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(POLL_S)
+
+
+def _result_of(size: str, home: Path) -> NodeResult:
+    """What a finished node's home says."""
+    status = json.loads((home / "status.json").read_text())
+    curves = read_curves(home / "events.jsonl")
+    return NodeResult(
+        name=size,
+        parameters=status["model"]["parameters"],
+        pass_before=curves.pass_at_1[0][1],
+        pass_after=curves.pass_at_1[-1][1],
+        steps=curves.step,
+        own_groups=curves.own_groups,
+        foreign_groups=curves.foreign_groups,
+        tokens_sent=status["generation"]["tokens_made"],
+        tokens_received=status["swarm"]["tokens_in"],
+        envelope_bytes_per_token=status["swarm"]["bytes_per_token"] or 0.0,
+    )
+
+
+def _write_outputs(plan: DemoPlan, result: DemoResult, curves: Mapping[str, Curves]) -> None:
+    document = asdict(result) | {"failures": result.failures(), "steps": plan.steps, "seed": plan.seed}
+    (plan.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    plot_curves(curves, plan.out / "curves.png", title="Two unlike models learn from each other's completions (F-TIS)")

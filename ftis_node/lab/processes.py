@@ -1,0 +1,94 @@
+"""The demo's child processes: `ftis-node` commands with their output in files, stopped by pid whatever happens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import FtisError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STOP_GRACE_S = 12.0
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One running command. `log` holds its stderr, `out` its stdout."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    out: Path
+    log: Path
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.process.poll()
+
+    def last_words(self) -> str:
+        """The last line that it wrote to stderr."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no message"
+
+    def wait_for_line(self, *, timeout_s: float) -> str:
+        """The first line of its stdout. Raises FtisError where it ends or stays silent."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            text = self.out.read_text()
+            if "\n" in text:
+                return text.splitlines()[0]
+            if self.exit_code is not None:
+                raise FtisError(f"{self.name} ended with exit code {self.exit_code}: {self.last_words()}")
+            time.sleep(POLL_S)
+        raise FtisError(f"{self.name} said nothing for {timeout_s:.0f} s: {self.last_words()}")
+
+
+class Children:
+    """The commands that one demo runs."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: list[Child] = []
+
+    def start(self, name: str, *arguments: str) -> Child:
+        """Runs `ftis-node ARGUMENTS` in the background."""
+        out, log = self._logs / f"{name}.out", self._logs / f"{name}.log"
+        with out.open("wb") as stdout, log.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ftis_node", *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            )
+        child = Child(name, process, out, log)
+        self._children.append(child)
+        return child
+
+    def stop(self) -> None:
+        """Ends those that still run: asks, waits, kills."""
+        running = [child for child in self._children if child.exit_code is None]
+        for child in running:
+            child.process.terminate()
+        deadline = time.monotonic() + STOP_GRACE_S
+        for child in running:
+            try:
+                child.process.wait(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+
+
+@contextmanager
+def children(logs: Path) -> Iterator[Children]:
+    """Commands that are all ended when the block is."""
+    logs.mkdir(parents=True, exist_ok=True)
+    started = Children(logs)
+    try:
+        yield started
+    finally:
+        started.stop()

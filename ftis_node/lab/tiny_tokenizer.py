@@ -1,0 +1,68 @@
+"""The tokenizer that every tiny model shares: byte-level BPE, Qwen2's splitting, ChatML.
+
+It is a real one in small. The alphabet is the 256 bytes, so any text can be encoded; merges come from `tiny_corpus`;
+the splitting pattern is Qwen2's, which keeps each digit a token of its own. That makes column-wise arithmetic
+learnable for a model of two layers. Training it takes a fraction of a second and gives the same merges on every
+machine, so that nodes that made their models themselves have one tokenizer fingerprint and can exchange token ids.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from ftis_node.lab.tiny_corpus import corpus
+
+VOCABULARY_SIZE: Final = 512
+MAX_POSITIONS: Final = 2048
+
+PAD_TOKEN: Final = "<|endoftext|>"
+TURN_START: Final = "<|im_start|>"
+TURN_END: Final = "<|im_end|>"  # ends every turn, so it is the end-of-sequence token
+
+# The pattern of Qwen2's tokenizer: words with the space before them, single digits, runs of punctuation, white space.
+QWEN2_SPLIT: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """The shared tokenizer, trained anew; `save_pretrained` writes it in the hub's format."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_train_bpe(),
+        eos_token=TURN_END,
+        pad_token=PAD_TOKEN,
+        additional_special_tokens=[TURN_START],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _train_bpe() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[PAD_TOKEN, TURN_START, TURN_END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return tokenizer

@@ -1,0 +1,162 @@
+"""What a token costs on the wire for groups of the usual size: 12 completions of 300 tokens, between two real p2pd.
+
+Tiny models write completions of a few tokens, so in the demo the announcement and the signature outweigh the tokens.
+This measures the same path, announcement, pull, confirmation, with groups as large models make them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ftis_node.errors import NetworkError
+from ftis_node.gossip.settings import NetworkSettings
+from ftis_node.lab.traffic import loopback_bytes
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.envelope import announce_group, open_announcement, seal_group
+from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.identity import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from ftis_node.gossip.base import Gossip
+
+NUM_COMPLETIONS = 12
+COMPLETION_TOKENS = 300
+VOCABULARY = 151_665  # Qwen2.5's
+RUN_ID = "0" * 32
+NUM_GROUPS = 64
+PULL_BATCH = 16
+TIMEOUT_S = 60.0
+LOOK_S = 0.05
+SETTLE_S = 2.0  # two heartbeats of gossipsub: before its mesh stands, announcements are lost
+
+Held = dict[bytes, tuple[bytes, bytes]]  # id: announcement, body
+
+
+@dataclass(frozen=True, slots=True)
+class WireFigures:
+    """Bytes a completion token: in the envelope alone, and at the loopback interface with everything that crossed."""
+
+    envelope_bytes_per_token: float
+    interface_bytes_per_token: float | None
+
+
+def random_group(identity: Identity, number: int, rng: np.random.Generator) -> Group:
+    """A group of Qwen-like ids and log-probs, unlike any other."""
+    return Group(
+        run_id=RUN_ID,
+        sender=identity.peer_id,
+        number=number,
+        prompt_ref=PromptRef("gsm8k", "train", number),
+        prompt_hash=hash_prompt([number]),
+        completions=tuple(
+            Completion(
+                token_ids=rng.integers(0, VOCABULARY, COMPLETION_TOKENS, dtype=np.int32),
+                logprobs=-rng.exponential(0.5, COMPLETION_TOKENS).astype(np.float32),
+                finish_reason=FinishReason.LENGTH,
+                reward=float(rng.integers(0, 2)),
+            )
+            for _ in range(NUM_COMPLETIONS)
+        ),
+        sampling=SamplingSettings(),
+        model="Qwen/Qwen2.5-3B",
+        tokenizer="0" * 32,
+        policy_version=1,
+        policy_version_newest=1,
+        created_at=time.time(),
+    )
+
+
+async def measure_wire(folder: Path, *, num_groups: int = NUM_GROUPS) -> WireFigures:
+    """Sends `num_groups` groups from node to node over loopback. Raises NetworkError where they do not arrive."""
+    identity = Identity.generate()
+    held = _make_groups(identity, num_groups)
+    async with AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(_member(folder / "a", identity, held))
+        peer = sender.addresses[:1]
+        receiver = await stack.enter_async_context(_member(folder / "b", Identity.generate(), {}, peers=peer))
+        await _meet(sender, receiver)
+        await asyncio.sleep(SETTLE_S)
+        before = loopback_bytes()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await _transfer(sender, receiver, held)
+        except TimeoutError:
+            raise NetworkError(f"{num_groups} groups did not arrive over loopback within {TIMEOUT_S:.0f} s") from None
+        after = loopback_bytes()
+    tokens = num_groups * NUM_COMPLETIONS * COMPLETION_TOKENS
+    envelope_bytes = sum(len(body) for _, body in held.values())
+    crossed = (after - before) / tokens if before is not None and after is not None else None
+    return WireFigures(envelope_bytes / tokens, crossed)
+
+
+def _make_groups(identity: Identity, num_groups: int) -> Held:
+    rng = np.random.default_rng(0)
+    held: Held = {}
+    for number in range(1, num_groups + 1):
+        group = random_group(identity, number, rng)
+        envelope = seal_group(group, identity)
+        body = envelope.to_bytes()
+        held[envelope.id] = (announce_group(envelope, group, envelope_bytes=len(body)).to_bytes(), body)
+    return held
+
+
+@asynccontextmanager
+async def _member(folder: Path, identity: Identity, held: Held, *, peers: Sequence[str] = ()) -> AsyncIterator[Gossip]:
+    """A running member of the probe's run that serves what it holds."""
+    from ftis_node.gossip.libp2p import Libp2pGossip
+
+    settings = NetworkSettings(sockets_dir=folder, listen=("/ip4/127.0.0.1/tcp/0",), peers=tuple(peers))
+    node = Libp2pGossip(settings, identity=identity, run_id=RUN_ID)
+
+    async def lookup(ids: Sequence[bytes]) -> list[bytes]:
+        return [held[group_id][1] for group_id in ids if group_id in held]
+
+    node.serve(lookup)
+    try:
+        await node.start()
+        yield node
+    finally:
+        await node.close()
+
+
+async def _meet(sender: Gossip, receiver: Gossip) -> None:
+    """Until each knows the other as a member. Raises NetworkError where they do not find each other."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                if receiver.peer_id in await sender.members() and sender.peer_id in await receiver.members():
+                    return
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise NetworkError(f"two nodes did not meet over loopback within {TIMEOUT_S:.0f} s") from None
+
+
+async def _transfer(sender: Gossip, receiver: Gossip, held: Held) -> None:
+    """Announces all; the receiver pulls each body once, as announcements arrive, and confirms."""
+    announcing = asyncio.create_task(_announce_all(sender, [announcement for announcement, _ in held.values()]))
+    batch: list[bytes] = []
+    num_received = 0
+    async for announcement in receiver.announcements():
+        batch.append(open_announcement(announcement.payload).id)
+        if len(batch) == PULL_BATCH or num_received + len(batch) == len(held):
+            fetched = await receiver.fetch(announcement.sender, batch)
+            await receiver.confirm(announcement.sender, batch)
+            num_received += len(fetched.bodies)
+            batch = []
+        if num_received == len(held):
+            break
+    await announcing
+
+
+async def _announce_all(sender: Gossip, announcements: Sequence[bytes]) -> None:
+    for announcement in announcements:
+        await sender.announce(announcement)

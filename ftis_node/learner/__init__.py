@@ -1,0 +1,16 @@
+"""Training on one's own and others' completions: one batch of groups in, one optimiser step, new weights out.
+
+    messages.py     what daemon and worker say to each other; light
+    client.py       the daemon's side; light
+    batch.py        groups -> one batch of arrays -> micro-batches under a token budget
+    logprobs.py     log-probs of the completion tokens, never holding all logits
+    objective.py    rewards -> advantages -> loss, by the method's name
+    step.py         exact gradients in two passes over micro-batches; clip, refuse or apply
+    policy.py       the model being trained: in full, or a LoRA adapter on a frozen model
+    checkpoint.py   all of it on disk, whole or not there
+    publish.py      versions of the weights for the generator, with their proof
+    core.py         joins the above: `Learner.train(groups, step)`
+    worker.py       the process that holds a `Learner`
+
+`messages` and `client` import no torch; everything else belongs to the worker.
+"""

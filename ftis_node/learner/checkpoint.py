@@ -1,0 +1,208 @@
+"""The learner on disk, whole or not there, and readable without running anything.
+
+    checkpoints/step-00000012/
+        weights.safetensors     what is trained: the whole model in float32, or the adapter alone
+        optimizer.safetensors   Adam's moments by parameter name, and torch's random state
+        state.json              the rest: where it stands, and whose it is
+
+`ipc.durable` makes the folder appear at once. A folder that is complete but cannot be read (a disk that lost bytes, a
+file removed by hand) is set aside as `damaged-step-...` and the next older one is taken; where none can be read the
+learner refuses to start, rather than silently begin again at the model as it came.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from ftis_node import __version__
+from ftis_node.errors import ConfigError, ModelError
+from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, remove_leftovers
+from ftis_node.ipc.weights import load_weights_file
+from ftis_node.learner.messages import CheckpointSkipped, StepReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.nn import Parameter
+
+PREFIX = "step-"
+DAMAGED_PREFIX = "damaged-"
+WEIGHTS_FILE = "weights.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+RANDOM_STATE = "random_state"
+FORMAT = 1
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose checkpoint it is. One of another owner is refused, never resumed.
+
+    `trains` says what its tensors are: "full", or the adapter's shape.
+    """
+
+    run_id: str
+    model: str
+    model_fingerprint: str
+    trains: str
+
+
+class CheckpointState(msgspec.Struct, frozen=True):
+    """`state.json`."""
+
+    format: int
+    owner: Owner
+    step: int
+    policy_version: int
+    last_report: StepReport | None
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was read: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
+
+    state: CheckpointState
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    random_state: Tensor
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    owner: Owner,
+    step: int,
+    policy_version: int,
+    last_report: StepReport | None,
+    trainable: Mapping[str, Parameter],
+    optimizer: torch.optim.Optimizer,
+    keep: int,
+) -> Path:
+    """Write `folder`/step-<step> and prune older ones down to `keep`. Raises OSError where the disk refuses."""
+    from safetensors.torch import save_file
+
+    versions = {"ftis-node": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    state = CheckpointState(
+        format=FORMAT,
+        owner=owner,
+        step=step,
+        policy_version=policy_version,
+        last_report=last_report,
+        versions=versions,
+    )
+    moments = {
+        f"{name}.{moment}": value
+        for name, parameter in trainable.items()
+        for moment, value in optimizer.state[parameter].items()
+    }
+    target = folder / f"{PREFIX}{step:08d}"
+    with complete_folder(target) as temporary:
+        save_file({name: value.detach() for name, value in trainable.items()}, temporary / WEIGHTS_FILE)
+        save_file(moments | {RANDOM_STATE: torch.get_rng_state()}, temporary / OPTIMIZER_FILE)
+        (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    keep_newest(folder, PREFIX, keep)
+    return target
+
+
+def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size]) -> Checkpoint:
+    """The checkpoint in `path`. `shapes` are those of the parameters to be trained.
+
+    Raises ModelError where it is damaged, ConfigError where it is sound but somebody else's.
+    """
+    try:
+        state = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=CheckpointState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelError(f"{STATE_FILE} cannot be read: {error}") from error
+    _check_owner(path, state.owner, owner)
+    weights = load_weights_file(path / WEIGHTS_FILE)
+    moments = load_weights_file(path / OPTIMIZER_FILE)
+    random_state = moments.pop(RANDOM_STATE, None)
+    if random_state is None:
+        raise ModelError(f"{OPTIMIZER_FILE} has no {RANDOM_STATE}")
+    _check_shapes(weights, moments, shapes)
+    return Checkpoint(state=state, weights=weights, moments=moments, random_state=random_state)
+
+
+def newest_usable(
+    folder: Path,
+    *,
+    owner: Owner,
+    shapes: Mapping[str, torch.Size],
+    on_skipped: Callable[[CheckpointSkipped], None],
+) -> Checkpoint | None:
+    """The newest checkpoint that can be read, those above it set aside; None in a home without any.
+
+    Raises ModelError where there are some and none can be read, ConfigError where they are somebody else's.
+    """
+    remove_leftovers(folder, PREFIX)
+    complete = [path for path in folder.glob(f"{PREFIX}*") if is_complete(path)]
+    damaged: dict[Path, str] = {}
+    for path in sorted(complete, reverse=True):
+        try:
+            checkpoint = read_checkpoint(path, owner=owner, shapes=shapes)
+        except ModelError as error:
+            damaged[path] = str(error)
+            on_skipped(CheckpointSkipped(name=path.name, reason=str(error)))
+        else:
+            for unreadable in damaged:
+                _set_aside(unreadable)
+            return checkpoint
+    if damaged:
+        path, reason = next(iter(damaged.items()))
+        raise ModelError(
+            f"none of the {len(damaged)} checkpoints in {folder} can be read ({path.name}: {reason}): "
+            "move them away to begin again"
+        )
+    return None
+
+
+def restore(checkpoint: Checkpoint, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Put weights, moments and random state back where they were."""
+    with torch.no_grad():
+        for name, parameter in trainable.items():
+            parameter.copy_(checkpoint.weights[name])
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key, value in checkpoint.moments.items():
+        name, _, moment = key.rpartition(".")
+        moments.setdefault(name, {})[moment] = value
+    numbered = {number: moments[name] for number, name in enumerate(trainable) if name in moments}
+    # The optimiser's own way in puts each tensor on the right device; parameters are numbered as they were given to it.
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": numbered})
+    torch.set_rng_state(checkpoint.random_state)
+
+
+def _check_owner(path: Path, theirs: Owner, ours: Owner) -> None:
+    if theirs.run_id != ours.run_id:
+        raise ConfigError(f"this home belongs to run {theirs.run_id}, not {ours.run_id}: choose another --home")
+    if (theirs.model, theirs.model_fingerprint) != (ours.model, ours.model_fingerprint):
+        same_name = " of that name with other weights" if theirs.model == ours.model else f" {ours.model}"
+        raise ConfigError(
+            f"this home belongs to the model {theirs.model}, not to one{same_name}: choose another --home"
+        )
+    if theirs.trains != ours.trains:
+        raise ConfigError(f"{path} was trained as {theirs.trains}, not {ours.trains}: choose another --home")
+
+
+def _check_shapes(
+    weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> None:
+    if {name: value.shape for name, value in weights.items()} != dict(shapes):
+        raise ModelError(f"{WEIGHTS_FILE} does not hold the tensors that are trained")
+    for key, value in moments.items():
+        name = key.rpartition(".")[0]
+        if name not in shapes or value.shape not in (shapes[name], torch.Size([])):
+            raise ModelError(f"{OPTIMIZER_FILE} holds {key}, which belongs to no tensor that is trained")
+
+
+def _set_aside(path: Path) -> None:
+    aside = path.with_name(DAMAGED_PREFIX + path.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)

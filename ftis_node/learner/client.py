@@ -1,0 +1,148 @@
+"""The learner as the daemon sees it: a client of the worker process. Imports no torch.
+
+    client = LearnerClient(boot, sockets_dir=..., log_path=...)
+    state = await client.start()                          # where the newest checkpoint left off
+    reply = await client.train(groups, step=state.step + 1)
+    ...
+    await client.stop()                                   # between two micro-batches, with everything saved
+
+If the worker dies, the call in flight raises WorkerDiedError and the supervisor starts it again; `await client.start()`
+then waits for the new life and tells where it stands, which may be one step further than was reported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.ipc.spec import WorkerSpec
+from ftis_node.ipc.supervisor import Supervisor
+from ftis_node.learner.messages import (
+    CheckpointSkipped,
+    ExportReply,
+    ExportRequest,
+    LearnerState,
+    StateRequest,
+    TrainReply,
+    TrainRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from ftis_node.ipc.process import WorkerLife
+    from ftis_node.ipc.restart_policy import RestartPolicy
+    from ftis_node.ipc.spec import Timing
+    from ftis_node.ipc.supervisor import WorkerState
+    from ftis_node.learner.messages import LearnerBoot, StepReport, TrainGroup
+
+MODULE = "ftis_node.learner.worker"
+
+
+class LearnerClient:
+    """One learner's worker, kept alive. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        boot: LearnerBoot,
+        *,
+        sockets_dir: Path,
+        log_path: Path,
+        timing: Timing | None = None,
+        restart_policy: RestartPolicy | None = None,
+        environment: Mapping[str, str] | None = None,
+        on_checkpoint_skipped: Callable[[CheckpointSkipped], None] | None = None,
+    ) -> None:
+        spec = WorkerSpec(
+            name="learner",
+            module=MODULE,
+            boot=boot,
+            sockets_dir=sockets_dir,
+            log_path=log_path,
+            event_types=(CheckpointSkipped,),
+            environment=_threads(boot) | dict(environment or {}),
+        )
+        self._supervisor = Supervisor(
+            spec,
+            timing=timing,
+            restart_policy=restart_policy,
+            on_started=self._ask_state,
+            on_event=on_checkpoint_skipped,
+        )
+        self._state: LearnerState | None = None
+        self._num_skipped = 0
+        self._num_refused = 0
+
+    @property
+    def worker_state(self) -> WorkerState:
+        """Whether the worker is starting, ready, backing off, ..."""
+        return self._supervisor.state
+
+    @property
+    def restarts(self) -> int:
+        """How often the worker was started again."""
+        return self._supervisor.restarts
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id."""
+        return self._supervisor.pid
+
+    @property
+    def state(self) -> LearnerState | None:
+        """Where the learner stood at the start of its present life; None before the first."""
+        return self._state
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps since the daemon's start that had nothing to learn from."""
+        return self._num_skipped
+
+    @property
+    def num_refused(self) -> int:
+        """Steps since the daemon's start with a value that was not finite."""
+        return self._num_refused
+
+    async def start(self) -> LearnerState:
+        """Return where the learner stands when it takes requests, in its first life or after a restart.
+
+        Raises what the worker could not be built for (ModelError, ConfigError, MachineError, NetworkError), and
+        WorkerDiedError where it died too often.
+        """
+        await self._supervisor.start()
+        assert self._state is not None  # `_ask_state` ran before the supervisor called the worker ready
+        return self._state
+
+    async def run(self) -> None:
+        """Keep the worker alive until cancelled, then stop it: for a TaskGroup, instead of `start` and `stop`."""
+        await self._supervisor.run()
+
+    async def stop(self) -> None:
+        """End the worker; a step in progress is not done. It saves what is not on disk yet."""
+        await self._supervisor.stop()
+
+    async def train(self, groups: Sequence[TrainGroup], *, step: int) -> TrainReply:
+        """Do step `step`, one more than the last; asked again for the last one, the worker tells what it did.
+
+        Raises WorkerDiedError where the worker died meanwhile, MachineError where memory or disk do not suffice.
+        """
+        reply = await self._supervisor.call(TrainRequest(step=step, groups=tuple(groups)), TrainReply)
+        self._count(reply.report)
+        return reply
+
+    async def export(self, out: Path, *, merge: bool = True) -> ExportReply:
+        """Write the trained model to `out`; `merge` False: the adapter alone. Raises ConfigError for a used folder."""
+        return await self._supervisor.call(ExportRequest(out=str(out), merge=merge), ExportReply)
+
+    async def _ask_state(self, life: WorkerLife) -> None:
+        self._state = await life.call(StateRequest(), LearnerState)
+
+    def _count(self, report: StepReport) -> None:
+        if not report.repeated:
+            self._num_skipped += report.skipped is not None
+            self._num_refused += report.refused is not None
+
+
+def _threads(boot: LearnerBoot) -> dict[str, str]:
+    """torch reads these when it is imported, before the boot can reach it."""
+    return {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}

@@ -1,0 +1,194 @@
+"""The learner: a policy, its optimiser and its home on disk, advanced one step at a time.
+
+    groups -> batch -> micro-batches -> step -> checkpoint -> published weights
+              batch.py                  step.py  checkpoint.py  publish.py
+
+Steps are numbered and each is done once: asked again for the newest one, the learner answers with the stored report.
+The checkpoint is written before the weights are published, so that no generator ever serves a version that a crash
+could take back (where `checkpoint_every_steps` is 1; else a resume takes back the newer ones by `forget_newer`).
+Where a step left the weights as they were, nothing is written: after a crash it is simply done again.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from ftis_node.errors import FtisError, MachineError
+from ftis_node.ipc.weights import WeightStore
+from ftis_node.learner import checkpoint as checkpoints
+from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
+from ftis_node.learner.objective import make_objective
+from ftis_node.learner.policy import load_policy, merged_weights
+from ftis_node.learner.publish import forget_newer, proof_of, publish, published_or_publish
+from ftis_node.learner.report import report_of
+from ftis_node.learner.step import take_step
+from ftis_node.models import export_adapter, export_model, model_fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, TrainGroup
+    from ftis_node.learner.policy import Policy
+    from ftis_node.learner.step import Between
+
+
+class Learner:
+    """One policy in training. Not for use by several threads at once."""
+
+    def __init__(self, boot: LearnerBoot, *, on_skipped: Callable[[CheckpointSkipped], None] = lambda skipped: None):
+        """Load the model and resume from the newest checkpoint of this home.
+
+        Raises ConfigError, ModelError, MachineError or NetworkError; `on_skipped` is told of damaged checkpoints.
+        """
+        if boot.num_threads is not None:
+            torch.set_num_threads(boot.num_threads)
+        self._boot = boot
+        self._objective = make_objective(boot.method, boot.method_params, boot.advantage_scale)
+        self.policy = load_policy(boot)
+        self._trainable = self.policy.trainable()
+        self._optimizer = make_optimizer(self._trainable, boot)
+        self._checkpoints_dir = Path(boot.checkpoints_dir)
+        self._store = WeightStore(Path(boot.weights_dir))
+        self._owner = owner_of(self.policy, boot)
+        self._step = self._policy_version = self._saved_step = 0
+        self._last_report: StepReport | None = None
+        self._resume(on_skipped)
+        forget_newer(Path(boot.weights_dir), version=self._policy_version)
+        self._weights = published_or_publish(self.policy, self._store, version=self._policy_version)
+        self._proof = proof_of(self.policy, version=self._policy_version)
+
+    def state(self) -> LearnerState:
+        """Where the learner stands."""
+        return LearnerState(
+            step=self._step,
+            policy_version=self._policy_version,
+            parameters=self.policy.num_parameters,
+            trainable_parameters=self.policy.num_trainable_parameters,
+            proof=self._proof,
+            weights=self._weights,
+            last_report=self._last_report,
+        )
+
+    def train(self, groups: Sequence[TrainGroup], *, step: int, between: Between = lambda: None) -> TrainReply:
+        """Do step `step`, or tell what it did if it is the newest one done.
+
+        `between` is called between micro-batches; if it raises, the step was not done. Raises FtisError for any other
+        step number, and MachineError where memory or disk do not suffice (then the same step may be asked for again).
+        """
+        if step == self._step and self._last_report is not None:
+            self._settle()
+            report = msgspec.structs.replace(self._last_report, repeated=True)
+            return TrainReply(report=report, weights=self._weights, proof=self._proof)
+        if step != self._step + 1:
+            raise FtisError(f"the learner stands at step {self._step}: it cannot do step {step}")
+        report = self._do_step(groups, step, between)
+        self._step, self._policy_version, self._last_report = step, report.policy_version, report
+        if report.num_updates == 0:
+            return TrainReply(report=report)
+        self._settle()
+        return TrainReply(report=report, weights=self._weights, proof=self._proof)
+
+    def save_if_behind(self) -> None:
+        """Write a checkpoint unless the newest one is of this very step. Raises MachineError where the disk refuses."""
+        if self._saved_step == self._step:
+            return
+        try:
+            checkpoints.save_checkpoint(
+                self._checkpoints_dir,
+                owner=self._owner,
+                step=self._step,
+                policy_version=self._policy_version,
+                last_report=self._last_report,
+                trainable=self._trainable,
+                optimizer=self._optimizer,
+                keep=self._boot.keep_checkpoints,
+            )
+        except OSError as error:
+            raise MachineError(f"the checkpoint of step {self._step} cannot be written: {error}") from error
+        self._saved_step = self._step
+
+    def export(self, out: Path, *, merge: bool) -> None:
+        """Write the trained model in the hub's format; `merge` False: the adapter alone. Raises ConfigError."""
+        policy = self.policy
+        if merge or policy.adapted is None:
+            weights = merged_weights(policy, policy.compute_dtype)
+            export_model(policy.causal_lm, policy.tokenizer, out, state_dict=weights)
+        else:
+            export_adapter(policy.adapted, policy.tokenizer, out)
+
+    def _do_step(self, groups: Sequence[TrainGroup], step: int, between: Between) -> StepReport:
+        started = time.monotonic()
+        batch = make_batch(groups)
+        if not groups:
+            return StepReport(step=step, policy_version=self._policy_version, skipped="no groups")
+        micro_batches = make_micro_batches(batch, max_tokens=self._boot.micro_batch_tokens)
+        try:
+            outcome = take_step(
+                self.policy.logprobs,
+                batch,
+                micro_batches,
+                self._objective,
+                self._optimizer,
+                max_grad_norm=self._boot.max_grad_norm,
+                updates=self._boot.updates_per_batch,
+                between=between,
+            )
+        except torch.OutOfMemoryError as error:
+            raise MachineError(
+                f"step {step} does not fit in memory: make the learner's micro_batch_tokens smaller than "
+                f"{self._boot.micro_batch_tokens}"
+            ) from error
+        return report_of(
+            outcome, batch, step=step, version_before=self._policy_version, duration_s=time.monotonic() - started
+        )
+
+    def _settle(self) -> None:
+        """Have the present policy on disk, where it is due, and published. Does only what is still to be done."""
+        if self._step - self._saved_step >= self._boot.checkpoint_every_steps:
+            self.save_if_behind()
+        if self._proof.version != self._policy_version:
+            try:
+                self._weights = publish(self.policy, self._store, version=self._policy_version)
+            except OSError as error:
+                raise MachineError(f"weights {self._policy_version} cannot be written: {error}") from error
+            self._proof = proof_of(self.policy, version=self._policy_version)
+
+    def _resume(self, on_skipped: Callable[[CheckpointSkipped], None]) -> None:
+        shapes = {name: value.shape for name, value in self._trainable.items()}
+        found = checkpoints.newest_usable(
+            self._checkpoints_dir, owner=self._owner, shapes=shapes, on_skipped=on_skipped
+        )
+        if found is not None:
+            checkpoints.restore(found, self._trainable, self._optimizer)
+            self._step = self._saved_step = found.state.step
+            self._policy_version = found.state.policy_version
+            self._last_report = found.state.last_report
+
+
+def make_optimizer(trainable: dict[str, torch.nn.Parameter], boot: LearnerBoot) -> torch.optim.Optimizer:
+    """AdamW with the boot's settings; without weight decay, the default, it is the paper's Adam."""
+    return torch.optim.AdamW(
+        list(trainable.values()),
+        lr=boot.effective_learning_rate,
+        betas=boot.betas,
+        eps=boot.eps,
+        weight_decay=boot.weight_decay,
+        fused=True,
+    )
+
+
+def owner_of(policy: Policy, boot: LearnerBoot) -> checkpoints.Owner:
+    """What a checkpoint must have in common with this learner to be resumed."""
+    lora = boot.lora
+    return checkpoints.Owner(
+        run_id=boot.run_id,
+        model=policy.source.name,
+        model_fingerprint=model_fingerprint(policy.source),
+        trains="full" if lora is None else f"LoRA of rank {lora.rank}, alpha {lora.alpha}, on {lora.target_modules}",
+    )

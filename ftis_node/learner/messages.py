@@ -1,0 +1,190 @@
+"""What the daemon and the learner's worker say to each other.
+
+    daemon                          worker
+      LearnerBoot ------------------>  load the model, resume from the newest checkpoint
+      <---------- CheckpointSkipped    an event for each checkpoint that could not be read
+      StateRequest ----------------->
+      <--------------- LearnerState    where it stands
+      TrainRequest(step=n) --------->  exactly one step n, however often it is asked
+      <----------------- TrainReply    the figures, and the new weights if there are any
+      ExportRequest ---------------->
+      <---------------- ExportReply
+
+Token ids are little-endian int32 and log-probs little-endian float32, as on the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ftis_node.ipc.weights import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
+from ftis_node.ipc.wire import Message
+
+# arXiv 2605.22537, section on training: Adam at 1e-6, and at 1e-4 for LoRA.
+FULL_LEARNING_RATE = 1e-6
+LORA_LEARNING_RATE = 1e-4
+
+
+class LoraSettings(msgspec.Struct, frozen=True):
+    """The shape of an adapter; the defaults are the F-TIS paper's. `target_modules`: "all-linear" or module names."""
+
+    rank: int = 128
+    alpha: int = 256
+    dropout: float = 0.0
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+
+class LearnerBoot(Message, frozen=True):
+    """Everything that a learner is made of.
+
+    `model` is a folder or hub id, `model_name` how others know it. `run_id` names the run whose checkpoints these are.
+    `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
+    `temperature` is the one that the run samples at. `dtype` is what is computed in: trainable weights are always
+    float32. `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once.
+    """
+
+    model: str
+    model_name: str
+    run_id: str
+    checkpoints_dir: str
+    weights_dir: str
+    method: str = "ftis"
+    method_params: dict[str, bool | int | float | str | None] = {}
+    advantage_scale: Literal["std", "mean"] | None = None
+    temperature: float = 1.0
+    learning_rate: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    updates_per_batch: int = 1
+    micro_batch_tokens: int = 8192
+    recompute_activations: bool = False
+    lora: LoraSettings | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = 0
+    num_threads: int | None = None
+    keep_checkpoints: int = 2
+    checkpoint_every_steps: int = 1
+
+    @property
+    def effective_learning_rate(self) -> float:
+        """The given rate, or the paper's for what is trained."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return FULL_LEARNING_RATE if self.lora is None else LORA_LEARNING_RATE
+
+
+class TrainCompletion(msgspec.Struct, frozen=True):
+    """One completion: ids as int32 bytes, behaviour log-probs as float32 bytes of the same number of tokens."""
+
+    token_ids: bytes
+    logprobs: bytes
+    reward: float
+
+
+class TrainGroup(msgspec.Struct, frozen=True):
+    """The completions of one prompt by one generator, with the prompt in this learner's own tokens.
+
+    Groups of one `advantage_key` share their mean and deviation: give each group its own key for the vertical mode
+    (prompt and sender), the prompt's for the horizontal. `policy_version` is this node's own version that sampled the
+    group, and means nothing where `own` is false.
+    """
+
+    group_id: str
+    advantage_key: str
+    own: bool
+    policy_version: int
+    prompt_ids: bytes
+    completions: tuple[TrainCompletion, ...]
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """What one step did. Fractions and means are of the step's first pass over the batch.
+
+    `policy_version` is the newest step that changed the weights. `skipped` (nothing to learn) and `refused` (a value
+    was not finite) give the reason why this one did not; then `num_updates` and `grad_norm` are 0. `mismatch` is the
+    mean of |learner - behaviour log-prob| in nats over own tokens of the present version: what trainer and engine
+    disagree by. None where there is nothing to take a mean of. `repeated`: the step had been done before and was not
+    done again.
+    """
+
+    step: int
+    policy_version: int
+    loss: float = 0.0
+    reward_mean: float | None = None
+    own_reward_mean: float | None = None
+    foreign_reward_mean: float | None = None
+    kept_fraction: float = 0.0
+    truncated_fraction: float = 0.0
+    mean_kl: float = 0.0
+    grad_norm: float = 0.0
+    mismatch: float | None = None
+    num_updates: int = 0
+    num_tokens: int = 0
+    duration_s: float = 0.0
+    tokens_per_s: float = 0.0
+    own_groups: int = 0
+    foreign_groups: int = 0
+    skipped: str | None = None
+    refused: str | None = None
+    repeated: bool = False
+
+
+class StateRequest(Message, frozen=True):
+    """Where do you stand?"""
+
+
+class LearnerState(Message, frozen=True):
+    """Where the learner stands: `step` is the last one done, `policy_version` the last one that changed the weights.
+
+    `weights` is None while the policy is the model as it came (version 0): the generator then serves its own copy.
+    `last_report` is None before the first step of this home.
+    """
+
+    step: int
+    policy_version: int
+    parameters: int
+    trainable_parameters: int
+    proof: WeightProof
+    weights: PublishedWeights | None = None
+    last_report: StepReport | None = None
+
+
+class TrainRequest(Message, frozen=True):
+    """Do step `step`, one more than the last one done."""
+
+    step: int
+    groups: tuple[TrainGroup, ...]
+
+
+class TrainReply(Message, frozen=True):
+    """What the step did. `weights` and `proof` are None where it left the weights as they were."""
+
+    report: StepReport
+    weights: PublishedWeights | None = None
+    proof: WeightProof | None = None
+
+
+class ExportRequest(Message, frozen=True):
+    """Write the trained model to the folder `out`. `merge` False: the LoRA adapter alone."""
+
+    out: str
+    merge: bool = True
+
+
+class ExportReply(Message, frozen=True):
+    """It lies at `out`, trained for `step` steps."""
+
+    out: str
+    step: int
+
+
+class CheckpointSkipped(Message, frozen=True):
+    """A checkpoint could not be read and was set aside; an older one is used."""
+
+    name: str
+    reason: str

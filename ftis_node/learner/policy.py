@@ -1,0 +1,169 @@
+"""The model being trained: in full, or a LoRA adapter on a frozen model.
+
+Precision. What is trained is held in float32 always: at a learning rate of 1e-6 an update is smaller than bfloat16 can
+add to a weight. `dtype` says what is computed in; with bfloat16 that is autocast, and a frozen model under an adapter
+is held in bfloat16 too.
+
+The model stays in eval mode: two passes over a batch must agree, so there is no dropout. Layers whose activations are
+recomputed in the backward pass are the exception, since transformers does that in training mode only.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftis_node.errors import ConfigError, ModelError
+from ftis_node.learner.batch import MicroBatch
+from ftis_node.learner.logprobs import completion_logprobs
+from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
+from ftis_node.models.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+    from torch.nn import Parameter
+
+    from ftis_node.learner.messages import LearnerBoot, LoraSettings
+
+ADAPTER = "default"  # peft's name for the only adapter
+LOGITS_TOLERANCE = 0.05  # nats; bfloat16 rounds log-probs by less, a soft cap or a logit scale moves them by far more
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps."""
+
+    source: ModelSource
+    tokenizer: PromptTokenizer
+    causal_lm: Any
+    adapted: Any | None
+    compute_dtype: torch.dtype
+    temperature: float
+
+    def trainable(self) -> dict[str, Parameter]:
+        """What the optimiser moves, by name."""
+        return {name: value for name, value in self.causal_lm.named_parameters() if value.requires_grad}
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the model itself, without an adapter; tied weights once."""
+        adapter = self.num_trainable_parameters if self.adapted is not None else 0
+        return int(sum(value.numel() for value in self.causal_lm.parameters())) - adapter
+
+    @property
+    def num_trainable_parameters(self) -> int:
+        """Of those, or of the adapter, what is trained."""
+        return sum(value.numel() for value in self.trainable().values())
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Inside, matrix products run in the compute dtype."""
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.causal_lm.device.type, dtype=self.compute_dtype)
+
+    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        """Log-probs `[M]` of a micro-batch's completion tokens."""
+        with self.autocast():
+            return completion_logprobs(self.causal_lm, micro_batch, temperature=self.temperature)
+
+
+def load_policy(boot: LearnerBoot) -> Policy:
+    """The policy that `boot` describes, untrained. Raises ModelError, ConfigError, MachineError or NetworkError."""
+    resolved = resolve_model(boot.model)
+    source = ModelSource(name=boot.model_name, folder=resolved.folder)
+    tokenizer = load_tokenizer(source)
+    causal_lm = load_causal_lm(source, dtype=boot.dtype if boot.lora else "float32", device=boot.device)
+    causal_lm.requires_grad_(boot.lora is None)
+    torch.manual_seed(boot.seed)
+    adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
+    if boot.recompute_activations:
+        _recompute_activations(causal_lm)
+    policy = Policy(
+        source=source,
+        tokenizer=tokenizer,
+        causal_lm=causal_lm,
+        adapted=adapted,
+        compute_dtype=getattr(torch, boot.dtype),
+        temperature=boot.temperature,
+    )
+    check_logits(policy)
+    return policy
+
+
+def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
+    """Put a LoRA adapter into `causal_lm`; its weights are float32. Returns peft's wrapper. Raises ConfigError."""
+    from peft import LoraConfig, get_peft_model
+
+    if lora.dropout != 0:
+        raise ConfigError("LoRA dropout must be 0: the two passes over a batch would not see the same model")
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    with quiet_libraries():
+        try:
+            return get_peft_model(causal_lm, config).eval()
+        except ValueError as error:
+            raise ConfigError(f"the LoRA adapter does not fit the model: {error}") from error
+
+
+@torch.no_grad()
+def merged_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights as a model without adapter would hold them, under its own names, in `dtype` on the CPU.
+
+    Tied weights appear once. The adapter is left as it is. Tensors that need no change are the model's own, not copies.
+    """
+    left_out = tied_names(policy.causal_lm)
+    deltas = {} if policy.adapted is None else dict(_adapter_deltas(policy.causal_lm))
+    merged: dict[str, Tensor] = {}
+    for name, value in policy.causal_lm.state_dict().items():
+        if ".lora_" in name or name in left_out:
+            continue
+        plain_name = name.replace(".base_layer.", ".")
+        if (delta := deltas.get(plain_name)) is not None:
+            value = value.float() + delta().float()
+        merged[plain_name] = value.to(dtype).cpu()
+    return merged
+
+
+def check_logits(policy: Policy) -> None:
+    """Compare our log-probs with the model's own logits. Raises ModelError for a model that treats them further."""
+    from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
+
+    ids = torch.tensor([probe_token_ids(policy.tokenizer.vocab_size)])
+    positions = torch.arange(ids.shape[1] - 1)
+    micro_batch = MicroBatch(token_ids=ids, predictor_index=positions, target_ids=ids[0, 1:], cell_index=positions)
+    with torch.no_grad(), policy.autocast():
+        ours = completion_logprobs(policy.causal_lm, micro_batch).cpu()
+        theirs = torch.tensor(probe_logprobs(policy.causal_lm, ids[0].tolist()))
+    difference = (ours - theirs).abs().max().item()
+    if not difference < LOGITS_TOLERANCE:
+        raise ModelError(
+            f"{policy.source.name} changes its logits after the output head (log-probs differ by {difference:.2g}): "
+            "such models cannot be trained here"
+        )
+
+
+def _adapter_deltas(causal_lm: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Pairs of a weight's plain name and a function that makes what its adapter adds to it."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in causal_lm.named_modules():
+        if isinstance(module, LoraLayer):
+            yield f"{name}.weight", partial(module.get_delta_weight, ADAPTER)
+
+
+def _recompute_activations(causal_lm: Any) -> None:
+    """Keep only each layer's input for the backward pass: about a third more time, a fraction of the memory."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in causal_lm.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True

@@ -1,0 +1,51 @@
+"""A step's figures, from its outcome and its batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.learner.messages import StepReport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ftis_node.learner.batch import Batch
+    from ftis_node.learner.step import StepOutcome
+
+
+def report_of(outcome: StepOutcome, batch: Batch, *, step: int, version_before: int, duration_s: float) -> StepReport:
+    """The report of step `step`; `version_before` is the policy version that the step started from."""
+    first = outcome.first
+    return StepReport(
+        step=step,
+        policy_version=step if outcome.num_updates else version_before,
+        loss=first.loss,
+        reward_mean=_mean(batch.rewards),
+        own_reward_mean=_mean(batch.rewards[batch.is_own]),
+        foreign_reward_mean=_mean(batch.rewards[~batch.is_own]),
+        kept_fraction=first.metrics.get("kept_fraction", 0.0),
+        truncated_fraction=first.metrics.get("truncated_fraction", 0.0),
+        mean_kl=first.metrics.get("mean_kl", 0.0),
+        grad_norm=outcome.grad_norm,
+        mismatch=_mismatch(first.learner_logprobs, batch, version_before),
+        num_updates=outcome.num_updates,
+        num_tokens=batch.num_tokens,
+        duration_s=duration_s,
+        tokens_per_s=batch.num_tokens / duration_s if duration_s > 0 else 0.0,
+        own_groups=batch.num_own_groups,
+        foreign_groups=batch.num_foreign_groups,
+        skipped=outcome.skipped,
+        refused=outcome.refused,
+    )
+
+
+def _mismatch(learner_logprobs: Tensor, batch: Batch, version: int) -> float | None:
+    """Mean |lp - lg| over the tokens that this very policy sampled: zero but for the engine's rounding."""
+    same_policy = batch.is_own & (batch.policy_versions == version)
+    distances = (learner_logprobs - batch.behaviour_logprobs).abs()[same_policy[:, None] & batch.mask]
+    return _mean(distances)
+
+
+def _mean(values: Tensor) -> float | None:
+    """None for no values, and where the mean is not finite: a report is also written as JSON."""
+    return float(values.mean()) if values.numel() and bool(values.isfinite().all()) else None

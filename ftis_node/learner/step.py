@@ -1,0 +1,157 @@
+"""One step, exact for every method although the batch does not fit in memory at once.
+
+A loss may tie completions together (a token mean over the batch, a group's expectation, a share of outliers), so it
+cannot be summed over micro-batches. But it depends on the model only through the log-probs, a small matrix:
+
+    pass 1   for each micro-batch, without gradient: log-probs            -> lp [N, T]
+             loss(lp), dL/dlp [N, T]                                         the whole batch at once
+    pass 2   for each micro-batch, with gradient: lp.backward(dL/dlp)     -> dL/dweights
+
+which is the chain rule and nothing else. If all fits in one micro-batch, pass 1 keeps its graph and there is no second
+forward. Micro-batches whose part of dL/dlp is zero (filtered, or no advantage) are not run again.
+
+A step ends in one of three ways: applied; *skipped*, where no token has a gradient (an Adam step would still move the
+weights by its momentum); *refused*, where a value is not finite. Then weights and optimiser are as they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ftis_node.learner.batch import Batch, MicroBatch
+    from ftis_node.learner.objective import Objective
+
+Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
+Between: TypeAlias = Callable[[], None]  # called between micro-batches; what it raises ends the step unapplied
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What the two passes found. `skipped` or `refused` say why the parameters hold no gradient to apply.
+
+    `learner_logprobs` is `[N, T]` float32 on the CPU, detached.
+    """
+
+    learner_logprobs: Tensor
+    loss: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    skipped: str | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """A step of one or more updates on one batch.
+
+    `first` is the first update's passes. `refused` may stand beside `num_updates` > 0: then a later update was not
+    applied.
+    """
+
+    first: Gradients
+    num_updates: int
+    grad_norm: float
+    skipped: str | None
+    refused: str | None
+
+
+def compute_gradients(
+    forward: Forward,
+    batch: Batch,
+    micro_batches: Sequence[MicroBatch],
+    objective: Objective,
+    *,
+    anchor: Tensor | None = None,
+    between: Between = lambda: None,
+) -> Gradients:
+    """Add dL/dweights of the whole batch to the `.grad` of whatever `forward` depends on."""
+    keeps_graph = len(micro_batches) == 1
+    logprobs = torch.zeros(batch.mask.shape)
+    outputs: list[Tensor] = []
+    for micro_batch in micro_batches:
+        between()
+        with torch.set_grad_enabled(keeps_graph):
+            outputs.append(forward(micro_batch))
+        logprobs.view(-1)[micro_batch.cell_index] = outputs[-1].detach().cpu()
+    refused = find_non_finite(logprobs, batch)
+    if refused is not None:
+        return Gradients(logprobs, refused=refused)
+
+    leaf = logprobs.clone().requires_grad_()
+    loss, metrics = objective.loss(leaf, batch, objective.advantages(batch), anchor=anchor)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    if not (torch.isfinite(loss) and torch.isfinite(gradient).all()):
+        return Gradients(logprobs, refused="the loss is not finite")
+    if not gradient.any():
+        return Gradients(logprobs, loss=loss.item(), metrics=metrics, skipped="no signal")
+    for micro_batch, output in zip(micro_batches, outputs, strict=True):
+        share = gradient.view(-1)[micro_batch.cell_index]
+        if share.any():
+            between()
+            with_graph = output if keeps_graph else forward(micro_batch)
+            torch.autograd.backward(with_graph, share.to(with_graph.device))
+    return Gradients(logprobs, loss=loss.item(), metrics=metrics)
+
+
+def take_step(
+    forward: Forward,
+    batch: Batch,
+    micro_batches: Sequence[MicroBatch],
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    *,
+    max_grad_norm: float,
+    updates: int = 1,
+    between: Between = lambda: None,
+) -> StepOutcome:
+    """`updates` optimiser steps on one batch, or fewer: it ends at the first that is skipped or refused.
+
+    After any end, an exception of `between` included, no gradient is left behind.
+    """
+    passes: list[Gradients] = []
+    grad_norm, num_updates = 0.0, 0
+    skipped = refused = None
+    try:
+        while num_updates < updates and skipped is None and refused is None:
+            optimizer.zero_grad(set_to_none=True)
+            anchor = passes[0].learner_logprobs if passes else None
+            passes.append(compute_gradients(forward, batch, micro_batches, objective, anchor=anchor, between=between))
+            skipped, refused = passes[-1].skipped, passes[-1].refused
+            if skipped is None and refused is None:
+                between()
+                norm = _clip(optimizer, max_grad_norm)
+                if norm is None:
+                    refused = "the gradient is not finite"
+                else:
+                    optimizer.step()
+                    grad_norm, num_updates = norm, num_updates + 1
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+    return StepOutcome(passes[0], num_updates=num_updates, grad_norm=grad_norm, skipped=skipped, refused=refused)
+
+
+def find_non_finite(learner_logprobs: Tensor, batch: Batch) -> str | None:
+    """What in the batch is not finite, in words; None where all is."""
+    if not torch.isfinite(batch.rewards).all():
+        return "a reward is not finite"
+    if not torch.isfinite(batch.behaviour_logprobs).all():
+        return "a behaviour log-prob is not finite"
+    if not torch.isfinite(learner_logprobs).all():
+        return "a learner log-prob is not finite"
+    return None
+
+
+def _clip(optimizer: torch.optim.Optimizer, max_norm: float) -> float | None:
+    """Scale all gradients to a joint norm of at most `max_norm`; the norm before, or None if it is not finite."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm).item()
+    return norm if math.isfinite(norm) else None

@@ -1,0 +1,105 @@
+"""The learner's process: `python -m ftis_node.learner.worker`, started by `client.LearnerClient`.
+
+All work on the model runs in one thread beside the event loop, so that messages are read and heartbeats sent during a
+long step. A request that is cancelled, and so the whole worker when it is told to stop, ends between two micro-batches:
+the step is then not done, nothing of it is kept, and the newest state is saved before the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ftis_node.errors import WorkerTaskError
+from ftis_node.ipc.worker import run_worker
+from ftis_node.learner.messages import (
+    ExportReply,
+    ExportRequest,
+    LearnerBoot,
+    LearnerState,
+    StateRequest,
+    TrainReply,
+    TrainRequest,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from ftis_node.ipc.worker import Emitter, Handlers
+    from ftis_node.learner.core import Learner
+    from ftis_node.learner.step import Between
+
+Result = TypeVar("Result")
+
+
+class Bench:
+    """The one thread in which the learner works, one piece after the other."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
+
+    async def work(self, piece: Callable[[Between], Result], emit: Emitter) -> Result:
+        """Run `piece(between)` in the thread. Cancelled, it makes `between` raise, and waits for the piece's end."""
+        stop = threading.Event()
+
+        def between() -> None:
+            emit.progress()
+            if stop.is_set():
+                raise WorkerTaskError("the learner was told to stop")
+
+        running = asyncio.get_running_loop().run_in_executor(self._thread, piece, between)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
+
+    def close(self) -> None:
+        """End the thread when what runs in it has ended."""
+        self._thread.shutdown()
+
+
+@asynccontextmanager
+async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
+    """A learner made from `boot`, with its handlers; saved at the end where its newest step is not on disk."""
+    with closing(Bench()) as bench:
+        learner = await bench.work(lambda between: _open(boot, emit), emit)
+        yield {
+            StateRequest: partial(_state, bench, learner),
+            TrainRequest: partial(_train, bench, learner),
+            ExportRequest: partial(_export, bench, learner),
+        }
+        await bench.work(lambda between: learner.save_if_behind(), emit)
+
+
+def _open(boot: LearnerBoot, emit: Emitter) -> Learner:
+    # In the thread, so that heartbeats go on: torch and transformers take seconds to import.
+    from ftis_node.learner.core import Learner
+
+    return Learner(boot, on_skipped=emit)
+
+
+async def _state(bench: Bench, learner: Learner, _: StateRequest, emit: Emitter) -> LearnerState:
+    return await bench.work(lambda between: learner.state(), emit)
+
+
+async def _train(bench: Bench, learner: Learner, request: TrainRequest, emit: Emitter) -> TrainReply:
+    return await bench.work(lambda between: learner.train(request.groups, step=request.step, between=between), emit)
+
+
+async def _export(bench: Bench, learner: Learner, request: ExportRequest, emit: Emitter) -> ExportReply:
+    def export(between: Between) -> ExportReply:
+        learner.export(Path(request.out), merge=request.merge)
+        return ExportReply(out=request.out, step=learner.state().step)
+
+    return await bench.work(export, emit)
+
+
+if __name__ == "__main__":
+    run_worker(build, boot_type=LearnerBoot)

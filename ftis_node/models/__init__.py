@@ -1,0 +1,35 @@
+"""Finding, loading and fingerprinting a model and its tokenizer.
+
+Every process that touches a model comes through here, so that the generator, the learner and the evaluation read the
+same files in the same way. Importing this room is cheap: torch and transformers are imported inside the functions
+that need them, and `resolve_model` needs neither.
+
+    source = resolve_model("Qwen/Qwen2.5-3B")      # or a folder; checks that everything is there
+    tokenizer = load_tokenizer(source)
+    model = load_causal_lm(source, dtype="bfloat16", device="auto")
+"""
+
+from __future__ import annotations
+
+from ftis_node.models.export import export_adapter, export_model, tied_names
+from ftis_node.models.fingerprint import model_fingerprint
+from ftis_node.models.loading import Device, Dtype, load_causal_lm, pick_device
+from ftis_node.models.size import parameter_count
+from ftis_node.models.source import ModelSource, resolve_model
+from ftis_node.models.tokenizer import PromptTokenizer, load_tokenizer
+
+__all__ = [
+    "Device",
+    "Dtype",
+    "ModelSource",
+    "PromptTokenizer",
+    "export_adapter",
+    "export_model",
+    "load_causal_lm",
+    "load_tokenizer",
+    "model_fingerprint",
+    "parameter_count",
+    "pick_device",
+    "resolve_model",
+    "tied_names",
+]

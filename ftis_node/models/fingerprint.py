@@ -1,0 +1,88 @@
+"""Names for what a model and a tokenizer *are*, so that two nodes can tell whether theirs are the same.
+
+Tokenizer: sha256 over the vocabulary with its ids, the merges, the special tokens and the chat template, and over how
+a few awkward texts are split. The texts stand for the normaliser and the splitting rules: the libraries write those
+down differently from release to release, but they split alike. Two nodes with one fingerprint read each other's ids.
+
+Model: sha256 over the configuration, the tensors' names, types and shapes, and a sample of each weight file's bytes. It
+reads a few hundred kilobytes of a model of any size; it tells models apart, it does not prove that no bit was changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.source import CONFIG_FILE, read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.models.source import ModelSource
+
+FINGERPRINT_BYTES = 16
+SAMPLE_BYTES = 65_536
+SAMPLES_PER_FILE = 4
+
+# What the libraries write into a configuration about themselves; it says nothing about the model.
+VOLATILE_CONFIG_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+
+PROBE_TEXTS = (
+    "The quick brown fox doesn't jump; it's 12345 + 67890 = 80235.",
+    "  two spaces,\ttab\n\n\nlines \r\n end ",
+    "naïve café cafe\u0301 Ünïcödé ﬁ ½ 東京 россия 🙂👩‍👩‍👧",
+    "def f(x):\n    return {'a': x**2, \"b\": [1.5e-3]}  # <think> </answer>",
+)
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """32 hexadecimal digits that name what the transformers tokenizer `tokenizer` does."""
+    return _digest(
+        {
+            "vocabulary": sorted(tokenizer.get_vocab().items()),
+            "merges": _merges(tokenizer),
+            "special": [[token, added.content] for token, added in _added(tokenizer) if added.special],
+            "ends": [tokenizer.bos_token_id, tokenizer.eos_token_id],
+            "chat_template": tokenizer.chat_template,
+            "probes": [tokenizer.encode(text, add_special_tokens=False) for text in PROBE_TEXTS],
+        }
+    )
+
+
+def model_fingerprint(source: ModelSource) -> str:
+    """32 hexadecimal digits that name the model of `source`. Raises ModelError where its files are damaged."""
+    config = read_json(source.folder / CONFIG_FILE)
+    lasting = {key: value for key, value in config.items() if key not in VOLATILE_CONFIG_KEYS}
+    return _digest({"config": lasting, "weights": [_weights_file(path) for path in source.weights_files]})
+
+
+def _weights_file(path: Path) -> dict[str, Any]:
+    header = read_header(path)
+    span = max(header.num_bytes - header.data_start - SAMPLE_BYTES, 0)
+    starts = [header.data_start + span * n // (SAMPLES_PER_FILE - 1) for n in range(SAMPLES_PER_FILE)]
+    sample = hashlib.sha256()
+    with path.open("rb") as file:
+        for start in starts:
+            file.seek(start)
+            sample.update(file.read(SAMPLE_BYTES))
+    return {"tensors": header.tensors, "sample": sample.hexdigest()}
+
+
+def _added(tokenizer: Any) -> list[tuple[int, Any]]:
+    return sorted(tokenizer.added_tokens_decoder.items())
+
+
+def _merges(tokenizer: Any) -> list[list[str]]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return []
+    merges = json.loads(backend.to_str())["model"].get("merges") or []
+    # Older files hold "a b", newer ones ["a", "b"].
+    return [merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in merges]
+
+
+def _digest(value: dict[str, Any]) -> str:
+    canonical = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[: 2 * FINGERPRINT_BYTES]

@@ -1,0 +1,76 @@
+"""Loading a causal language model, the same way for every process that runs one.
+
+Nothing from the model's folder is executed (`trust_remote_code=False`, safetensors only), and a folder whose weights do
+not fill the model is an error: transformers would fill the gaps with random numbers and only warn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from ftis_node.errors import MachineError, ModelError
+from ftis_node.models.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from ftis_node.models.source import ModelSource
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device = "cpu") -> Any:
+    """The model of `source` as a transformers model in eval mode, with scaled-dot-product attention.
+
+    `dtype` "auto" keeps the type that the weights were saved in. Raises ModelError where the weights are damaged or
+    do not fit the configuration, and MachineError where `device` is "cuda" and there is none.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar
+
+    target = pick_device(device)
+    with quiet_libraries():
+        disable_progress_bar()
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source.folder,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # looked at below, for a line that names the tensor
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise ModelError(f"the model in {source.folder} cannot be loaded: {_first_line(error)}") from error
+        finally:
+            enable_progress_bar()
+    _check_complete(source, report)
+    return model.to(target).eval()
+
+
+def pick_device(device: Device) -> str:
+    """`device` as torch names it; "auto" is the GPU where there is one. Raises MachineError for a missing GPU."""
+    import torch
+
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise MachineError("no CUDA device here: use --device cpu, or see `ftis-node doctor`")
+    return "cuda"
+
+
+def _check_complete(source: ModelSource, report: Any) -> None:
+    missing = sorted(report["missing_keys"])
+    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
+    if mismatched:
+        raise ModelError(
+            f"the weights in {source.folder} are of another shape than its config.json says: {mismatched[0]}"
+        )
+    if missing:
+        raise ModelError(f"the weights in {source.folder} lack {len(missing)} tensors of the model, first {missing[0]}")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,48 @@
+"""The header of a safetensors file: the cheapest proof that a weight file is whole.
+
+A file is eight bytes of header length (little-endian), a JSON header and the tensors' bytes. The header says where the
+last tensor ends, so a download cut short or a disk that filled up shows without reading gigabytes and without torch.
+Format: the safetensors README, section "Format".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import ModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000  # the reference implementation's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsHeader:
+    """`tensors` maps a name to its dtype, shape and data offsets; `data_start` is where offset 0 lies in the file."""
+
+    tensors: dict[str, dict[str, Any]]
+    data_start: int
+    num_bytes: int
+
+
+def read_header(path: Path) -> SafetensorsHeader:
+    """The header of `path`, checked against the file's size. Raises ModelError where the file is damaged."""
+    try:
+        with path.open("rb") as file:
+            num_header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            if num_header_bytes > MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {num_header_bytes} bytes")
+            header = json.loads(file.read(num_header_bytes))
+        header.pop("__metadata__", None)
+        num_data_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"weight file {path} is damaged: {error}") from error
+    data_start = LENGTH_BYTES + num_header_bytes
+    num_bytes = path.stat().st_size
+    if num_bytes != data_start + num_data_bytes:
+        raise ModelError(f"weight file {path} is damaged: {num_bytes} bytes instead of {data_start + num_data_bytes}")
+    return SafetensorsHeader(tensors=header, data_start=data_start, num_bytes=num_bytes)

@@ -1,0 +1,123 @@
+"""Where a model comes from: a folder on this machine, or an id on the hub.
+
+`resolve_model` answers before anything heavy is loaded, so that a wrong `--model` is one clear line within seconds. It
+ends in a folder whose files were looked at: a configuration, safetensors weights that are whole (every shard there,
+no file cut short) and a tokenizer. Only safetensors are read, never a pickled checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftis_node.errors import ModelError
+from ftis_node.models.hub import cached_snapshot, fetch_snapshot
+from ftis_node.models.safetensors_file import read_header
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.json"
+SINGLE_WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
+
+# Any one of these sets of files is a tokenizer that transformers can read.
+TOKENIZER_FILE_SETS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",), ("vocab.txt",))
+TOKENIZER_HINT = "tokenizer.json, vocab.json with merges.txt, or tokenizer.model"
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that is complete on this machine.
+
+    `name` is what other nodes are told (the hub id, or the folder's own name, never a path of this machine) and
+    `folder` is where its files are.
+    """
+
+    name: str
+    folder: Path
+
+    @property
+    def weights_files(self) -> tuple[Path, ...]:
+        """The safetensors files in a fixed order. Raises ModelError where they are not all there."""
+        return _weights_files(self.folder)
+
+
+def resolve_model(model: str) -> ModelSource:
+    """Find `model`, a folder or a hub id `org/name`, and check that it is complete.
+
+    A hub id is looked for in the local cache first, then fetched. Raises ModelError (no such folder, or what it
+    lacks) and ModelFetchError (the hub did not give it).
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        folder = folder.resolve()
+        return _checked(ModelSource(name=folder.name, folder=folder))
+    if _looks_like_a_path(model):
+        raise ModelError(f"no such folder: {model}")
+    if not HUB_ID.fullmatch(model):
+        raise ModelError(f"no such folder: {model} (and no hub id either, which looks like org/name)")
+    return _from_hub(model)
+
+
+def _from_hub(repo: str) -> ModelSource:
+    cached = cached_snapshot(repo)
+    if cached is not None:
+        try:
+            return _checked(ModelSource(name=repo, folder=cached))
+        except ModelError as error:
+            logger.info("the cached copy of %s is incomplete, fetching the rest: %s", repo, error)
+    return _checked(ModelSource(name=repo, folder=fetch_snapshot(repo)))
+
+
+def _looks_like_a_path(model: str) -> bool:
+    return model.startswith((".", "~", "/", os.sep)) or model.endswith(("/", os.sep)) or model.count("/") > 1
+
+
+def _checked(source: ModelSource) -> ModelSource:
+    config = read_json(source.folder / CONFIG_FILE)
+    if "model_type" not in config:
+        raise ModelError(f"{source.folder / CONFIG_FILE} names no model_type: it is not a transformers model")
+    for path in source.weights_files:
+        read_header(path)
+    if not any(all((source.folder / name).is_file() for name in names) for names in TOKENIZER_FILE_SETS):
+        raise ModelError(f"folder {source.folder} has no tokenizer: expected {TOKENIZER_HINT}")
+    return source
+
+
+def _weights_files(folder: Path) -> tuple[Path, ...]:
+    index = folder / WEIGHTS_INDEX_FILE
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{index} names no weight files")
+        shards = tuple(folder / name for name in sorted(set(weight_map.values())))
+        missing = [shard.name for shard in shards if not shard.is_file()]
+        if missing:
+            raise ModelError(
+                f"folder {folder} lacks {len(missing)} of {len(shards)} weight files: {', '.join(missing)}"
+            )
+        return shards
+    single = folder / SINGLE_WEIGHTS_FILE
+    if not single.is_file():
+        pickled = " (pickled weights are not read: convert them)" if any(folder.glob("*.bin")) else ""
+        raise ModelError(f"folder {folder} has no weights: expected {SINGLE_WEIGHTS_FILE} or its index{pickled}")
+    return (single,)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The JSON object in `path`. Raises ModelError where it is missing or no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"folder {path.parent} has no {path.name}: it is not a transformers model") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return value

@@ -1,0 +1,111 @@
+"""A tokenizer as this project uses one: chat messages to prompt ids, completion ids to text, and where these end.
+
+The prompt is rendered by the model's own chat template. A base model without one gets plain lines,
+
+    System: <content>
+
+    User: <content>
+
+    Assistant:
+
+with the tokenizer's usual start token in front. A template that knows no system role gets the system text at the head
+of the first user message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import ModelError
+from ftis_node.models.fingerprint import tokenizer_fingerprint
+from ftis_node.models.quiet import quiet_libraries
+from ftis_node.models.source import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ftis_node.models.source import ModelSource
+
+GENERATION_CONFIG_FILE = "generation_config.json"
+
+
+class PromptTokenizer:
+    """One model's tokenizer. `name` is the model's name, `fingerprint` the same on every node that tokenises alike."""
+
+    def __init__(self, tokenizer: Any, *, name: str, extra_eos_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self.name = name
+        self.eos_ids: tuple[int, ...] = tuple(
+            sorted({int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None})
+        )
+        # The tokenizer's own ids, not the rows of the model's embedding, which is padded: no id at or above is text.
+        # Equal to len(tokenizer) unless the vocabulary has holes.
+        self.vocab_size: int = max(tokenizer.get_vocab().values()) + 1
+        self.fingerprint: str = tokenizer_fingerprint(tokenizer)
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        """The ids of `messages` up to the point where the assistant speaks. Raises ModelError for a broken template."""
+        from jinja2 import TemplateError
+
+        if self._tokenizer.chat_template is None:
+            return list(self._tokenizer.encode(_plain(messages)))
+        try:
+            return self._render(messages)
+        except TemplateError as error:
+            if messages[0]["role"] != "system":
+                raise ModelError(f"the chat template of {self.name} refuses the prompt: {error}") from error
+            return self._render(_without_system(messages))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `token_ids`; special tokens such as the end of sequence are left out unless asked for."""
+        return str(
+            self._tokenizer.decode(
+                [int(token) for token in token_ids],
+                skip_special_tokens=skip_special,
+                clean_up_tokenization_spaces=False,
+            )
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files in the hub's format."""
+        self._tokenizer.save_pretrained(folder)
+
+    def _render(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
+        ids = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return [int(token) for token in ids]
+
+
+def load_tokenizer(source: ModelSource) -> PromptTokenizer:
+    """The tokenizer of `source`. Raises ModelError where its files are damaged."""
+    from transformers import AutoTokenizer
+
+    with quiet_libraries():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+        except Exception as error:
+            raise ModelError(f"the tokenizer in {source.folder} cannot be read: {error}") from error
+    return PromptTokenizer(tokenizer, name=source.name, extra_eos_ids=_generation_eos_ids(source.folder))
+
+
+def _generation_eos_ids(folder: Path) -> list[int]:
+    """The end-of-sequence ids that generation stops at; chat models name several."""
+    path = folder / GENERATION_CONFIG_FILE
+    if not path.is_file():
+        return []
+    eos = read_json(path).get("eos_token_id")
+    if isinstance(eos, int):
+        return [eos]
+    return [token for token in eos if isinstance(token, int)] if isinstance(eos, list) else []
+
+
+def _plain(messages: Sequence[Mapping[str, object]]) -> str:
+    turns = [f"{str(message['role']).capitalize()}: {message['content']}" for message in messages]
+    return "\n\n".join([*turns, "Assistant:"])
+
+
+def _without_system(messages: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    system, first, *rest = messages
+    return [{"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}, *rest]

@@ -1,0 +1,42 @@
+"""Blocking work that may have to be abandoned: loading a tokenizer, fetching a model.
+
+A thread of the loop's own pool is waited for when the process ends, so a download of an hour would keep a stopped node
+alive. A daemon thread is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of `function`, run in a daemon thread; when cancelled, the thread is left to itself."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[R] = loop.create_future()
+
+    def settle(result: R | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]  # None only together with an error
+
+    def work() -> None:
+        try:
+            result, error = function(*args, **kwargs), None
+        except BaseException as caught:
+            result, error = None, caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name=getattr(function, "__name__", "background"), daemon=True).start()
+    return await outcome

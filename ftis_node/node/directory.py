@@ -1,0 +1,92 @@
+"""The directory loop: says who this node is, and learns who the others are.
+
+consumes: own record, peers' records     produces: the peer table; catch-up requests for new members
+waits for: the clock                     unblocked by: time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ftis_node import __version__
+from ftis_node.errors import RecordError
+from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
+
+if TYPE_CHECKING:
+    from ftis_node.node.parts import Parts
+    from ftis_node.node.pull import PullLoop
+
+log = logging.getLogger(__name__)
+
+LOOK_FOR_MEMBERS_S = 1.0
+RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
+
+
+class DirectoryLoop:
+    """Two clocks: new members are looked for every second, records are renewed and read every period."""
+
+    def __init__(self, parts: Parts, pull: PullLoop) -> None:
+        self._parts = parts
+        self._pull = pull
+        self._members: set[str] = set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_members(), name="directory-members")
+            tasks.create_task(self._renew_records(), name="directory-records")
+
+    async def _watch_members(self) -> None:
+        while True:
+            present = set(await self._parts.gossip.members())
+            for peer_id in present - self._members:
+                self._parts.figures.peer(peer_id)
+                self._parts.events.write("member_joined", peer=peer_id)
+                await self._pull.catch_up(peer_id)
+            for peer_id in self._members - present:
+                self._parts.events.write("member_left", peer=peer_id)
+            self._members = present
+            await asyncio.sleep(LOOK_FOR_MEMBERS_S)
+
+    async def _renew_records(self) -> None:
+        period_s = self._parts.settings.swarm.directory_period_s
+        while True:
+            record = seal_peer_record(self._own_record(), self._parts.identity)
+            if not await self._parts.gossip.publish_record(record, ttl_s=RECORD_LIVES_PERIODS * period_s):
+                log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
+            for peer_id in self._members:
+                await self._read_record(peer_id)
+            await asyncio.sleep(period_s)
+
+    async def _read_record(self, peer_id: str) -> None:
+        data = await self._parts.gossip.get_record(peer_id)
+        if data is None:
+            return
+        figures = self._parts.figures.peer(peer_id)
+        try:
+            record = open_peer_record(data)
+        except RecordError as error:
+            figures.refused[f"record_{error.reason}"] += 1
+            return
+        if record.peer_id == peer_id and record.run_id == self._parts.manifest.run_id:
+            figures.record = record
+
+    def _own_record(self) -> PeerRecord:
+        parts, learner = self._parts, self._parts.learner.state
+        return PeerRecord(
+            run_id=parts.manifest.run_id,
+            peer_id=parts.identity.peer_id,
+            name=parts.name,
+            model=parts.source.name,
+            parameters=learner.parameters if learner else 0,
+            tokenizer=parts.tokenizer.fingerprint,
+            role=parts.settings.role,
+            last_number=parts.buffer.last_number(),
+            policy_version=parts.generation.policy_version,
+            tokens_per_s=parts.generation.tokens_per_s,
+            created_at=time.time(),
+            software=__version__,
+        )

@@ -1,0 +1,29 @@
+"""One thread for all blocking work on the home's files, so that the loop never waits for a disk."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Disk:
+    """Calls run one after the other, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="disk")
+
+    async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs `function` in the thread and returns its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
+
+    def close(self) -> None:
+        """Finishes what was begun."""
+        self._thread.shutdown(wait=True)

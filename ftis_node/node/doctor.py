@@ -1,0 +1,142 @@
+"""Checks of the machine: each gives findings, and a finding says what to do. Nothing is changed, nothing is loaded."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import socket
+from dataclasses import dataclass
+from importlib import metadata, util
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ftis_node.errors import FtisError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ftis_node.config.home import Home
+
+GIB = 1 << 30
+PACKAGES = ("torch", "transformers", "peft", "hivemind", "pyzmq", "reasoning-gym", "math-verify", "datasets")
+MIN_DISK_BYTES = 5 * GIB
+FULL_BYTES_PER_PARAMETER = 4 * 4  # float32 weights, gradients and Adam's two moments
+BASE_BYTES_PER_PARAMETER = 2  # bfloat16 weights of a frozen base
+ADAPTER_SHARE = 0.05  # of the base's parameters, at rank 128
+GENERATION_BYTES_PER_PARAMETER = 2  # the generator's own bfloat16 copy
+OVERHEAD = 1.2  # activations, cache and fragmentation, until the plan measures them
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result: `level` is ok, note or problem; `advice` is empty where nothing need be done."""
+
+    check: str
+    level: str
+    finding: str
+    advice: str = ""
+
+
+def examine(home: Home, *, model: str | None = None) -> list[Finding]:
+    """All findings, in the order in which a person would look."""
+    findings = [*_python(), *_packages(), *_engine(), *_devices(), *_memory(), *_disk(home.root), *_network()]
+    return [*findings, *_model(model)] if model else findings
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _packages() -> Iterator[Finding]:
+    for name in PACKAGES:
+        try:
+            yield Finding("packages", "ok", f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            yield Finding("packages", "problem", f"{name} is missing", "install ftis-node again with pip")
+
+
+def _engine() -> Iterator[Finding]:
+    if util.find_spec("vllm") is None:
+        yield Finding(
+            "engine",
+            "note",
+            "vllm is not installed: the torch engine generates",
+            "on a GPU: pip install ftis-node[vllm]",
+        )
+    else:
+        yield Finding("engine", "ok", "vllm is installed")
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Finding(
+            "device", "note", "no CUDA device: models run on the CPU", "use a tiny model, or a machine with a GPU"
+        )
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        yield Finding("device", "ok", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
+
+
+def _memory() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    yield Finding("memory", "ok", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free")
+
+
+def _disk(home: Path) -> Iterator[Finding]:
+    folder = next(parent for parent in (home, *home.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(folder).free
+    text = f"{free / GIB:.1f} GiB free at {folder}"
+    if free < MIN_DISK_BYTES:
+        yield Finding(
+            "disk", "problem", text, f"make room, or give another --home; {MIN_DISK_BYTES / GIB:.0f} GiB are needed"
+        )
+    else:
+        yield Finding("disk", "ok", text)
+
+
+def _network() -> Iterator[Finding]:
+    for family, name in ((socket.AF_INET, "IPv4"), (socket.AF_INET6, "IPv6")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind(("", 0))
+        except OSError as error:
+            yield Finding("network", "note", f"{name}: no port can be opened ({error.strerror})")
+        else:
+            yield Finding("network", "ok", f"{name}: a port can be opened")
+
+
+def _model(model: str) -> Iterator[Finding]:
+    """Whether the model is there, and a rough memory plan from the size of its files."""
+    from ftis_node.models import parameter_count, resolve_model
+
+    try:
+        source = resolve_model(model)
+    except FtisError as error:
+        yield Finding("model", "problem", str(error))
+        return
+    parameters = parameter_count(source)
+    yield Finding("model", "ok", f"{source.name}: {parameters:,} parameters")
+    available = _largest_memory()
+    for name, per_parameter in (
+        ("full fine-tuning", FULL_BYTES_PER_PARAMETER + GENERATION_BYTES_PER_PARAMETER),
+        (
+            "LoRA",
+            BASE_BYTES_PER_PARAMETER + ADAPTER_SHARE * FULL_BYTES_PER_PARAMETER + GENERATION_BYTES_PER_PARAMETER,
+        ),
+    ):
+        needed = parameters * per_parameter * OVERHEAD
+        text = f"{name}: about {needed / GIB:.1f} GiB for learner and generator, {available / GIB:.1f} GiB here"
+        advice = "" if needed <= available else "use --lora, a smaller model, or a larger device"
+        yield Finding("plan", "ok" if needed <= available else "note", text, advice)
+
+
+def _largest_memory() -> float:
+    import torch
+
+    if torch.cuda.is_available():
+        return max(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+    return float(psutil.virtual_memory().available)

@@ -1,0 +1,59 @@
+"""Evaluation without a daemon: one engine in this process, one task, one figure."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import ConfigError
+from ftis_node.generation.engines import choose_engine
+from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.evaluate import EvalResult, evaluate
+from ftis_node.generation.local import LocalGenerator
+from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.tasks import load_task
+from ftis_node.tasks.scoring import IsolatedScorer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ENGINE_NAMES = ("auto", "vllm", "torch")
+
+
+def evaluate_model(
+    model: str,
+    task: str,
+    *,
+    limit: int,
+    k: int,
+    max_tokens: int,
+    engine: str,
+    on_progress: Callable[[int, int], None],
+) -> EvalResult:
+    """pass@1, and pass@k for k > 1, on the test problems of a task. `max_tokens` bounds prompt and completion together.
+
+    Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
+    """
+    if engine not in ENGINE_NAMES:
+        raise ConfigError(f"no engine {engine!r}: use one of {', '.join(ENGINE_NAMES)}")
+    return asyncio.run(_evaluate(model, task, engine, max_tokens, limit=limit, k=k, on_progress=on_progress))
+
+
+async def _evaluate(model: str, task: str, engine: Any, max_tokens: int, **options: Any) -> EvalResult:
+    open_engine = choose_engine(engine)
+    source = resolve_model(model)
+    problems = load_task(task, split="test")
+    tokenizer = load_tokenizer(source)
+    opened = await open_engine(source, EngineSettings(vocab_size=tokenizer.vocab_size), lambda: None)
+    try:
+        async with IsolatedScorer(problems) as scorer:
+            return await evaluate(
+                LocalGenerator(opened, eos_ids=tokenizer.eos_ids),
+                problems,
+                tokenizer,
+                scorer=scorer,
+                completion_limit=lambda num_prompt_tokens: max_tokens - num_prompt_tokens,
+                **options,
+            )
+    finally:
+        await opened.close()

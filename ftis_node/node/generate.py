@@ -1,0 +1,112 @@
+"""The generate loop: a free slot becomes a prompt, the prompt a scored group of completions.
+
+consumes: prompts of the node's own order     produces: scored groups, onto the publish queue
+waits for: a free slot                        unblocked by: the hand-over of a step's weights (train loop)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import WorkerError
+from ftis_node.node.prompts import PromptOrder
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.group import Group, SamplingSettings
+
+if TYPE_CHECKING:
+    from ftis_node.node.parts import Parts
+    from ftis_node.tasks.base import TaskItem
+
+log = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem, ready to generate for."""
+
+    item: TaskItem
+    token_ids: list[int]
+
+
+class GenerateLoop:
+    """Keeps the generation worker busy as far as free slots allow."""
+
+    def __init__(self, parts: Parts, scored: asyncio.Queue[Group]) -> None:
+        self._parts = parts
+        self._scored = scored
+        self._order = PromptOrder(len(parts.task), parts.settings.seed, parts.identity.peer_id)
+        self._position = parts.buffer.last_number()
+        self._sampling = SamplingSettings(
+            temperature=parts.manifest.sampling.temperature,
+            top_p=parts.manifest.sampling.top_p,
+            top_k=parts.manifest.sampling.top_k,
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. Raises what a worker that was given up raised."""
+        in_flight = asyncio.Semaphore(self._parts.settings.generation.groups_in_flight)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._parts.slots.charge()
+                await in_flight.acquire()
+                task = tasks.create_task(self._make_group(self._next_prompt()), name=f"group-{self._position}")
+                task.add_done_callback(lambda _: in_flight.release())
+
+    def _next_prompt(self) -> Prompt:
+        """The next problem of the node's order whose prompt is short enough; longer ones are counted, not used."""
+        sampling = self._parts.manifest.sampling
+        while True:
+            item = self._parts.task[self._order.index(self._position)]
+            self._position += 1
+            token_ids = self._parts.tokenizer.encode_prompt(item.prompt)
+            if len(token_ids) <= sampling.max_prompt_tokens:
+                return Prompt(item, token_ids)
+            self._parts.figures.skipped_prompts += 1
+            self._parts.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
+
+    async def _make_group(self, prompt: Prompt) -> None:
+        """One group from prompt to publish queue. A worker's death costs a pause and another try, never the slot."""
+        while True:
+            try:
+                group = await self._generate(prompt)
+                break
+            except WorkerError as error:
+                if not self._parts.generation.is_alive:
+                    raise
+                self._parts.events.write("generation_failed", prompt=str(prompt.item.ref), error=str(error))
+                await asyncio.sleep(RETRY_PAUSE_S)
+        await self._scored.put(group)
+
+    async def _generate(self, prompt: Prompt) -> Group:
+        parts = self._parts
+        result = await parts.generation.generate(
+            prompt.token_ids,
+            num_completions=parts.manifest.sampling.group_size,
+            sampling=self._sampling,
+            max_tokens=parts.manifest.sampling.completion_limit(len(prompt.token_ids)),
+        )
+        texts = [parts.tokenizer.decode(completion.token_ids.tolist()) for completion in result.completions]
+        scores = await parts.scorer.score(prompt.item, texts)
+        return Group(
+            run_id=parts.manifest.run_id,
+            sender=parts.identity.peer_id,
+            number=0,  # given when it is sealed, so that numbers have no gaps
+            prompt_ref=prompt.item.ref,
+            prompt_hash=hash_prompt(prompt.token_ids),
+            completions=tuple(
+                replace(completion, reward=reward, status=status)
+                for completion, (reward, status) in zip(result.completions, scores, strict=True)
+            ),
+            sampling=self._sampling,
+            model=parts.source.name,
+            tokenizer=parts.tokenizer.fingerprint,
+            policy_version=result.policy_version,
+            policy_version_newest=result.policy_version_newest,
+            created_at=time.time(),
+        )

@@ -1,0 +1,74 @@
+"""The local HTTP port: `/status`, `/peers`, `/metrics`, `/events`. It listens on 127.0.0.1 and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from ftis_node.errors import UsageError
+from ftis_node.telemetry.metrics import render_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ftis_node.node.status import StatusLoop
+
+HOST = "127.0.0.1"
+EVENT_PERIOD_S = 1.0
+SHUTDOWN_S = 0.5
+
+
+class StatusPort:
+    """Handlers over the status loop's latest snapshot."""
+
+    def __init__(self, status: StatusLoop) -> None:
+        self._status = status
+
+    async def show_status(self, request: web.Request) -> web.Response:
+        """The snapshot."""
+        return web.Response(body=self._status.latest.to_json(), content_type="application/json")
+
+    async def show_peers(self, request: web.Request) -> web.Response:
+        """The peer table."""
+        return web.json_response(self._status.peers())
+
+    async def show_metrics(self, request: web.Request) -> web.Response:
+        """The snapshot for Prometheus."""
+        return web.Response(
+            body=render_metrics(self._status.latest), headers={"Content-Type": "text/plain; version=0.0.4"}
+        )
+
+    async def stream_events(self, request: web.Request) -> web.StreamResponse:
+        """The snapshot as server-sent events, one a second."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        while True:
+            await response.write(b"data: " + self._status.latest.to_json() + b"\n\n")
+            await asyncio.sleep(EVENT_PERIOD_S)
+
+
+@asynccontextmanager
+async def serve_status(status: StatusLoop, *, port: int) -> AsyncIterator[str]:
+    """Serves while the block runs; gives the base URL. Raises UsageError where the port is taken."""
+    handlers = StatusPort(status)
+    app = web.Application()
+    app.router.add_get("/status", handlers.show_status)
+    app.router.add_get("/peers", handlers.show_peers)
+    app.router.add_get("/metrics", handlers.show_metrics)
+    app.router.add_get("/events", handlers.stream_events)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, HOST, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise UsageError(
+                f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"
+            ) from None
+        yield f"http://{HOST}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,41 @@
+"""Whether a step may start, and with what: a pure rule over counts and a clock.
+
+A step takes I own and J foreign groups. It waits for its own groups as long as it takes; for foreign ones only up to
+the run's patience, and not at all when there is nobody who could send any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepNeeds:
+    """I and J of the manifest, and the patience limit in seconds."""
+
+    own: int
+    foreign: int
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is there. `waited_s`: since all own groups were ready. `uptime_s`: since the node started."""
+
+    own_ready: int
+    foreign_ready: int
+    waited_s: float
+    uptime_s: float
+    has_members: bool
+
+
+def may_start(needs: StepNeeds, outlook: Outlook) -> bool:
+    """Whether the step goes now."""
+    if outlook.own_ready < needs.own:
+        return False
+    if outlook.foreign_ready >= needs.foreign:
+        return True
+    if outlook.own_ready + outlook.foreign_ready == 0:
+        return False
+    somebody_may_come = outlook.has_members or outlook.uptime_s < needs.patience_s
+    return not somebody_may_come or outlook.waited_s >= needs.patience_s

@@ -1,0 +1,42 @@
+"""Which problem a node generates for next: its own order through the task, by seed and peer.
+
+Nodes of one swarm walk through the task in different orders, so that they rarely generate for the same prompt. A task
+with a data file is walked through without repeats, epoch by epoch; in one of practically unlimited problems each index
+is drawn by hash. The k-th prompt follows from k alone, so a restarted node goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+
+LARGEST_SHUFFLED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrder:
+    """The order in which one node takes the problems of a task with `num_items` problems."""
+
+    num_items: int
+    seed: int
+    peer_id: str
+
+    def index(self, k: int) -> int:
+        """The index of the k-th problem, k = 0, 1, ..."""
+        if self.num_items > LARGEST_SHUFFLED:
+            return self._number("draw", k) % self.num_items
+        epoch, position = divmod(k, self.num_items)
+        return _shuffled(self.num_items, self._number("epoch", epoch))[position]
+
+    def _number(self, kind: str, k: int) -> int:
+        text = f"{kind}/{self.seed}/{self.peer_id}/{k}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@lru_cache(maxsize=2)
+def _shuffled(num_items: int, seed: int) -> tuple[int, ...]:
+    order = list(range(num_items))
+    random.Random(seed).shuffle(order)
+    return tuple(order)

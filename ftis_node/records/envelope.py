@@ -1,0 +1,222 @@
+"""Signed bytes: the envelope of a group, its announcement, and a peer's directory record.
+
+An envelope is never re-made: the body's exact bytes are what was signed, what is hashed into the id and what is served
+to others. `open_*` functions check form and bounds only; whether the content is acceptable is `validation/`'s question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from ftis_node.errors import RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.codec import HASH_BYTES, MAX_NAME_BYTES, RUN_ID_BYTES, SCHEMA, pack_group
+from ftis_node.records.identity import (
+    ENVELOPE_DOMAIN,
+    PEER_DOMAIN,
+    PEER_ID_BYTES,
+    Identity,
+    peer_id_from_text,
+    peer_id_text,
+    verify,
+)
+
+if TYPE_CHECKING:
+    from ftis_node.records.group import Group
+
+ID_BYTES = 32
+SIGNATURE_BYTES = 64
+MAX_ENVELOPE_BYTES = 4 << 20
+MAX_ANNOUNCEMENT_BYTES = 512
+MAX_PEER_RECORD_BYTES = 2048
+MAX_PEER_NAME_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A signed body. `id` is the SHA-256 of the body."""
+
+    id: bytes
+    body: bytes
+    signature: bytes
+
+    def to_bytes(self) -> bytes:
+        """The bytes that travel and are stored."""
+        return pb.Envelope(body=self.body, signature=self.signature).SerializeToString()
+
+    def is_signed_by(self, peer_id: str) -> bool:
+        """Whether the signature is that of the peer `peer_id`."""
+        return verify(peer_id_from_text(peer_id), ENVELOPE_DOMAIN, self.body, self.signature)
+
+
+def seal_group(group: Group, identity: Identity) -> Envelope:
+    """Packs and signs a group. The group's sender must be the identity's own peer id."""
+    assert group.sender == identity.peer_id, "a node signs only what it made itself"
+    body = pack_group(group)
+    return Envelope(id=hashlib.sha256(body).digest(), body=body, signature=identity.sign(ENVELOPE_DOMAIN, body))
+
+
+def open_envelope(data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelope:
+    """The envelope in `data`. Raises RecordError: `size` before anything is parsed, `parse` for another message."""
+    if len(data) > max_bytes:
+        raise RecordError("size", f"{len(data)} bytes; at most {max_bytes} are taken")
+    message = pb.Envelope()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise RecordError("parse", f"no Envelope message: {error}") from None
+    if not message.body or len(message.signature) != SIGNATURE_BYTES:
+        raise RecordError("parse", "an envelope has a body and a signature of 64 bytes")
+    return Envelope(id=hashlib.sha256(message.body).digest(), body=message.body, signature=message.signature)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A group that passed the door. `group` carries the rewards scored here, `prompt_ids` the prompt made here."""
+
+    envelope: Envelope
+    envelope_bytes: bytes
+    group: Group
+    prompt_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """\"I have this group\": what a peer needs to decide whether to pull it. The sender is the transport's word."""
+
+    id: bytes
+    number: int
+    envelope_bytes: int
+    num_tokens: int
+    tokenizer: bytes
+    policy_version: int
+    created_at: float
+
+    def to_bytes(self) -> bytes:
+        """The bytes that travel, about 80."""
+        return pb.Announcement(
+            schema=SCHEMA,
+            id=self.id,
+            number=self.number,
+            envelope_bytes=self.envelope_bytes,
+            num_tokens=self.num_tokens,
+            tokenizer=self.tokenizer,
+            policy_version=self.policy_version,
+            created_ms=round(self.created_at * 1000),
+        ).SerializeToString()
+
+
+def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> Announcement:
+    """The announcement of a sealed group."""
+    return Announcement(
+        id=envelope.id,
+        number=group.number,
+        envelope_bytes=envelope_bytes,
+        num_tokens=group.num_tokens,
+        tokenizer=bytes.fromhex(group.tokenizer)[:8],
+        policy_version=group.policy_version,
+        created_at=group.created_at,
+    )
+
+
+def open_announcement(data: bytes) -> Announcement:
+    """The announcement in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
+    if len(data) > MAX_ANNOUNCEMENT_BYTES:
+        raise RecordError("size", f"an announcement of {len(data)} bytes")
+    message = pb.Announcement()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise RecordError("parse", f"no Announcement message: {error}") from None
+    if message.schema != SCHEMA:
+        raise RecordError("version", f"schema {message.schema}, this node speaks {SCHEMA}")
+    if len(message.id) != ID_BYTES or message.number < 1 or message.num_tokens < 1 or message.envelope_bytes < 1:
+        raise RecordError("malformed", "an announcement names an id, a number, a size and a count of tokens")
+    return Announcement(
+        id=message.id,
+        number=message.number,
+        envelope_bytes=message.envelope_bytes,
+        num_tokens=message.num_tokens,
+        tokenizer=message.tokenizer,
+        policy_version=message.policy_version,
+        created_at=message.created_ms / 1000,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRecord:
+    """What a peer says of itself in the directory."""
+
+    run_id: str
+    peer_id: str
+    name: str
+    model: str
+    parameters: int
+    tokenizer: str
+    role: str
+    last_number: int
+    policy_version: int
+    tokens_per_s: float
+    created_at: float
+    software: str
+
+
+def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
+    """The signed bytes of a directory record."""
+    body = pb.PeerInfo(
+        schema=SCHEMA,
+        run=bytes.fromhex(record.run_id),
+        peer=identity.peer,
+        name=record.name,
+        model=record.model,
+        parameters=record.parameters,
+        tokenizer=bytes.fromhex(record.tokenizer),
+        role=record.role,
+        last_number=record.last_number,
+        policy_version=record.policy_version,
+        tokens_per_s=record.tokens_per_s,
+        created_ms=round(record.created_at * 1000),
+        software=record.software,
+    ).SerializeToString()
+    return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
+
+
+def open_peer_record(data: bytes) -> PeerRecord:
+    """A directory record whose signature holds.
+
+    Raises RecordError: `size`, `parse`, `version`, `malformed`, `signature`.
+    """
+    if len(data) > MAX_PEER_RECORD_BYTES:
+        raise RecordError("size", f"a directory record of {len(data)} bytes")
+    outer, info = pb.PeerRecord(), pb.PeerInfo()
+    try:
+        outer.ParseFromString(data)
+        info.ParseFromString(outer.body)
+    except DecodeError as error:
+        raise RecordError("parse", f"no PeerRecord message: {error}") from None
+    if info.schema != SCHEMA:
+        raise RecordError("version", f"schema {info.schema}, this node speaks {SCHEMA}")
+    names = ((info.name, MAX_PEER_NAME_BYTES), (info.model, MAX_NAME_BYTES), (info.software, MAX_NAME_BYTES))
+    sizes_hold = len(info.run) == RUN_ID_BYTES and len(info.tokenizer) == HASH_BYTES and len(info.peer) == PEER_ID_BYTES
+    if not sizes_hold or any(len(name.encode()) > bound for name, bound in names):
+        raise RecordError("malformed", "a directory record's fields have not their sizes")
+    if not verify(info.peer, PEER_DOMAIN, outer.body, outer.signature):
+        raise RecordError("signature", "the directory record is not signed by the peer it names")
+    return PeerRecord(
+        run_id=info.run.hex(),
+        peer_id=peer_id_text(info.peer),
+        name=info.name,
+        model=info.model,
+        parameters=info.parameters,
+        tokenizer=info.tokenizer.hex(),
+        role=info.role,
+        last_number=info.last_number,
+        policy_version=info.policy_version,
+        tokens_per_s=info.tokens_per_s,
+        created_at=info.created_ms / 1000,
+        software=info.software,
+    )

@@ -1,0 +1,103 @@
+"""What the node's rooms hand to each other: frozen domain records.
+
+A *group* is the completions of one prompt by one generator. A record is made once, at the place where the thing
+happens, and never changed; the wire form of a group is `codec.py`'s business and the signed bytes are `envelope.py`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"  # the end-of-sequence token was sampled; it is the last token
+    LENGTH = "length"  # the token limit was reached
+    ABORT = "abort"  # cut short by us; what was sampled so far is kept
+
+
+class CompletionStatus(StrEnum):
+    """What became of a completion when it was scored."""
+
+    SCORED = "scored"
+    UNSCORED = "unscored"  # the scorer failed or ran out of time; the reward is 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PromptRef:
+    """Names a prompt so that anyone with the task can make it again.
+
+    `task` is the canonical task name without a path (`gsm8k`, `rg:chain_sum`), `split` one of `train` and `test`,
+    `index` the line of the data file, or the seed of a generated problem.
+    """
+
+    task: str
+    split: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.task}/{self.split}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled completion. Arrays are 1-d, of equal length, at least one token, the end-of-sequence token inside."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    finish_reason: FinishReason
+    reward: float = 0.0
+    status: CompletionStatus = CompletionStatus.SCORED
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How the completions were sampled: what decides whether their log-probs are comparable."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 means no top-k
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The completions of one prompt by one generator, as they travel.
+
+    `number` is the sender's running number (1, 2, ...), `policy_version` the version that sampled the first and
+    `policy_version_newest` the one that sampled the last token. `created_at` is Unix time in seconds.
+    """
+
+    run_id: str
+    sender: str
+    number: int
+    prompt_ref: PromptRef
+    prompt_hash: bytes
+    completions: tuple[Completion, ...]
+    sampling: SamplingSettings
+    model: str
+    tokenizer: str
+    policy_version: int
+    policy_version_newest: int
+    created_at: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens in the group."""
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """One reward a completion, in order."""
+        return tuple(completion.reward for completion in self.completions)
+
+    @property
+    def reward_mean(self) -> float:
+        """Mean reward of the group."""
+        return sum(self.rewards) / len(self.completions)

@@ -1,0 +1,22 @@
+"""Problems with verifiable rewards, one file a task. Importing this room loads no task and no library of one.
+
+    base.py            what a task is
+    spec.py            the grammar of a task SPEC
+    registry.py        from a SPEC to the task; plug-ins
+    mixed.py           several tasks as one
+    arithmetic.py      sums and differences, for swarms on two CPU cores
+    gsm8k.py           grade-school word problems      \\
+    math500.py         competition problems             > math_task.py, from problems.py or hub.py
+    rg.py              reasoning-gym's generators; rg_guard.py keeps answers from being run as code
+    think_answer.py    the chat format of the reasoning tasks
+    math_answers.py    whether two mathematical answers are equal
+    scoring.py         scores in a process of its own, under limits; scoring_worker.py is that process
+"""
+
+from __future__ import annotations
+
+from ftis_node.tasks.base import Message, Task, TaskItem
+from ftis_node.tasks.registry import held_out_spec, load_task
+from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
+
+__all__ = ["Message", "Task", "TaskItem", "TaskPart", "TaskSpec", "held_out_spec", "load_task", "parse_spec"]

@@ -1,0 +1,64 @@
+"""Rows of a public data set, fetched by the library `datasets` in a process of its own.
+
+The library loads pyarrow and much else that a daemon has no use for, and without a network it repeats its attempts for
+minutes. In a child process it costs no memory afterwards and can be held to a time limit. The child first asks whether
+the hub answers at all; if not, it looks only at what was downloaded before.
+
+    python -m ftis_node.tasks.hub NAME CONFIG SPLIT LIMIT_S        rows as JSON lines on stdout
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+from ftis_node.errors import NetworkError
+
+FETCH_LIMIT_S = 120.0
+PROBE_LIMIT_S = 5.0
+
+
+def fetch_rows(name: str, *, config: str, split: str, task: str, limit_s: float = FETCH_LIMIT_S) -> list[bytes]:
+    """The rows of one split as JSON lines, from the hub or from what was downloaded before.
+
+    Raises NetworkError, which tells how to give `task` a local file instead.
+    """
+    command = [sys.executable, "-m", __name__, name, config, split, str(limit_s)]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if result.returncode == 0:
+        return result.stdout.splitlines()
+    reason = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if result.returncode == -signal.SIGALRM:
+        reason = f"not done within {limit_s:g} s"
+    raise NetworkError(f"{task}: cannot get {name} from the hub ({reason}): give a local file as {task}:PATH")
+
+
+def _write_rows(name: str, config: str, split: str) -> None:
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE and not _answers(constants.ENDPOINT):
+        constants.HF_HUB_OFFLINE = True  # before `datasets` is imported, which copies it
+    from datasets import load_dataset
+
+    for row in load_dataset(name, config, split=split):
+        sys.stdout.write(json.dumps(row) + "\n")
+
+
+def _answers(address: str) -> bool:
+    """Whether anything answers at the address; what it answers does not matter."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=PROBE_LIMIT_S).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    signal.setitimer(signal.ITIMER_REAL, float(sys.argv[4]))  # unhandled: it ends this process wherever it hangs
+    _write_rows(*sys.argv[1:4])

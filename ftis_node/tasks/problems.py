@@ -1,0 +1,88 @@
+"""Question-and-answer problems from JSON lines: a local file, or rows from the hub.
+
+A broken line is refused with its file and number, never skipped: a line's number is the name of its problem, so a node
+that silently skipped one would answer to another problem than its peers. For the same reason a problem may not stand
+twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import TaskError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    ReadRow = Callable[[dict[str, Any]], "Problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is asked, and the reference answer."""
+
+    question: str
+    answer: str
+
+
+def problem_file(path: str, split: str) -> Path:
+    """The file that a spec's PATH names: itself, or `<split>.jsonl` in it where it is a folder."""
+    file = Path(path).expanduser()
+    return file / f"{split}.jsonl" if file.is_dir() else file
+
+
+def read_problems(file: Path, read_row: ReadRow) -> tuple[Problem, ...]:
+    """The problems of a JSON-lines file in UTF-8. Raises TaskError naming file and line."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise TaskError(f"{file}: cannot be read ({error.strerror}): give the path of a JSON-lines file") from error
+    return parse_problems(content.rstrip().split(b"\n") if content.strip() else [], read_row, source=str(file))
+
+
+def parse_problems(lines: Iterable[bytes], read_row: ReadRow, *, source: str) -> tuple[Problem, ...]:
+    """One problem a line. `read_row` turns an object into a problem and raises ValueError saying what is wrong.
+
+    Raises TaskError that names `source` and the line.
+    """
+    first_line: dict[str, int] = {}
+    problems = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            problem = read_row(_parse_object(line))
+        except ValueError as error:
+            raise TaskError(f"{source}:{number}: {error}") from error
+        if (first := first_line.setdefault(problem.question, number)) != number:
+            raise TaskError(f"{source}:{number}: the same problem as in line {first}")
+        problems.append(problem)
+    if not problems:
+        raise TaskError(f"{source}: there is no problem in it")
+    return tuple(problems)
+
+
+def text_field(row: dict[str, Any], name: str) -> str:
+    """The field as text without outer white space. Raises ValueError where it is missing, empty or no proper text."""
+    value = row.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"the field {name!r} must be a text that is not empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # such text could be neither tokenised nor hashed
+        raise ValueError(f"the field {name!r} holds half of a surrogate pair") from error
+    return value.strip()
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    """The JSON object of one line. Raises ValueError."""
+    if not line.strip():
+        raise ValueError("the line is empty")
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no valid JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise ValueError("the line must be a JSON object")
+    return row

@@ -1,0 +1,124 @@
+"""`rg:NAME`: the generated problems of reasoning-gym (arXiv 2505.24760), scored by its own verifiers.
+
+An index is turned into a problem by a seed that is part of the task, so every node makes the same one without any data
+file. Training and test use seeds that are far apart; where a generator knows few problems (coin flips), both splits
+show the same ones. Completions must hold the think-answer format, then the verifier's score of the answer counts, which
+may be a fraction:
+
+    "How many legs are there in total if you have 2 horses, 1 ant?"
+    "<think> 2*4 + 6 </think> <answer> 14 </answer>"       reward 1
+    "14"                                                   reward 0
+
+Some verifiers hand the answer to Python as code; `rg_guard.py` stands before those.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from functools import cached_property
+from typing import Any, ClassVar, Final, NamedTuple
+
+from ftis_node.errors import TaskError
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.rg_guard import is_safe_answer
+from ftis_node.tasks.think_answer import chat_prompt, final_answer
+
+NUM_ENTRIES_CACHED: Final = 256
+
+
+class _Split(NamedTuple):
+    """Problem i is made from `seed + i`, so splits must lie further apart than they are long."""
+
+    seed: int
+    size: int
+
+
+SPLITS: Final = {"train": _Split(1_000_000, 10_000), "test": _Split(2_000_000_000, 1_000)}
+
+_UNSTABLE: Final = "its problems differ from process to process, so no peer could make a prompt again"
+REFUSED: Final = {
+    "codeio": _UNSTABLE,
+    "composite": "it needs a configuration of its own: join the tasks with '+' instead",
+    "game_of_life_halting": "its verifier takes every answer for right",
+    "isomorphic_strings": _UNSTABLE,
+    "list_functions": _UNSTABLE,
+    "polynomial_multiplication": _UNSTABLE,
+    "ransom_note": _UNSTABLE,
+}
+
+
+class ReasoningGymTask:
+    """One task of reasoning-gym with its default settings.
+
+    Raises TaskError where reasoning-gym has no task `generator`, or has one that a swarm cannot use.
+    """
+
+    isolate_scoring: ClassVar[bool] = True
+
+    def __init__(self, generator: str, split: str = "train") -> None:
+        _check_known(generator)
+        self.name = f"rg:{generator}"
+        self.split = split
+        self._generator = generator
+        self._entries: dict[int, dict[str, Any]] = {}
+
+    def __reduce__(self) -> tuple[type[ReasoningGymTask], tuple[str, str]]:
+        return type(self), (self._generator, self.split)
+
+    def __len__(self) -> int:
+        return SPLITS[self.split].size
+
+    def __getitem__(self, index: int) -> TaskItem:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}/{self.split} has no problem {index}")
+        entry = self._entry(index)
+        return TaskItem(
+            ref=PromptRef(self.name, self.split, index),
+            prompt=chat_prompt(entry["question"]),
+            answer=entry["answer"] or "",  # some verifiers work from the problem alone
+        )
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
+            raise KeyError(str(ref))
+        return self[ref.index]
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        """The verifier's score in [0, 1]; 0 where the format is broken or the verifier fails."""
+        answer = final_answer(completion_text)
+        if not answer or not is_safe_answer(self._generator, answer, reference=item.answer):
+            return 0.0
+        try:
+            reward = float(self._dataset.score_answer(answer, self._entry(item.ref.index)))
+        except Exception:
+            # A third-party verifier over arbitrary text: whatever it stumbles over is no right answer.
+            return 0.0
+        return min(max(reward, 0.0), 1.0) if math.isfinite(reward) else 0.0
+
+    @cached_property
+    def _dataset(self) -> Any:
+        import reasoning_gym
+
+        seed, size = SPLITS[self.split]
+        return reasoning_gym.create_dataset(self._generator, seed=seed, size=size)
+
+    def _entry(self, index: int) -> dict[str, Any]:
+        """The problem with what its verifier needs; the last ones are kept, since a group asks for one many times."""
+        if index not in self._entries:
+            while len(self._entries) >= NUM_ENTRIES_CACHED:
+                del self._entries[next(iter(self._entries))]
+            self._entries[index] = self._dataset[index]
+        return self._entries[index]
+
+
+def _check_known(generator: str) -> None:
+    from reasoning_gym.factory import DATASETS
+
+    if reason := REFUSED.get(generator):
+        raise TaskError(f"rg:{generator} cannot be used: {reason}")
+    if generator not in DATASETS:
+        usable = sorted(set(DATASETS) - set(REFUSED))
+        close = difflib.get_close_matches(generator, usable) or usable
+        raise TaskError(f"unknown task 'rg:{generator}': reasoning-gym has {', '.join(f'rg:{name}' for name in close)}")

@@ -1,0 +1,64 @@
+"""Which answers may be shown to the verifiers of reasoning-gym: some run them as code.
+
+A completion can come from a peer, and some verifiers pass its answer to `eval`, directly or through SymPy's
+`parse_expr`: there a text becomes code on the node that scores it. Code can also read the reference answer and hand it
+back. So an answer passes only if evaluating it can do nothing but compute:
+
+* for `eval`: a literal (`[[1, 2], [3, 4]]`), or what is no Python expression at all, or the reference itself;
+* for `parse_expr`: numbers, operators and brackets, one-letter variables and elementary functions. `Integral(f, x)`
+  stays out as well: differentiated, it equals any f it is given.
+
+One verifier of complex numbers finds `nan` close to everything. A test reads the installed library for verifiers of either kind that are missing here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from typing import Final
+
+EVALUATED: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+PARSED: Final = frozenset({"countdown", "intermediate_integration", "puzzle24", "simple_integration"})
+NUMERIC: Final = frozenset({"complex_arithmetic"})
+FUNCTIONS: Final = frozenset(
+    "Abs sqrt exp log ln sin cos tan cot sec csc asin acos atan sinh cosh tanh asinh acosh atanh erf pi".split()
+)
+MAX_ANSWER_CHARS: Final = 20_000  # the longest reference seen has 11,000: all palindromic partitions of a word
+
+_EXPRESSION = re.compile(r"[\w\s+\-*/^().]*", re.ASCII)
+_NO_NUMBER = re.compile(r"nan|inf", re.IGNORECASE)
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def is_safe_answer(generator: str, answer: str, *, reference: str) -> bool:
+    """Whether the verifier of `generator` may see `answer`."""
+    if len(answer) > MAX_ANSWER_CHARS:
+        return False
+    if generator in EVALUATED:
+        return answer == reference or not _is_python(answer) or _is_literal(answer)
+    if generator in PARSED:
+        words = _WORD.findall(answer)
+        return bool(_EXPRESSION.fullmatch(answer)) and all(len(word) == 1 or word in FUNCTIONS for word in words)
+    return not (generator in NUMERIC and _NO_NUMBER.search(answer))
+
+
+def _is_python(text: str) -> bool:
+    """Whether `eval` could run it; `eval` passes over the same leading white space."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's remarks on a stranger's text
+            ast.parse(text.lstrip(" \t"), mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    except (MemoryError, RecursionError):  # nested too deep to tell
+        return True
+    return True
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return False
+    return True

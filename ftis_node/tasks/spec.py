@@ -1,0 +1,116 @@
+"""The task SPEC: which problems a node trains on, in one line that can stand in a manifest or on a command line.
+
+    spec = part, or several joined by "+"
+    part = arithmetic | arithmetic:add | arithmetic:sub
+         | gsm8k | gsm8k:PATH | math500 | math500:PATH
+         | rg:NAME                                           a task of reasoning-gym
+         | NAME                                              a plug-in
+         each followed by "=WEIGHT" where several are mixed, 1 where it is left out
+
+    gsm8k:/data/gsm8k=3+rg:chain_sum=1      three GSM8K problems from local files, then one chain sum
+
+A PATH may hold ":", "+" and "=" of its own; how far it reaches:
+
+* a "+" ends it only where a task could begin, that is before a word followed by ":", "=", "+" or the end of the line:
+  `gsm8k:/data/a+b.jsonl` is one path. A folder whose name ends in `+word` cannot be written;
+* a last "=" followed by a number is the weight. Write one where the path itself ends so: `gsm8k:/data/lr=3=1`.
+
+The canonical form leaves the paths out, sorts the parts and reduces the weights, so that it does not depend on where a
+node keeps its files or on the order in which its operator typed: equal canonical forms mean equal prompts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
+
+from ftis_node.errors import TaskError
+
+FILE_TASKS = ("gsm8k", "math500")
+MAX_TOTAL_WEIGHT = 1000  # after reduction; bounds the pattern in which a mixture's parts take turns
+
+_JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:[:=+]|$))")
+_WEIGHT = re.compile(r"(?P<rest>.*)=(?P<weight>\d+(?:\.\d+)?)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z][\w-]*(?::[\w-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPart:
+    """One task of a spec. `name` is canonical (`gsm8k`, `arithmetic:add`, `rg:chain_sum`), `weight` a whole number."""
+
+    name: str
+    path: str | None = None
+    weight: int = 1
+
+    def __str__(self) -> str:
+        text = f"{self.name}:{self.path}" if self.path else self.name
+        return f"{text}={self.weight}" if self.weight != 1 or _WEIGHT.fullmatch(text) else text
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """A parsed spec: parts sorted by name, weights without a common factor. `str(spec)` is a spec again."""
+
+    parts: tuple[TaskPart, ...]
+
+    @property
+    def canonical(self) -> str:
+        """The spec without paths: what a run's manifest holds and what peers compare."""
+        return "+".join(str(TaskPart(part.name, weight=part.weight)) for part in self.parts)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The local file or folder of each part that has one, by the part's name."""
+        return {part.name: part.path for part in self.parts if part.path}
+
+    def __str__(self) -> str:
+        return "+".join(str(part) for part in self.parts)
+
+
+def parse_spec(text: str) -> TaskSpec:
+    """The spec that `text` writes. Raises TaskError where the text is malformed.
+
+    Whether the tasks exist is not asked here: that needs the plug-ins of this machine (`load_task`).
+    """
+    if not text.strip():
+        raise TaskError("the task is empty: name one, such as arithmetic or gsm8k")
+    drafts = [_parse_part(part) for part in _JOINER.split(text.strip())]
+    names = [name for name, _, _ in drafts]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise TaskError(f"task {min(twice)!r} stands twice in {text!r}: name each task once and give it a weight")
+    weights = _whole_weights([weight for _, _, weight in drafts], text)
+    parts = (TaskPart(name, path, weight) for (name, path, _), weight in zip(drafts, weights, strict=True))
+    return TaskSpec(tuple(sorted(parts, key=lambda part: part.name)))
+
+
+def _parse_part(text: str) -> tuple[str, str | None, Fraction]:
+    """Name, path and weight as written."""
+    weight = Fraction(1)
+    if match := _WEIGHT.fullmatch(text):
+        text, weight = match["rest"], Fraction(match["weight"])
+    if weight == 0:
+        raise TaskError(f"task {text!r} has the weight 0: leave it out, or give it a weight above 0")
+    name, colon, path = text.partition(":")
+    if name in FILE_TASKS and colon:
+        if not path:
+            raise TaskError(f"{text!r} names no file: write {name}:PATH, or {name} for the data set from the hub")
+        return name, path, weight
+    if not _NAME.fullmatch(text):
+        raise TaskError(f"{text!r} is no task: write NAME, NAME:ARGUMENT or NAME=WEIGHT, several joined by '+'")
+    return text, None, weight
+
+
+def _whole_weights(weights: list[Fraction], text: str) -> list[int]:
+    """The same proportions in the smallest whole numbers."""
+    scale = lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * scale) for weight in weights]
+    divisor = gcd(*whole)
+    reduced = [weight // divisor for weight in whole]
+    if sum(reduced) > MAX_TOTAL_WEIGHT:
+        raise TaskError(
+            f"the weights in {text!r} are too far apart: in whole numbers they add up to {sum(reduced):,}, "
+            f"at most {MAX_TOTAL_WEIGHT:,}"
+        )
+    return reduced

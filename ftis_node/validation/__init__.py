@@ -1,0 +1,10 @@
+"""The door: ordered pure rules over an envelope, and one verdict with one reason."""
+
+from __future__ import annotations
+
+from ftis_node.records.envelope import Accepted
+from ftis_node.validation.context import DoorContext
+from ftis_node.validation.door import Refused, Verdict, judge
+from ftis_node.validation.rules import RULES, Refusal
+
+__all__ = ["RULES", "Accepted", "DoorContext", "Refusal", "Refused", "Verdict", "judge"]

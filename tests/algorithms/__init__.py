@@ -1,0 +1,1 @@
+"""Tests of `ftis_node.algorithms`."""

@@ -1,0 +1,55 @@
+"""Short ways to write a batch whose result can be worked out on paper.
+
+Rows are written as probabilities, because ratios of those are what one can see: `rows([[0.5, 0.2]], [[0.25, 0.2]])` has
+rho = 2 and rho = 1. Rows may differ in length; the rest is padding, filled with NaN so that no test passes by luck.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftis_node.algorithms import policy_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def padded_logs(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+    """Logarithms of ragged rows, `[N, T]` float64, NaN beyond each row's end."""
+    num_columns = max(len(row) for row in rows)
+    return torch.tensor(
+        [[math.log(value) for value in row] + [math.nan] * (num_columns - len(row)) for row in rows],
+        dtype=torch.float64,
+    )
+
+
+def rows(
+    learner: Sequence[Sequence[float]],
+    behaviour: Sequence[Sequence[float]],
+    advantages: Sequence[float],
+    group_ids: Sequence[int] | None = None,
+) -> dict[str, torch.Tensor]:
+    """The tensor arguments of `policy_loss`; all in one group unless said otherwise."""
+    learner_logprobs = padded_logs(learner)
+    return {
+        "learner_logprobs": learner_logprobs.requires_grad_(),
+        "behaviour_logprobs": padded_logs(behaviour),
+        "mask": ~learner_logprobs.detach().isnan(),
+        "advantages": torch.tensor(advantages, dtype=torch.float64),
+        "group_ids": torch.tensor(group_ids if group_ids is not None else [0] * len(advantages)),
+    }
+
+
+def evaluate(
+    method: str, batch: dict[str, torch.Tensor], **params: Any
+) -> tuple[float, list[list[float]], dict[str, float]]:
+    """What is maximised (minus the loss), its gradient, and the metrics."""
+    batch = batch | {"learner_logprobs": batch["learner_logprobs"].detach().clone().requires_grad_()}
+    loss, metrics = policy_loss(method, **batch, **params)
+    loss.backward()
+    gradient = batch["learner_logprobs"].grad
+    assert gradient is not None
+    return -loss.item(), (-gradient).tolist(), metrics

@@ -1,0 +1,148 @@
+"""Ragged and extreme inputs, and the comparison of `policy_loss` with the reference on them.
+
+Hypothesis chooses the shape of a case and a seed; the numbers come from the seed, so that no case sits exactly on a
+bound where a last-digit rounding decides.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from ftis_node.algorithms import METHODS, policy_loss
+
+from .reference import FILTERED, KL_ESTIMATORS, reference_loss
+
+LOG_RATIO_REGIMES = ("same", "near", "far", "mixed", "beyond_clamp")
+PADDING = (0.0, 5.0, -1e30, math.nan, math.inf, -math.inf)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs as plain lists; padding holds whatever `PADDING` offers."""
+
+    lp: list[list[float]]
+    lg: list[list[float]]
+    mask: list[list[bool]]
+    advantages: list[float]
+    group_ids: list[int]
+    anchor: list[list[float]]
+
+    def tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        return {
+            "learner_logprobs": torch.tensor(self.lp, dtype=dtype).requires_grad_(),
+            "behaviour_logprobs": torch.tensor(self.lg, dtype=dtype),
+            "mask": torch.tensor(self.mask, dtype=torch.bool),
+            "advantages": torch.tensor(self.advantages, dtype=dtype),
+            "group_ids": torch.tensor(self.group_ids),
+        }
+
+
+def log_ratio(generator: random.Random, regime: str) -> float:
+    if regime == "mixed":
+        regime = generator.choice(("same", "near", "far", "far"))
+    if regime == "same":
+        return 0.0
+    if regime == "beyond_clamp":
+        return generator.choice((-1, 1)) * generator.uniform(15, 40)
+    return generator.uniform(-0.4, 0.4) if regime == "near" else generator.uniform(-12, 12)
+
+
+def make_case(seed: int, num_completions: int, num_columns: int, regime: str) -> Case:
+    """Rows without tokens, masks with holes, scattered group ids and zero advantages all occur."""
+    generator = random.Random(seed)
+    density = generator.choice((0.2, 0.7, 1.0))
+    ids = [generator.randrange(-9, 10**6) for _ in range(max(1, num_completions // 2))]
+    mask = [[generator.random() < density for _ in range(num_columns)] for _ in range(num_completions)]
+    lp, lg, anchor = [], [], []
+    for marks in mask:
+        behaviour = [generator.uniform(-8, 0) for _ in marks]
+        learner = [value + log_ratio(generator, regime) for value in behaviour]
+        first = [value + generator.choice((0.0, generator.uniform(-0.5, 0.5))) for value in learner]
+        for values, rows in ((learner, lp), (behaviour, lg), (first, anchor)):
+            padded = [v if inside else generator.choice(PADDING) for v, inside in zip(values, marks, strict=True)]
+            rows.append(padded)
+    advantages = [generator.choice((0.0, generator.gauss(0, 1), generator.gauss(0, 1))) for _ in mask]
+    return Case(lp, lg, mask, advantages, [generator.choice(ids) for _ in mask], anchor)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    return make_case(
+        seed=draw(st.integers(0, 2**32)),
+        num_completions=draw(st.integers(1, 7)),
+        num_columns=draw(st.integers(0, 6)),
+        regime=draw(st.sampled_from(LOG_RATIO_REGIMES)),
+    )
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "cap": (0.7, 1.3, 5.0, math.inf),
+    "kl_estimator": KL_ESTIMATORS,
+    "eps_low": (0.0, 0.11, 1.0),
+    "eps_high": (0.0, 0.37, math.inf),
+    "denominator": ("all", "kept"),
+    "agg": ("seq_mean", "token_mean", "max_len"),
+}
+
+OWN_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gepo": {"clip": (True, False), "alpha": (0.1, 0.5, 1.0), "k3_beta": (0.005, 1.0)},
+    "mis": {"mis_low": (0.0, 0.9), "mis_high": (1.1, math.inf)},
+    "m2po": {"m2_threshold": (0.001, 5.1, math.inf)},
+    "topr": {"topr_level": ("seq_mean", "seq_sum", "token")},
+    **{method: {"kl_threshold": (0.0, 0.003, 0.31, 4.9, math.inf)} for method in FILTERED},
+}
+
+
+def make_parameters(seed: int, method: str) -> dict[str, Any]:
+    """Each parameter given or, as often, left out; `anchor_logprobs` is a flag, for the case to fill in."""
+    generator = random.Random(seed)
+    given: dict[str, Any] = {"max_completion_length": generator.randint(1, 9)}
+    for name, values in (CHOICES | OWN_CHOICES.get(method, {})).items():
+        if generator.random() < 0.5:
+            given[name] = generator.choice(values)
+    if "anchor_logprobs" in METHODS[method].takes and generator.random() < 0.5:
+        given["anchor_logprobs"] = True
+    return given
+
+
+def check_case(method: str, case: Case, dtype: torch.dtype, params: dict[str, Any]) -> None:
+    """`policy_loss` equals the reference in value, gradient and metrics, and padding has exactly zero gradient."""
+    tensors = case.tensors(dtype)
+    reference_params = dict(params)
+    if params.get("anchor_logprobs"):
+        anchor = torch.tensor(case.anchor, dtype=dtype)
+        params = params | {"anchor_logprobs": anchor}
+        reference_params["anchor_logprobs"] = anchor.double().tolist()
+    # The reference reads the numbers back from the tensors: it is to see the same rounding of them to float32.
+    as_lists = {name: value.detach().double().tolist() for name, value in tensors.items() if value.is_floating_point()}
+    expected = reference_loss(
+        method,
+        as_lists["learner_logprobs"],
+        as_lists["behaviour_logprobs"],
+        case.mask,
+        as_lists["advantages"],
+        case.group_ids,
+        **reference_params,
+    )
+    loss, metrics = policy_loss(method, **tensors, **params)
+    loss.backward()
+
+    digits = 1e-10 if dtype == torch.float64 else 1e-6
+    assert loss.shape == ()
+    assert loss.dtype == dtype
+    assert math.isclose(loss.item(), expected.loss, rel_tol=digits, abs_tol=digits * expected.magnitude)
+    gradient = tensors["learner_logprobs"].grad
+    assert gradient is not None
+    wanted = torch.tensor(expected.gradient, dtype=dtype)
+    torch.testing.assert_close(gradient, wanted, rtol=digits, atol=0)
+    assert torch.all(gradient[~tensors["mask"]] == 0)
+    assert metrics.keys() == {"kept_fraction", "truncated_fraction", "mean_kl"}
+    for name, value in metrics.items():
+        assert isinstance(value, float)
+        assert math.isclose(value, getattr(expected, name), rel_tol=1e-9, abs_tol=1e-9), name

@@ -1,0 +1,66 @@
+"""Writes `golden.json`: one fixed batch and every method's loss, gradient norm and metrics on it.
+
+The numbers come from the plain Python reference, not from the code under test. Run it again only when a formula is
+meant to change, and read the difference:
+
+    python -m tests.algorithms.make_golden
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from .reference import METHOD_DEFAULTS, reference_loss
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+# Two groups of three, one of them foreign and far; the last completion is cut short.
+BATCH: dict[str, Any] = {
+    "lp": [
+        [-0.11, -1.32, -0.05, -2.4],
+        [-0.62, -0.9, -3.1, 0.0],
+        [-0.33, -0.01, -0.75, -0.48],
+        [-2.9, -7.5, -0.2, -6.1],
+        [-1.4, -0.8, -5.2, -3.3],
+        [-4.6, 0.0, 0.0, 0.0],
+    ],
+    "lg": [
+        [-0.1, -1.5, -0.05, -2.1],
+        [-0.7, -0.85, -3.0, 0.0],
+        [-0.3, -0.02, -0.7, -0.5],
+        [-0.4, -0.3, -0.9, -0.1],
+        [-0.2, -2.6, -0.1, -1.0],
+        [-0.6, 0.0, 0.0, 0.0],
+    ],
+    "mask": [[True] * 4, [True] * 3 + [False], [True] * 4, [True] * 4, [True] * 4, [True] + [False] * 3],
+    "advantages": [0.9, -1.1, 0.4, -0.6, 1.4, -0.55],
+    "group_ids": [4, 4, 4, 9, 9, 9],
+}
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "ftis": [{"kl_estimator": "rkl_iw", "kl_threshold": 0.1, "denominator": "kept"}, {"kl_threshold": 5.0}],
+    "dr_grpo": [{"max_completion_length": 12}],
+    "gspo": [{"eps_low": 0.2, "eps_high": 0.28}],
+    "gepo": [{"clip": False, "alpha": 0.1, "k3_beta": 0.005}],
+    "topr": [{"topr_level": "seq_sum"}, {"topr_level": "token"}],
+    "m2po": [{"m2_threshold": 1.0}],
+}
+
+
+def entries() -> list[dict[str, Any]]:
+    made = []
+    for method in METHOD_DEFAULTS:
+        variants = VARIANTS.get(method, [])
+        for params in variants if method == "dr_grpo" else [{}, *variants]:
+            result = reference_loss(method, **BATCH, **params)
+            norm = math.sqrt(sum(slope * slope for row in result.gradient for slope in row))
+            metrics = {name: getattr(result, name) for name in ("kept_fraction", "truncated_fraction", "mean_kl")}
+            made.append({"method": method, "params": params, "loss": result.loss, "gradient_norm": norm, **metrics})
+    return made
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps({"batch": BATCH, "entries": entries()}, indent=1) + "\n")

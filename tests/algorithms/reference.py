@@ -1,0 +1,272 @@
+"""An independent reference: every loss and its gradient in plain Python floats and loops, from the formulas alone.
+
+It shares no code and no trick with `ftis_node.algorithms`. The derivative of each objective with respect to each
+log-prob is written out by hand, so that a gradient is checked against mathematics and not against another use of
+autograd. `objective` gives, for one token, the value that is maximised and its derivative with respect to that token's
+log-prob; what belongs to a whole group or batch is put into the `Row` first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+KL_ESTIMATORS = ("author_k3", "k1_fwd", "k3_fwd", "rkl_iw")
+
+DEFAULTS: dict[str, Any] = {
+    "cap": 2.0,
+    "kl_estimator": "author_k3",
+    "kl_threshold": 50.0,
+    "eps_low": 0.2,
+    "eps_high": 0.2,
+    "denominator": "all",
+    "agg": "seq_mean",
+    "max_completion_length": None,
+    "clip": True,
+    "alpha": 0.0,
+    "k3_beta": 0.0,
+    "mis_low": 0.5,
+    "mis_high": 2.0,
+    "m2_threshold": 0.04,
+    "topr_level": "seq_mean",
+    "anchor_logprobs": None,
+}
+
+METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dr_grpo": {"agg": "max_len"},
+    "dapo": {"eps_high": 0.28, "agg": "token_mean"},
+    "nois": {},
+    "vis": {},
+    "tis": {},
+    "ftis": {},
+    "f-nois": {},
+    "f-vis": {},
+    "gspo": {"eps_low": 3e-4, "eps_high": 4e-4},
+    "gspo_token": {"eps_low": 3e-4, "eps_high": 4e-4},
+    "gepo": {},
+    "topr": {},
+    "cispo": {"cap": 5.0, "agg": "token_mean"},
+    "mis": {},
+    "m2po": {"agg": "token_mean"},
+    "swarm_sapo": {"eps_high": 0.28},
+}
+
+FILTERED = ("ftis", "f-nois", "f-vis")
+
+
+@dataclass
+class Row:
+    """One completion without its padding: `lp`, `lg` and `anchor` hold its tokens, `columns` where they came from."""
+
+    lp: list[float]
+    lg: list[float]
+    anchor: list[float] | None
+    columns: list[int]
+    advantage: float
+    group: int
+    denominator: float = 1.0  # gepo: (1 - alpha) E_q + alpha p
+    trusted: list[bool] = field(default_factory=list)  # m2po
+
+    @property
+    def length(self) -> int:
+        return len(self.lp)
+
+    @property
+    def mean_difference(self) -> float:
+        return sum(a - b for a, b in zip(self.lp, self.lg, strict=True)) / self.length
+
+
+@dataclass
+class Result:
+    """`gradient` is a list of N lists of T, of the loss with respect to the learner's log-probs.
+
+    `magnitude` is the sum of the absolute values of what the loss sums: a rounding error is in proportion to it.
+    """
+
+    loss: float
+    magnitude: float
+    gradient: list[list[float]]
+    kept_fraction: float
+    truncated_fraction: float
+    mean_kl: float
+
+
+def rho_and_slope(lp: float, lg: float) -> tuple[float, float]:
+    """exp of the clamped difference, and its derivative by lp, which is 0 beyond the clamp."""
+    difference = lp - lg
+    rho = math.exp(max(-20.0, min(20.0, difference)))
+    return rho, rho if -20 <= difference <= 20 else 0.0
+
+
+def kl_token(estimator: str, lp: float, lg: float) -> float:
+    rho, _ = rho_and_slope(lp, lg)
+    if estimator == "author_k3":
+        return 1 / rho + math.log(rho) - 1
+    if estimator == "k1_fwd":
+        return lg - lp
+    if estimator == "k3_fwd":
+        return rho - math.log(rho) - 1
+    if estimator == "rkl_iw":
+        return rho * math.log(rho) - rho + 1
+    raise AssertionError(estimator)
+
+
+def surrogate(ratio: float, slope: float, advantage: float, low: float, high: float) -> tuple[float, float]:
+    """min(r A, clip(r, low, high) A) and its derivative, `slope` being that of r."""
+    clipped = max(low, min(high, ratio))
+    if ratio * advantage <= clipped * advantage:
+        return ratio * advantage, slope * advantage
+    return clipped * advantage, 0.0
+
+
+def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, float]:
+    """Value at token t and derivative by lp_t; for gspo and gepo a sequence's share of it, 1/L of the derivative."""
+    lp, lg, advantage = row.lp[t], row.lg[t], row.advantage
+    rho, rho_slope = rho_and_slope(lp, lg)
+    low, high = 1 - p["eps_low"], 1 + p["eps_high"]
+    step, step_slope = (1.0, 1.0) if row.anchor is None else rho_and_slope(lp, row.anchor[t])
+    if method in ("nois", "f-nois", "swarm_sapo"):
+        return surrogate(step, step_slope, advantage, low, high)
+    if method in ("vis", "f-vis", "grpo", "dr_grpo", "dapo"):
+        return surrogate(rho, rho_slope, advantage, low, high)
+    if method in ("tis", "ftis", "mis"):
+        weight = min(rho, p["cap"])
+        if method == "mis":
+            weight = rho if p["mis_low"] <= rho <= p["mis_high"] else 0.0
+        value, slope = surrogate(step, step_slope, advantage, low, high)
+        return weight * value, weight * slope
+    if method in ("gspo", "gspo_token"):
+        ratio = math.exp(row.mean_difference)
+        return surrogate(ratio, ratio, advantage, low, high)
+    if method == "gepo":
+        weight = math.exp(sum(row.lp) / row.length) / row.denominator
+        value, slope = weight * advantage, weight * advantage
+        if p["clip"]:
+            value, slope = surrogate(weight, weight, advantage, low, high)
+        k3_slope = 1 - 1 / rho if rho_slope else 0.0
+        return value - p["k3_beta"] * kl_token("author_k3", lp, lg), slope - p["k3_beta"] * k3_slope
+    if method == "topr":
+        weight = 1.0
+        if advantage < 0:
+            total = row.mean_difference * row.length
+            taper = {"seq_mean": row.mean_difference, "seq_sum": total, "token": math.log(rho)}[p["topr_level"]]
+            weight = math.exp(min(0.0, taper))
+        return weight * advantage * lp, weight * advantage
+    if method == "cispo":
+        weight = min(rho, p["cap"])
+        return weight * advantage * lp, weight * advantage
+    if method == "m2po":
+        return (rho * advantage, rho_slope * advantage) if row.trusted[t] else (0.0, 0.0)
+    raise AssertionError(method)
+
+
+def set_group_denominators(rows: list[Row], alpha: float) -> None:
+    for row in rows:
+        members = [other for other in rows if other.group == row.group and other.length]
+        q = [math.exp(sum(other.lg) / other.length) for other in members]
+        if row.length:
+            expected = sum(value * value for value in q) / sum(q)
+            row.denominator = (1 - alpha) * expected + alpha * math.exp(sum(row.lp) / row.length)
+
+
+def set_trusted_tokens(rows: list[Row], threshold: float) -> None:
+    """Drop the largest square until the mean of the rest is below the threshold."""
+    tokens = [((row.lp[t] - row.lg[t]) ** 2, i, t) for i, row in enumerate(rows) for t in range(row.length)]
+    tokens.sort()
+    while tokens and sum(square for square, _, _ in tokens) / len(tokens) >= threshold:
+        tokens.pop()
+    kept = {(i, t) for _, i, t in tokens}
+    for i, row in enumerate(rows):
+        row.trusted = [(i, t) in kept for t in range(row.length)]
+
+
+def read_rows(
+    lp: list[list[float]],
+    lg: list[list[float]],
+    mask: list[list[bool]],
+    advantages: list[float],
+    group_ids: list[int],
+    anchor: list[list[float]] | None,
+) -> list[Row]:
+    rows = []
+    for i, marks in enumerate(mask):
+        columns = [t for t, inside in enumerate(marks) if inside]
+        rows.append(
+            Row(
+                lp=[lp[i][t] for t in columns],
+                lg=[lg[i][t] for t in columns],
+                anchor=None if anchor is None else [anchor[i][t] for t in columns],
+                columns=columns,
+                advantage=advantages[i],
+                group=group_ids[i],
+            )
+        )
+    return rows
+
+
+def reference_loss(
+    method: str,
+    lp: list[list[float]],
+    lg: list[list[float]],
+    mask: list[list[bool]],
+    advantages: list[float],
+    group_ids: list[int],
+    **params: Any,
+) -> Result:
+    p = {**DEFAULTS, **METHOD_DEFAULTS[method], **params}
+    rows = read_rows(lp, lg, mask, advantages, group_ids, p["anchor_logprobs"])
+    set_group_denominators(rows, p["alpha"])
+    set_trusted_tokens(rows, p["m2_threshold"])
+
+    kl, keep = [], []
+    for row in rows:
+        values = [kl_token(p["kl_estimator"], a, b) for a, b in zip(row.lp, row.lg, strict=True)]
+        kl.append(sum(values) / len(values) if values else 0.0)
+        keep.append(method not in FILTERED or row.advantage > 0 or kl[-1] < p["kl_threshold"])
+
+    counted = [row for row, kept in zip(rows, keep, strict=True) if kept or p["denominator"] == "all"]
+    counted_tokens = sum(row.length for row in counted)
+    total, magnitude = 0.0, 0.0
+    gradient = [[0.0] * len(marks) for marks in mask]
+    for i, row in enumerate(rows):
+        if not keep[i]:
+            continue
+        share = {
+            "seq_mean": lambda row: 1 / (len(counted) * row.length),
+            "token_mean": lambda row: 1 / counted_tokens,
+            "max_len": lambda row: 1 / (len(counted) * p["max_completion_length"]),
+        }[p["agg"]]
+        for t, column in enumerate(row.columns):
+            value, slope = objective(method, row, t, p)
+            total += share(row) * value
+            magnitude += abs(share(row) * value)
+            gradient[i][column] -= share(row) * slope
+
+    num_tokens = sum(row.length for row in rows)
+    num_truncated = sum(rho_and_slope(a, b)[0] > p["cap"] for row in rows for a, b in zip(row.lp, row.lg, strict=True))
+    with_tokens = [value for row, value in zip(rows, kl, strict=True) if row.length]
+    return Result(
+        loss=-total,
+        magnitude=magnitude,
+        gradient=gradient,
+        kept_fraction=sum(keep) / len(rows),
+        truncated_fraction=num_truncated / num_tokens if num_tokens else 0.0,
+        mean_kl=sum(with_tokens) / len(with_tokens) if with_tokens else 0.0,
+    )
+
+
+def reference_advantages(rewards: list[float], group_ids: list[int], scale: str, eps: float) -> list[float]:
+    advantages = []
+    for reward, group in zip(rewards, group_ids, strict=True):
+        members = [value for value, other in zip(rewards, group_ids, strict=True) if other == group]
+        mean = math.fsum(members) / len(members)
+        if len(set(members)) == 1:
+            advantages.append(0.0)
+        elif scale == "mean":
+            advantages.append(reward - mean)
+        else:
+            variance = math.fsum((value - mean) ** 2 for value in members) / (len(members) - 1)
+            advantages.append((reward - mean) / (math.sqrt(variance) + eps))
+    return advantages

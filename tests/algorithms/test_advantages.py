@@ -1,0 +1,105 @@
+"""`group_advantages`: numbers one can check by hand, and the cases where the formula alone would go wrong."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.algorithms import group_advantages
+
+from .reference import reference_advantages
+
+
+def test_std_by_hand() -> None:
+    # Mean 1, unbiased variance (1 + 0 + 1) / 2 = 1.
+    advantages = group_advantages(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([7, 7, 7]))
+    assert advantages.tolist() == pytest.approx([-1.0, 0.0, 1.0])
+
+
+def test_the_deviation_is_unbiased() -> None:
+    # 0 and 1: biased deviation 1/2, unbiased sqrt(1/2); the advantage is then 1/sqrt(2), not 1.
+    advantages = group_advantages(torch.tensor([0.0, 1.0]), torch.tensor([0, 0]))
+    assert advantages.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
+def test_mean_by_hand_with_groups_in_any_order() -> None:
+    rewards = torch.tensor([1.0, 10.0, 0.0, 30.0, 0.5], dtype=torch.float64)
+    ids = torch.tensor([5, -2, 5, -2, 5])
+    assert group_advantages(rewards, ids, scale="mean").tolist() == [0.5, -10.0, -0.5, 10.0, 0.0]
+
+
+def test_eps_is_added_to_the_deviation() -> None:
+    rewards = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    ids = torch.zeros(3, dtype=torch.int64)
+    assert group_advantages(rewards, ids, eps=1.0).tolist() == [-0.5, 0.0, 0.5]
+    assert group_advantages(rewards, ids, "std", 0.0).tolist() == [-1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("scale", ["std", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 1.0, 0.7])
+def test_equal_rewards_and_lone_completions_give_exactly_zero(scale: str, dtype: torch.dtype, reward: float) -> None:
+    rewards = torch.full((13,), reward, dtype=dtype)
+    ids = torch.tensor([1] * 12 + [2])
+    for eps in (1e-8, 0.0):
+        assert group_advantages(rewards, ids, scale, eps).tolist() == [0.0] * 13
+
+
+def test_a_small_difference_is_not_taken_for_none() -> None:
+    rewards = torch.tensor([0.5, 0.5 + 1e-6], dtype=torch.float64)
+    advantages = group_advantages(rewards, torch.tensor([0, 0]), eps=0.0)
+    assert advantages.tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
+
+
+def test_float32_is_kept_and_no_gradient_flows() -> None:
+    rewards = torch.tensor([0.0, 1.0], requires_grad=True)
+    advantages = group_advantages(rewards, torch.tensor([0, 0], dtype=torch.int32))
+    assert advantages.dtype == torch.float32
+    assert not advantages.requires_grad
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert group_advantages(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).shape == (0,)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_completions=st.integers(1, 20),
+    num_groups=st.integers(1, 6),
+    scale=st.sampled_from(("std", "mean")),
+    is_binary=st.booleans(),
+)
+def test_against_the_reference(seed: int, num_completions: int, num_groups: int, scale: str, is_binary: bool) -> None:
+    generator = random.Random(seed)
+    names = [generator.randrange(-(2**40), 2**40) for _ in range(num_groups)]
+    ids = [generator.choice(names) for _ in range(num_completions)]
+    rewards = [float(generator.random() < 0.5) if is_binary else generator.gauss(0, 3) for _ in ids]
+    advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64), torch.tensor(ids), scale)
+    assert advantages.tolist() == pytest.approx(reference_advantages(rewards, ids, scale, 1e-8), rel=1e-9, abs=1e-12)
+
+
+GOOD = (torch.tensor([0.0, 1.0]), torch.tensor([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((torch.tensor([[0.0, 1.0]]), GOOD[1]), "rewards"),
+        ((torch.tensor([0, 1]), GOOD[1]), "rewards"),
+        (([0.0, 1.0], GOOD[1]), "rewards"),
+        ((torch.tensor([0.0, float("nan")]), GOOD[1]), r"rewards .* \[1\]"),
+        ((GOOD[0], torch.tensor([0])), "group_ids"),
+        ((GOOD[0], torch.tensor([0.0, 0.0])), "group_ids"),
+        ((*GOOD, "variance"), "scale .* std, mean"),
+        ((*GOOD, "std", -1.0), "eps"),
+        ((*GOOD, "std", float("nan")), "eps"),
+    ],
+)
+def test_refusals_name_the_argument(arguments: tuple[object, ...], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        group_advantages(*arguments)

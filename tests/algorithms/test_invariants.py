@@ -1,0 +1,205 @@
+"""What must hold for every method, whatever its formula."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ftis_node.algorithms import METHODS, policy_loss
+
+from .by_hand import evaluate, rows
+from .cases import PADDING, make_case
+
+LIMITS: dict[str, dict[str, Any]] = {"dr_grpo": {"max_completion_length": 16}}
+
+
+def run(
+    method: str, tensors: dict[str, torch.Tensor], **params: Any
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    """Loss, gradient and metrics, the tensors left as they were."""
+    learner = tensors["learner_logprobs"].detach().clone().requires_grad_()
+    loss, metrics = policy_loss(
+        method, **(tensors | {"learner_logprobs": learner}), **(LIMITS.get(method, {}) | params)
+    )
+    loss.backward()
+    assert learner.grad is not None
+    return loss.detach(), learner.grad, metrics
+
+
+def test_without_a_mismatch_the_families_agree() -> None:
+    same = [[0.5, 0.2, 0.9], [0.1], [0.3, 0.3]]
+    gradients = [evaluate(m, rows(same, same, [1.0, -2.0, 0.5]))[1] for m in ("nois", "vis", "tis", "ftis", "grpo")]
+    assert gradients[0][0] == pytest.approx([1 / 9] * 3)
+    assert all(gradient == gradients[0] for gradient in gradients)
+
+
+@pytest.mark.parametrize("method", ["ftis", "f-nois", "f-vis"])
+def test_a_far_negative_has_exactly_zero_gradient(method: str) -> None:
+    _, gradient, metrics = evaluate(method, rows([[1e-4, 1e-4], [0.5]], [[0.5, 0.5], [0.5]], [-1.0, -1.0]))
+    assert gradient[0] == [0.0, 0.0]
+    assert gradient[1][0] != 0.0
+    assert metrics["kept_fraction"] == 0.5
+
+
+def test_gepo_with_equal_q_is_p_over_q() -> None:
+    batch = rows([[0.4], [0.1], [0.2]], [[0.2], [0.2], [0.2]], [1.0, 1.0, 1.0])
+    value, gradient, _ = evaluate("gepo", batch, clip=False)
+    assert value == pytest.approx((2 + 0.5 + 1) / 3)
+    assert [row[0] for row in gradient] == pytest.approx([2 / 3, 0.5 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_gspo_token_equals_gspo(seed: int) -> None:
+    tensors = make_case(seed, 6, 8, "mixed").tensors(torch.float64)
+    for bounds in ({}, {"eps_low": 0.5, "eps_high": 3.0}):
+        of_sequence, of_token = run("gspo", tensors, **bounds), run("gspo_token", tensors, **bounds)
+        torch.testing.assert_close(of_sequence[0], of_token[0], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(of_sequence[1], of_token[1], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_padding_may_hold_anything(method: str, dtype: torch.dtype) -> None:
+    tensors = make_case(3, 6, 8, "mixed").tensors(dtype)
+    outside = ~tensors["mask"]
+    assert outside.any()
+    expected = run(method, tensors)
+    for value in PADDING:
+        filled = {name: tensors[name].detach().clone() for name in ("learner_logprobs", "behaviour_logprobs")}
+        for logprobs in filled.values():
+            logprobs[outside] = value
+        loss, gradient, metrics = run(method, tensors | filled)
+        assert torch.equal(loss, expected[0])
+        assert torch.equal(gradient, expected[1])
+        assert torch.all(gradient[outside] == 0)
+        assert metrics == expected[2]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_nan_arises_on_the_way_back(method: str) -> None:
+    """Anomaly detection raises on a NaN in any intermediate gradient, also on one that is masked later."""
+    for seed in range(4):
+        tensors = make_case(seed, 6, 5, "beyond_clamp").tensors(torch.float64)
+        tensors["mask"][:2] = False
+        tensors["group_ids"] = torch.tensor([0, 0, 1, 1, 2, 2])  # group 0 has no tokens at all
+        with torch.autograd.set_detect_anomaly(True):
+            run(method, tensors)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_order_of_rows_and_names_of_groups_do_not_matter(method: str) -> None:
+    tensors = make_case(11, 8, 6, "mixed").tensors(torch.float64)
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    shuffled = {name: value.detach()[order] for name, value in tensors.items()}
+    _, names = torch.unique(shuffled["group_ids"], return_inverse=True)
+    shuffled["group_ids"] = (1000 - 17 * names).to(torch.int32)
+    loss, gradient, metrics = run(method, tensors)
+    shuffled_loss, shuffled_gradient, shuffled_metrics = run(method, shuffled)
+    torch.testing.assert_close(shuffled_loss, loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(shuffled_gradient, gradient[order], rtol=1e-10, atol=0)
+    assert shuffled_metrics == pytest.approx(metrics, rel=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_when_nothing_counts_the_loss_still_has_a_gradient(method: str) -> None:
+    no_tokens = make_case(1, 3, 4, "near").tensors(torch.float32)
+    no_tokens["mask"] = torch.zeros(3, 4, dtype=torch.bool)
+    no_columns = make_case(1, 3, 0, "near").tensors(torch.float32)
+    no_rows = {name: value[:0] for name, value in no_tokens.items()}
+    for tensors in (no_tokens, no_columns, no_rows):
+        for denominator in ("all", "kept"):
+            loss, gradient, metrics = run(method, tensors, denominator=denominator)
+            assert loss.item() == 0.0
+            assert not gradient.any()
+            assert metrics["truncated_fraction"] == metrics["mean_kl"] == 0.0
+
+
+@pytest.mark.parametrize("method", ["ftis", "f-nois", "f-vis"])
+@pytest.mark.parametrize("denominator", ["all", "kept"])
+@pytest.mark.parametrize("agg", ["seq_mean", "token_mean", "max_len"])
+def test_all_filtered(method: str, denominator: str, agg: str) -> None:
+    batch = rows([[1e-4], [1e-4]], [[0.5], [0.5]], [-1.0, 0.0])
+    value, gradient, metrics = evaluate(
+        method, batch, denominator=denominator, agg=agg, max_completion_length=4, kl_threshold=0.0
+    )
+    assert value == 0.0
+    assert gradient == [[0.0], [0.0]]
+    assert metrics["kept_fraction"] == 0.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_absurd_but_finite_log_probs_stay_finite_in_float32(method: str) -> None:
+    """One sure token and one that the other side calls impossible, both ways round and with either sign of A."""
+    tensors = {
+        "learner_logprobs": torch.tensor([[-1e-3], [-1e4], [-1e-3], [-1e4]]),
+        "behaviour_logprobs": torch.tensor([[-1e4], [-1e-3], [-1e4], [-1e-3]]),
+        "mask": torch.ones(4, 1, dtype=torch.bool),
+        "advantages": torch.tensor([1.0, 1.0, -1.0, -1.0]),
+        "group_ids": torch.tensor([0, 0, 1, 1]),
+    }
+    for params in ({}, {"agg": "token_mean"}, {"clip": False, "k3_beta": 1.0} if method == "gepo" else {}):
+        loss, gradient, metrics = run(method, tensors, **params)
+        assert loss.isfinite()
+        assert gradient.isfinite().all()
+        assert all(math.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_positive_log_probs_are_taken_as_they_are(method: str) -> None:
+    """Rounding makes some, and what a peer may claim is decided at the door; see `read_batch`."""
+    tensors = make_case(2, 3, 4, "near").tensors(torch.float64)
+    shifted = {name: tensors[name].detach() + 9.0 for name in ("learner_logprobs", "behaviour_logprobs")}
+    loss, gradient, _ = run(method, tensors | shifted)
+    if method in ("topr", "cispo"):  # their value is A lp, and follows the shift
+        assert loss.isfinite()
+    else:
+        torch.testing.assert_close(loss, run(method, tensors)[0])
+    torch.testing.assert_close(gradient, run(method, tensors)[1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_gradient_goes_to_the_learner_alone(method: str) -> None:
+    tensors = make_case(4, 4, 4, "near").tensors(torch.float64)
+    others = {name: tensors[name].clone().requires_grad_() for name in ("behaviour_logprobs", "advantages")}
+    anchored = {"anchor_logprobs": others["behaviour_logprobs"]} if "anchor_logprobs" in METHODS[method].takes else {}
+    copies = {name: value.detach().clone() for name, value in tensors.items()}
+    loss, _ = policy_loss(method, **(tensors | others), **LIMITS.get(method, {}), **anchored)
+    loss.backward()
+    assert all(tensor.grad is None for tensor in others.values())
+    assert tensors["learner_logprobs"].grad is not None
+    for name, copy in copies.items():
+        torch.testing.assert_close(tensors[name].detach(), copy, rtol=0, atol=0, equal_nan=True)
+
+
+def test_dtypes_may_differ_and_the_loss_has_the_learners() -> None:
+    tensors = make_case(4, 4, 4, "near").tensors(torch.float32)
+    tensors["behaviour_logprobs"] = tensors["behaviour_logprobs"].double()
+    tensors["advantages"] = tensors["advantages"].double()
+    tensors["group_ids"] = tensors["group_ids"].to(torch.int32)
+    loss, gradient, _ = run("ftis", tensors)
+    assert loss.dtype == gradient.dtype == torch.float32
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts the tensor operations that run inside it."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_loop_over_completions_groups_or_tokens(method: str) -> None:
+    counts = []
+    for num_completions, num_columns in ((4, 4), (64, 32)):
+        tensors = make_case(0, num_completions, num_columns, "mixed").tensors(torch.float64)
+        with OperationCounter() as counter:
+            run(method, tensors)
+        counts.append(counter.count)
+    assert counts[0] == counts[1]

@@ -1,0 +1,215 @@
+"""Every method on batches small enough to be worked out on paper. Values are what is maximised: minus the loss."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from .by_hand import evaluate, padded_logs, rows
+
+# Two tokens with rho 2 and 1, and one token with rho 1/2.
+LEARNER = [[0.5, 0.2], [0.1]]
+BEHAVIOUR = [[0.25, 0.2], [0.2]]
+
+
+def test_nois_is_the_mean_advantage_whatever_the_ratios() -> None:
+    value, gradient, _ = evaluate("nois", rows(LEARNER, BEHAVIOUR, [1.0, -3.0]))
+    assert value == pytest.approx((1.0 - 3.0) / 2)
+    assert gradient == [[0.25, 0.25], [-1.5, 0.0]]
+
+
+def test_vis_clips_the_ratio_and_loses_the_gradient_there() -> None:
+    # Row 0: min(2, 1.2) and 1. Row 1, A < 0: min(-0.5 * 3, -0.8 * 3) is the clipped one.
+    value, gradient, _ = evaluate("vis", rows(LEARNER, BEHAVIOUR, [1.0, -3.0]))
+    assert value == pytest.approx(((1.2 + 1.0) / 2 - 2.4) / 2)
+    assert gradient[0] == pytest.approx([0.0, 0.25])
+    assert gradient[1] == [0.0, 0.0]
+
+
+def test_vis_does_not_clip_where_that_would_help() -> None:
+    # A < 0 with rho = 2, and A > 0 with rho = 1/2: PPO's pessimistic side, unclipped.
+    value, gradient, _ = evaluate("vis", rows(LEARNER, BEHAVIOUR, [-1.0, 3.0]))
+    assert value == pytest.approx(((-2.0 - 1.0) / 2 + 1.5) / 2)
+    assert gradient[0] == pytest.approx([-0.5, -0.25])
+    assert gradient[1][0] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("method", "bound"), [("grpo", 1.2), ("f-vis", 1.2), ("dapo", 1.28)])
+def test_upper_clip(method: str, bound: float) -> None:
+    value, _, _ = evaluate(method, rows([[0.5]], [[0.1]], [1.0]))
+    assert value == pytest.approx(bound)
+
+
+def test_tis_shortens_a_ratio_of_ten_to_two() -> None:
+    value, gradient, metrics = evaluate("tis", rows([[0.5, 0.2]], [[0.05, 0.4]], [1.0]))
+    assert value == pytest.approx((2.0 + 0.5) / 2)
+    assert gradient[0] == pytest.approx([1.0, 0.25])
+    assert metrics["truncated_fraction"] == 0.5
+
+
+def test_tis_cap_can_be_set() -> None:
+    value, _, metrics = evaluate("tis", rows([[0.5]], [[0.05]], [1.0]), cap=20.0)
+    assert value == pytest.approx(10.0)
+    assert metrics["truncated_fraction"] == 0.0
+
+
+def test_ftis_drops_the_far_negative_and_keeps_the_far_positive() -> None:
+    # KL of both, k1_fwd: log(0.5 / 0.05) = 2.3 > 1.
+    batch = rows([[0.05], [0.05], [0.5]], [[0.5], [0.5], [0.5]], [-1.0, 2.0, -4.0])
+    value, gradient, metrics = evaluate("ftis", batch, kl_estimator="k1_fwd", kl_threshold=1.0)
+    assert value == pytest.approx((0.1 * 2.0 - 4.0) / 3)
+    assert gradient[0] == [0.0]
+    assert gradient[1][0] == pytest.approx(0.1 * 2.0 / 3)
+    assert metrics["kept_fraction"] == pytest.approx(2 / 3)
+    assert metrics["mean_kl"] == pytest.approx(2 * math.log(10) / 3)
+
+
+def test_denominator_kept_counts_the_kept_alone() -> None:
+    batch = rows([[0.05, 0.05], [0.5]], [[0.5, 0.5], [0.5]], [-1.0, 1.0])
+    limits = {"kl_estimator": "k1_fwd", "kl_threshold": 1.0, "max_completion_length": 10}
+    for agg, of_all, of_kept in [("seq_mean", 2, 1), ("token_mean", 3, 1), ("max_len", 20, 10)]:
+        assert evaluate("ftis", batch, agg=agg, **limits)[0] == pytest.approx(1 / of_all)
+        assert evaluate("ftis", batch, agg=agg, denominator="kept", **limits)[0] == pytest.approx(1 / of_kept)
+
+
+def test_a_neutral_completion_that_is_far_is_filtered_too() -> None:
+    batch = rows([[0.05]], [[0.5]], [0.0])
+    assert evaluate("ftis", batch, kl_estimator="k1_fwd", kl_threshold=1.0)[2]["kept_fraction"] == 0.0
+
+
+def test_the_default_filter_is_author_k3_at_50() -> None:
+    # 1/rho + log rho - 1 is 95.4 at rho = 1/100 and 46.1 at rho = 1/50.
+    batch = rows([[0.005], [0.01]], [[0.5], [0.5]], [-1.0, -1.0])
+    for method in ("ftis", "f-nois", "f-vis"):
+        assert evaluate(method, batch)[2]["kept_fraction"] == 0.5
+    for method in ("tis", "nois", "vis"):
+        assert evaluate(method, batch)[2]["kept_fraction"] == 1.0
+
+
+def test_dr_grpo_divides_by_the_configured_length() -> None:
+    value, _, _ = evaluate(
+        "dr_grpo", rows([[0.5, 0.2], [0.1]], [[0.5, 0.2], [0.1]], [1.0, 3.0]), max_completion_length=5
+    )
+    assert value == pytest.approx((1 + 1 + 3) / (2 * 5))
+
+
+def test_dapo_counts_every_token_the_same() -> None:
+    value, gradient, _ = evaluate("dapo", rows([[0.5, 0.2], [0.1]], [[0.5, 0.2], [0.1]], [1.0, 3.0]))
+    assert value == pytest.approx((1 + 1 + 3) / 3)
+    assert gradient[0] == pytest.approx([1 / 3, 1 / 3])
+
+
+def test_gspo_takes_the_geometric_mean_of_the_ratios() -> None:
+    # s = sqrt(2 * 1); the clip is widened to let it through.
+    value, gradient, _ = evaluate("gspo", rows(LEARNER, BEHAVIOUR, [1.0, 2.0]), eps_high=1.0)
+    assert value == pytest.approx((2**0.5 + 0.5 * 2.0) / 2)
+    assert gradient[0] == pytest.approx([2**0.5 / 4] * 2)
+    assert gradient[1][0] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("method", ["gspo", "gspo_token"])
+def test_gspo_clips_within_a_few_ten_thousandths(method: str) -> None:
+    value, gradient, _ = evaluate(method, rows([[0.5], [0.1]], [[0.25], [0.2]], [1.0, -1.0]))
+    assert value == pytest.approx((1 + 4e-4 - (1 - 3e-4)) / 2)
+    assert gradient == [[0.0], [0.0]]
+
+
+def test_gepo_divides_by_the_groups_expected_probability() -> None:
+    # Group 0: q = 0.2 and 0.4, E_q = (0.04 + 0.16) / 0.6 = 1/3. Group 1 is alone: E_q = q = 0.5.
+    batch = rows([[0.3], [0.5], [0.1]], [[0.2], [0.5], [0.4]], [1.0, 1.0, 1.0], group_ids=[0, 1, 0])
+    value, gradient, _ = evaluate("gepo", batch, clip=False)
+    assert value == pytest.approx((0.9 + 1.0 + 0.3) / 3)
+    assert [row[0] for row in gradient] == pytest.approx([0.3, 1 / 3, 0.1])
+
+
+def test_gepo_clips_the_weight_unless_told_not_to() -> None:
+    batch = rows([[0.8], [0.4]], [[0.4], [0.4]], [1.0, -1.0])
+    assert evaluate("gepo", batch)[0] == pytest.approx((1.2 - 1.0) / 2)
+    assert evaluate("gepo", batch, clip=False)[0] == pytest.approx((2.0 - 1.0) / 2)
+
+
+def test_gepo_defensive_mix_bounds_the_weight() -> None:
+    batch = rows([[0.8]], [[0.2]], [1.0])
+    value, gradient, _ = evaluate("gepo", batch, clip=False, alpha=0.5)
+    assert value == pytest.approx(0.8 / (0.5 * 0.2 + 0.5 * 0.8))
+    assert gradient[0][0] == pytest.approx(value)  # the p below the line carries none
+    assert evaluate("gepo", batch, clip=False, alpha=1.0)[0] == pytest.approx(1.0)
+
+
+def test_gepo_regulariser_is_k3_with_the_generator_as_reference() -> None:
+    # q/p = 1/4: k3 = 1/4 - log(1/4) - 1, and its derivative by log p is 1 - 1/4.
+    value, gradient, _ = evaluate("gepo", rows([[0.8]], [[0.2]], [0.0]), k3_beta=0.005)
+    assert value == pytest.approx(-0.005 * (0.25 + math.log(4) - 1))
+    assert gradient[0][0] == pytest.approx(-0.005 * 0.75)
+
+
+def test_gepo_ignores_completions_without_tokens() -> None:
+    batch = rows([[0.3, 0.3], [0.1, 0.1]], [[0.2, 0.2], [0.4, 0.4]], [1.0, 1.0])
+    batch["mask"] = torch.tensor([[True, True], [False, False]])
+    value, gradient, _ = evaluate("gepo", batch, clip=False)
+    assert value == pytest.approx(1.5 / 2)
+    assert gradient[1] == [0.0, 0.0]
+
+
+def test_topr_tapers_negatives_and_leaves_positives() -> None:
+    batch = rows([[0.5, 0.1], [0.5, 0.1]], [[0.25, 0.4], [0.25, 0.4]], [1.0, -1.0])
+    logs = math.log(0.5) + math.log(0.1)
+    # Ratios 2 and 1/4: geometric mean sqrt(1/2), product 1/2; token by token 1 and 1/4.
+    for level, weight in [("seq_mean", 0.5**0.5), ("seq_sum", 0.5)]:
+        value, gradient, _ = evaluate("topr", batch, topr_level=level)
+        assert value == pytest.approx((logs - weight * logs) / 4)
+        assert gradient[0] == pytest.approx([0.25, 0.25])
+        assert gradient[1] == pytest.approx([-weight / 4, -weight / 4])
+    assert evaluate("topr", batch, topr_level="token")[1][1] == pytest.approx([-0.25, -0.0625])
+
+
+def test_topr_does_not_amplify_a_near_negative() -> None:
+    assert evaluate("topr", rows([[0.5]], [[0.1]], [-1.0]))[1] == [[-1.0]]
+
+
+def test_cispo_caps_at_five_and_never_loses_a_gradient() -> None:
+    value, gradient, metrics = evaluate("cispo", rows([[0.5, 0.1]], [[0.05, 0.4]], [-2.0]))
+    assert value == pytest.approx((-2 * 5 * math.log(0.5) - 2 * 0.25 * math.log(0.1)) / 2)
+    assert gradient[0] == pytest.approx([-5.0, -0.25])
+    assert metrics["truncated_fraction"] == 0.5
+
+
+def test_mis_gives_no_weight_outside_its_band() -> None:
+    # rho = 1/4, 0.75, 1.5 and 4.
+    batch = rows([[0.1, 0.3, 0.3, 0.4]], [[0.4, 0.4, 0.2, 0.1]], [1.0])
+    value, gradient, _ = evaluate("mis", batch)
+    assert value == pytest.approx((0.75 + 1.5) / 4)
+    assert gradient[0] == pytest.approx([0.0, 0.75 / 4, 1.5 / 4, 0.0])
+    assert evaluate("mis", batch, mis_low=0.0, mis_high=1.0)[1][0] == pytest.approx([0.25 / 4, 0.75 / 4, 0.0, 0.0])
+
+
+def test_m2po_drops_outliers_until_the_rest_is_near() -> None:
+    # Squared log-ratios: log(2)^2 = 0.48, 0, log(0.9)^2 = 0.011. Without the first their mean is 0.0056 < 0.04.
+    batch = rows([[0.5, 0.2], [0.18]], [[0.25, 0.2], [0.2]], [1.0, 1.0])
+    value, gradient, _ = evaluate("m2po", batch)
+    assert value == pytest.approx((1.0 + 0.9) / 3)  # all three tokens are counted
+    assert gradient[0] == pytest.approx([0.0, 1 / 3])
+    assert evaluate("m2po", batch, m2_threshold=1.0)[0] == pytest.approx((2.0 + 1.0 + 0.9) / 3)
+
+
+def test_m2po_may_drop_everything() -> None:
+    assert evaluate("m2po", rows([[0.5]], [[0.25]], [1.0]))[:2] == (0.0, [[0.0]])
+
+
+@pytest.mark.parametrize("method", ["nois", "tis", "ftis", "f-nois", "mis", "swarm_sapo"])
+def test_the_anchor_bounds_the_second_update(method: str) -> None:
+    # The learner has moved from 0.2 to 0.3 since the first pass: R = 1.5, beyond any clip. rho = 1.
+    batch = rows([[0.3], [0.3]], [[0.3], [0.3]], [1.0, -1.0])
+    value, gradient, _ = evaluate(method, batch, anchor_logprobs=padded_logs([[0.2], [0.2]]))
+    bound = 1.28 if method == "swarm_sapo" else 1.2
+    assert value == pytest.approx((bound - 1.5) / 2)
+    assert gradient[0] == [0.0]
+    assert gradient[1][0] == pytest.approx(-1.5 / 2)
+
+
+def test_the_truncated_weight_follows_the_current_policy() -> None:
+    batch = rows([[0.3]], [[0.2]], [1.0])
+    value, _, _ = evaluate("tis", batch, anchor_logprobs=padded_logs([[0.3]]))
+    assert value == pytest.approx(1.5)  # rho of now over the generator, R = 1

@@ -1,0 +1,164 @@
+"""What `policy_loss` refuses, and that each refusal names what is wrong and what would be right."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from ftis_node.algorithms import METHODS, method_parameters, policy_loss
+
+from .cases import make_case
+
+NAN, INF = math.nan, math.inf
+
+
+def call(method: str = "ftis", changes: dict[str, Any] | None = None, **params: Any) -> torch.Tensor:
+    """The loss on a fixed batch of three completions of up to four tokens, with some arguments changed."""
+    tensors: dict[str, Any] = dict(make_case(0, 3, 4, "near").tensors(torch.float64))
+    tensors["mask"] = torch.tensor([[True] * 4, [True] * 2 + [False] * 2, [True] + [False] * 3])
+    for name in ("learner_logprobs", "behaviour_logprobs"):
+        tensors[name] = torch.where(tensors["mask"], tensors[name].detach().nan_to_num(-1.0), NAN)
+    return policy_loss(method, **(tensors | (changes or {})), **params)[0]
+
+
+def test_the_batch_itself_is_accepted() -> None:
+    assert call().isfinite()
+
+
+def test_unknown_method_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="unknown method 'ppo'; known: nois, vis, tis, .*m2po"):
+        call("ppo")
+
+
+def test_unknown_parameter_lists_what_the_method_takes() -> None:
+    with pytest.raises(ValueError, match="'ftis' has no parameter 'kl_treshold'; it takes: cap, .*kl_threshold"):
+        call("ftis", kl_treshold=3.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("grpo", {"mis_low": 0.1}),
+        ("tis", {"m2_threshold": 0.1}),
+        ("gspo", {"alpha": 0.1}),
+        ("ftis", {"topr_level": "token"}),
+        ("vis", {"anchor_logprobs": torch.zeros(3, 4, dtype=torch.float64)}),
+    ],
+)
+def test_a_parameter_of_another_method_is_refused(method: str, params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{method}.* has no parameter '{next(iter(params))}'"):
+        call(method, **params)
+
+
+def test_no_anchor_is_no_anchor_for_any_method() -> None:
+    assert torch.equal(call("vis", anchor_logprobs=None), call("vis"))
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"cap": 0.0}, "cap must be a number > 0, not 0.0"),
+        ({"cap": NAN}, "cap"),
+        ({"cap": "2"}, "cap"),
+        ({"cap": True}, "cap"),
+        ({"kl_estimator": "k2"}, "kl_estimator must be one of author_k3, k1_fwd, k3_fwd, rkl_iw, not 'k2'"),
+        ({"kl_threshold": -1.0}, "kl_threshold"),
+        ({"eps_low": 1.1}, "eps_low"),
+        ({"eps_low": -0.1}, "eps_low"),
+        ({"eps_high": -0.1}, "eps_high"),
+        ({"denominator": "some"}, "denominator must be one of all, kept"),
+        ({"agg": "mean"}, "agg must be one of seq_mean, token_mean, max_len"),
+        ({"agg": "max_len"}, "max_completion_length"),
+        ({"max_completion_length": 0}, "max_completion_length"),
+        ({"max_completion_length": 2.5}, "max_completion_length"),
+    ],
+)
+def test_bounds_of_the_common_parameters(params: dict[str, Any], named: str) -> None:
+    for method in ("ftis", "grpo", "gepo"):
+        with pytest.raises(ValueError, match=named):
+            call(method, **params)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "named"),
+    [
+        ("dr_grpo", {}, "max_completion_length"),
+        ("gepo", {"alpha": 1.5}, "alpha"),
+        ("gepo", {"clip": 1}, "clip"),
+        ("gepo", {"k3_beta": INF}, "k3_beta"),
+        ("mis", {"mis_low": -1.0}, "mis_low"),
+        ("mis", {"mis_high": "2"}, "mis_high"),
+        ("mis", {"mis_low": 3.0}, "mis_low must not exceed mis_high"),
+        ("m2po", {"m2_threshold": 0.0}, "m2_threshold"),
+        ("topr", {"topr_level": "sequence"}, "topr_level must be one of seq_mean, seq_sum, token"),
+        ("tis", {"anchor_logprobs": torch.zeros(3, 3, dtype=torch.float64)}, "anchor_logprobs"),
+        (
+            "tis",
+            {"anchor_logprobs": torch.full((3, 4), NAN, dtype=torch.float64)},
+            "anchor_logprobs .* inside the mask",
+        ),
+    ],
+)
+def test_bounds_of_a_methods_own_parameters(method: str, params: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call(method, **params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"learner_logprobs": torch.zeros(3, 4, dtype=torch.bfloat16)}, "learner_logprobs .*float32.* not bfloat16"),
+        ({"learner_logprobs": torch.zeros(12)}, "learner_logprobs"),
+        ({"learner_logprobs": [[0.0]]}, "learner_logprobs must be a tensor, not list"),
+        ({"behaviour_logprobs": torch.zeros(4, 3)}, r"behaviour_logprobs must have the shape \[3, 4\], not \[4, 3\]"),
+        ({"behaviour_logprobs": torch.zeros(3, 4, dtype=torch.float16)}, "behaviour_logprobs"),
+        ({"mask": torch.ones(3, 4)}, "mask must be one of bool, not float32"),
+        ({"mask": torch.ones(3, dtype=torch.bool)}, "mask"),
+        ({"advantages": torch.ones(4)}, "advantages"),
+        ({"advantages": torch.ones(3, dtype=torch.int64)}, "advantages"),
+        ({"advantages": torch.tensor([0.0, INF, 0.0])}, r"advantages holds a non-finite value: inf at \[1\]"),
+        ({"group_ids": torch.zeros(3)}, "group_ids"),
+        ({"group_ids": torch.zeros(3, dtype=torch.bool)}, "group_ids"),
+        ({"group_ids": torch.zeros(3, 1, dtype=torch.int64)}, "group_ids"),
+    ],
+)
+def test_shapes_and_dtypes(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call(changes=changes)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("name", ["learner_logprobs", "behaviour_logprobs"])
+@pytest.mark.parametrize("method", METHODS)
+def test_non_finite_inside_the_mask(method: str, name: str, value: float) -> None:
+    logprobs = torch.full((3, 4), -1.0, dtype=torch.float64)
+    logprobs[1, 1] = value
+    limit = {"max_completion_length": 4} if method == "dr_grpo" else {}
+    with pytest.raises(ValueError, match=rf"{name} holds a non-finite value inside the mask: .* at \[1, 1\]"):
+        call(method, changes={name: logprobs}, **limit)
+    logprobs[1, 1], logprobs[1, 2] = -1.0, value  # padding
+    assert call(method, changes={name: logprobs}, **limit).isfinite()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_listed_parameter_is_accepted_with_its_default(method: str) -> None:
+    defaults = method_parameters(method)
+    limit = {"max_completion_length": 4}
+    assert torch.equal(call(method, **(defaults | limit)), call(method, **limit))
+
+
+def test_parameters_show_the_methods_own_defaults() -> None:
+    assert method_parameters("ftis")["kl_threshold"] == 50.0
+    assert method_parameters("cispo")["cap"] == 5.0
+    assert method_parameters("dapo")["eps_high"] == 0.28
+    assert method_parameters("gspo")["eps_low"] == 3e-4
+    assert "anchor_logprobs" not in method_parameters("grpo")
+    with pytest.raises(ValueError, match="unknown method"):
+        method_parameters("ppo")
+
+
+def test_the_advantage_each_method_expects() -> None:
+    assert {name for name, method in METHODS.items() if method.advantage_scale == "mean"} == {"dr_grpo", "gepo"}

@@ -1,0 +1,99 @@
+"""The manifest: presets load, its hash is the run, and what is wrong is said in one line that names the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftis_node.config.manifest import PRESETS, RunManifest, load_manifest, parse_manifest, preset_for_task
+from ftis_node.config.reference import render_reference
+from ftis_node.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_load_and_survive_a_round_trip(preset: str, tmp_path: Path) -> None:
+    manifest = load_manifest(preset)
+    file = tmp_path / "run.toml"
+    file.write_text(manifest.to_toml())
+    again = load_manifest(str(file))
+    assert again == manifest
+    assert again.run_id == manifest.run_id
+
+
+def test_the_run_id_depends_on_every_value() -> None:
+    base = RunManifest(name="a", task="gsm8k")
+    assert base.run_id == RunManifest(name="a", task="gsm8k").run_id
+    changed = [
+        RunManifest(name="b", task="gsm8k"),
+        RunManifest(name="a", task="math500"),
+        RunManifest(name="a", task="gsm8k", method={"cap": 3.0}),
+        RunManifest(name="a", task="gsm8k", step={"foreign_groups": 4}),
+    ]
+    assert len({manifest.run_id for manifest in [base, *changed]}) == 5
+
+
+def test_the_run_id_is_the_documented_hash() -> None:
+    """So that another implementation can compute it: this value may change only with `schema_version`."""
+    import hashlib
+    import json
+
+    manifest = load_manifest("gsm8k-ftis")
+    text = json.dumps(manifest.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    assert manifest.run_id == hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('name = "a"\ntask = "x"\ngroupsize = 3', "unknown key 'groupsize'"),
+        ('name = "a"\ntask = "x"\n[sampling]\ngroup_size = 1', "sampling.group_size"),
+        ('name = "a"\ntask = "x"\n[method]\nname = "ppo"', "method.name"),
+        ('name = "a"\ntask = "x"\n[step]\nown_groups = 0\nforeign_groups = 0', "a step would take nothing"),
+        ('name = "a"\ntask = "x"\n[sampling]\nmax_prompt_tokens = 760', "no completion has room"),
+        ('name = "a"\ntask = "x"\n[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_total_tokens = 200000', "max_envelope_bytes"),
+        ('name = "A b"\ntask = "x"', "name"),
+        ("name = ", "no TOML"),
+    ],
+)  # fmt: skip
+def test_a_bad_manifest_is_named_in_one_line(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(text, source="my.toml")
+    assert "my.toml" in str(caught.value)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_run_names_the_presets() -> None:
+    with pytest.raises(ConfigError, match="arithmetic-ftis"):
+        load_manifest("no-such-run")
+
+
+def test_only_what_is_set_reaches_the_loss() -> None:
+    assert RunManifest(name="a", task="x").method.loss_parameters() == {}
+    manifest = RunManifest(name="a", task="x", method={"kl_estimator": "k1_fwd", "kl_threshold": 0.5})
+    assert manifest.method.loss_parameters() == {"kl_estimator": "k1_fwd", "kl_threshold": 0.5}
+
+
+def test_a_completion_gets_what_the_prompt_leaves() -> None:
+    sampling = load_manifest("gsm8k-ftis").sampling
+    assert sampling.completion_limit(160) == 600
+
+
+@pytest.mark.parametrize(
+    ("task", "preset"),
+    [
+        ("arithmetic", "arithmetic-ftis"),
+        ("rg:chain_sum", "rg-swarm"),
+        ("gsm8k", "gsm8k-ftis"),
+        ("math500", "gsm8k-ftis"),
+    ],
+)
+def test_a_task_has_its_preset(task: str, preset: str) -> None:
+    assert preset_for_task(task) == preset
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == render_reference(), "run `make docs`"

@@ -1,0 +1,96 @@
+"""A node's settings come from flags, environment and file, in that order; a home has one owner."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.node import load_node_settings
+from ftis_node.errors import ConfigError, HomeInUseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('name = "from-file"\nseed = 1\nengine = "torch"\n[learner]\nthreads = 3\n')
+    monkeypatch.setenv("FTIS_SEED", "2")
+    monkeypatch.setenv("FTIS_NAME", "from-environment")
+    monkeypatch.setenv("FTIS_PEERS", "/ip4/1.2.3.4/tcp/1,/ip4/1.2.3.4/tcp/2")
+    monkeypatch.setenv("FTIS_LEARNER__MICRO_BATCH_TOKENS", "4096")
+    settings = load_node_settings(file, model="m", name="from-flag", seed=None)
+    assert (settings.name, settings.seed, settings.engine) == ("from-flag", 2, "torch")
+    assert settings.peers == ("/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/2")
+    assert (settings.learner.threads, settings.learner.micro_batch_tokens) == (3, 4096)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('nam = "x"', "unknown key 'nam'"),
+        ("seed = -1", "seed"),
+        ('engine = "jax"', "engine"),
+        ("[learner]\nthread = 1", "unknown key 'learner.thread'"),
+        ('role = "learner"', "not built yet"),
+        ("seed seed", "no TOML"),
+    ],
+)
+def test_a_bad_file_is_named_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_node_settings(file, model="m")
+    assert complaint in str(caught.value)
+    assert "node.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_home_has_one_owner(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    with home.owned(), pytest.raises(HomeInUseError, match=str(os.getpid())), Home(tmp_path / "home").owned():
+        pass
+    with home.owned():
+        assert home.checkpoints.is_dir()
+
+
+def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import sys, os; from pathlib import Path; from ftis_node.config.home import Home\n"
+        "home = Home(Path(sys.argv[1]))\n"
+        "with home.owned():\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "home")], check=False).returncode == -9
+    with Home(tmp_path / "home").owned():
+        pass
+
+
+def test_the_status_address_is_known_only_while_the_node_runs(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    assert home.running_url() is None
+    with home.owned():
+        assert Home(home.root).running_url() is None, "it does not answer yet"
+        home.publish_address("http://127.0.0.1:5")
+        assert Home(home.root).running_url() == "http://127.0.0.1:5"
+    assert home.running_url() is None
+
+
+def test_sockets_fit_into_a_unix_path_however_long_the_home_is(tmp_path: Path) -> None:
+    long = Home(tmp_path / ("x" * 100))
+    assert len(str(long.sockets)) <= 70
+    with long.owned():
+        assert long.sockets.is_dir()
+        assert long.sockets.stat().st_mode & 0o077 == 0
+    assert not long.sockets.exists()
+
+
+def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--home"), Home(tmp_path / "file" / "home").owned():
+        pass

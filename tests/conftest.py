@@ -1,0 +1,54 @@
+"""What every test may use: a signed group made by hand, with no model behind it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.identity import Identity
+
+PROMPT_IDS = [5, 6, 7]
+EOS = 2
+RUN_ID = "ab" * 16
+TOKENIZER = "cd" * 16
+
+
+@pytest.fixture
+def identity() -> Identity:
+    return Identity.from_seed(bytes(range(32)))
+
+
+def make_completion(*ids: int, reward: float = 0.0) -> Completion:
+    """A completion of these ids; it stopped if it ends with EOS."""
+    return Completion(
+        token_ids=np.array(ids, dtype=np.int32),
+        logprobs=np.linspace(-0.1, -2.0, len(ids), dtype=np.float32),
+        finish_reason=FinishReason.STOP if ids[-1] == EOS else FinishReason.LENGTH,
+        reward=reward,
+    )
+
+
+def make_group(identity: Identity, **changes: Any) -> Group:
+    """A group of two completions of the problem 5, one of them right."""
+    changes.setdefault("policy_version_newest", changes.get("policy_version", 3))
+    group = Group(
+        run_id=RUN_ID,
+        sender=identity.peer_id,
+        number=1,
+        prompt_ref=PromptRef("arithmetic", "train", 5),
+        prompt_hash=hash_prompt(PROMPT_IDS),
+        completions=(make_completion(10, 11, EOS, reward=1.0), make_completion(12, 13)),
+        sampling=SamplingSettings(),
+        model="tiny-s",
+        tokenizer=TOKENIZER,
+        policy_version=3,
+        policy_version_newest=3,
+        created_at=round(time.time(), 3),
+    )
+    return replace(group, **changes)

@@ -1,0 +1,87 @@
+"""A generation worker without a model, for the tests of the client: it starts fast, and lies when told to.
+
+A "weights file" holds one number, which becomes every log-prob of the probe. `boot.model` is a folder; as long as the
+file `lies` in it holds a number above 0, a load counts it down and keeps the old weights while claiming the new ones
+(`lie-about-version`: it also names the old version). Prompt id 66 is never answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ftis_node.errors import ModelError
+from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.worker import Service, report_tokens
+from ftis_node.ipc.worker import Emitter, Handlers, run_worker
+from ftis_node.records.group import Completion, FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+UNANSWERED = 66
+
+
+class FakeEngine:
+    """An engine with one number for weights."""
+
+    name = "fake"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._weights = 0.0
+        self.policy_version = 0
+        self.tokens_made = 0
+
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
+        if request.prompt_ids == (UNANSWERED,):
+            (self._folder / "unanswered").touch()
+            await asyncio.sleep(3600)
+        tokens = np.array([*request.prompt_ids, *request.eos_ids], dtype=np.int32)
+        self.tokens_made += len(tokens) * request.num_completions
+        completion = Completion(tokens, np.full(len(tokens), -0.5, dtype=np.float32), FinishReason.STOP)
+        return GenerationResult((completion,) * request.num_completions, self.policy_version, self.policy_version)
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        text = path.read_text()  # noqa: ASYNC240 - a few bytes
+        if text == "damaged":
+            raise ModelError("weights are damaged")
+        if not self._lies("lie-about-version"):
+            self.policy_version = version
+        if not self._lies("lies"):
+            self._weights = float(text)
+
+    def _lies(self, about: str) -> bool:
+        counter = self._folder / about
+        if not counter.exists() or int(counter.read_text()) == 0:
+            return False
+        counter.write_text(str(int(counter.read_text()) - 1))
+        return True
+
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        return [self._weights] * (len(token_ids) - 1)
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        (self._folder / f"closed-{os.getpid()}").touch()
+
+
+@asynccontextmanager
+async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
+    engine = FakeEngine(Path(boot.model))
+    reporter = asyncio.create_task(report_tokens(engine, emit, every_s=0.02))
+    yield Service(engine, boot).handlers()
+    reporter.cancel()
+    await engine.close()
+
+
+if __name__ == "__main__":
+    run_worker(build, boot_type=GenerationBoot)

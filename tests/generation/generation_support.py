@@ -1,0 +1,90 @@
+"""Tiny random Qwen2 models for the tests of `generation`, in memory and as complete folders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.records.group import SamplingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ftis_node.records.group import Completion
+
+VOCAB_SIZE = 90
+EMBEDDING_ROWS = 96  # padded, as real models' embeddings are
+EOS_ID = 7
+SETTINGS = EngineSettings(vocab_size=EMBEDDING_ROWS, dtype="float32", device="cpu", seed=0)
+
+
+def tiny_model(*, tied: bool = True, seed: int = 0, num_layers: int = 2, padded_rows_are_likely: bool = False) -> Any:
+    """A random Qwen2 in float32 and eval mode; its weights are large enough that its choices differ between prompts."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=EMBEDDING_ROWS,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        eos_token_id=EOS_ID,
+    )
+    model = Qwen2ForCausalLM(config).eval()
+    if padded_rows_are_likely:
+        assert not tied
+        with torch.no_grad():
+            model.lm_head.weight[VOCAB_SIZE:] = model.lm_head.weight[:6] * 1.05
+    return model
+
+
+async def eventually(condition: Callable[[], object], *, within_s: float = 30.0) -> None:
+    """Return when something that happens elsewhere has come true."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.002)
+
+
+def save_model(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
+    """A folder as the hub would give it: weights, configuration, tokenizer."""
+    tiny_model(tied=tied, seed=seed).save_pretrained(folder)
+    vocab = {f"t{index}": index for index in range(VOCAB_SIZE)}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(vocab, unk_token="t0")), eos_token=f"t{EOS_ID}", unk_token="t0"
+    ).save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS_ID]}))
+    return folder
+
+
+def make_request(prompt_ids: Sequence[int], **options: Any) -> GenerateRequest:
+    """A request with the tests' defaults: 4 completions of at most 16 tokens at temperature 1."""
+    given = {
+        "request_id": f"r{'-'.join(map(str, prompt_ids))}",
+        "num_completions": 4,
+        "sampling": SamplingSettings(),
+        "max_tokens": 16,
+        "eos_ids": frozenset({EOS_ID}),
+        "seed": 1,
+        **options,
+    }
+    return GenerateRequest(prompt_ids=tuple(prompt_ids), **given)
+
+
+def fresh_logprobs(model: Any, prompt_ids: Sequence[int], completion: Completion, *, temperature: float = 1.0) -> Any:
+    """Log-probs of a completion by one plain forward pass over prompt and completion, without a cache."""
+    ids = torch.tensor([[*prompt_ids, *completion.token_ids.tolist()]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt_ids) - 1 : -1].double()
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    return logprobs.gather(-1, ids[0, len(prompt_ids) :, None]).squeeze(-1).numpy()

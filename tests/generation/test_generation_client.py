@@ -1,0 +1,217 @@
+"""The client over a worker that may lie: hand-over, proofs, deaths. No model is involved."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+from generation_fake_worker import UNANSWERED
+from generation_support import EOS_ID, SETTINGS, eventually
+
+import ftis_node
+from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
+from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.ipc.restart_policy import RestartPolicy
+from ftis_node.ipc.spec import Timing
+from ftis_node.ipc.supervisor import WorkerState
+from ftis_node.ipc.weights import PublishedWeights, WeightProof
+from ftis_node.records.group import FinishReason, SamplingSettings
+
+QUICK = Timing(
+    start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=1.0, stop_grace_s=2.0, terminate_grace_s=0.5
+)
+PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
+
+MakeClient = Callable[..., GenerationClient]
+
+
+@pytest_asyncio.fixture
+async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClient]:
+    """`make_client(**options)`: a client of the fake worker, not started yet."""
+    made: list[GenerationClient] = []
+    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
+
+    def make(**options: Any) -> GenerationClient:
+        client = GenerationClient(
+            GenerationBoot(model=str(tmp_path), settings=SETTINGS, eos_ids=(EOS_ID,)),
+            sockets_dir=tmp_path / "s",
+            log_path=tmp_path / "logs" / "generation.log",
+            worker_module="generation_fake_worker",
+            **{"timing": QUICK, "restart_policy": RestartPolicy(first_delay_s=0.05, max_quick_deaths=3), **options},
+        )
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        await client.stop()
+
+
+def publish(folder: Path, version: int, content: str) -> PublishedWeights:
+    """A "weights file" of the fake worker."""
+    path = folder / f"weights-{version}"
+    path.write_text(content)
+    return PublishedWeights(version=version, path=str(path), num_bytes=len(content))
+
+
+def proof(version: int, value: float) -> WeightProof:
+    """The learner's word for what the probe must give."""
+    return WeightProof(version=version, probe_ids=(1, 2, 3), logprobs=(value, value))
+
+
+async def one_group(client: GenerationClient, *, prompt_ids: tuple[int, ...] = (4, 5)) -> Any:
+    """A group of three."""
+    return await client.generate(prompt_ids, num_completions=3, sampling=SamplingSettings(), max_tokens=8)
+
+
+async def test_a_group_arrives_as_records_and_is_counted(make_client: MakeClient) -> None:
+    client = make_client()
+    assert not client.is_alive
+    await client.start()
+    assert client.engine == "fake"
+    assert client.state is WorkerState.READY
+    result = await one_group(client)
+    assert [completion.token_ids.tolist() for completion in result.completions] == [[4, 5, EOS_ID]] * 3
+    assert result.completions[0].token_ids.dtype == np.int32
+    assert result.completions[0].logprobs.tolist() == [-0.5] * 3
+    assert result.completions[0].finish_reason is FinishReason.STOP
+    assert (client.groups_made, client.tokens_made, client.restarts) == (1, 9, 0)
+    for _ in range(5):
+        await asyncio.sleep(0.05)
+        await one_group(client)
+    assert client.tokens_per_s > 0
+    assert client.tokens_made == 54
+
+
+async def test_versions_go_up_with_each_hand_over(make_client: MakeClient, tmp_path: Path) -> None:
+    client = make_client()
+    await client.start()
+    versions = [(await one_group(client)).policy_version]
+    for version in (1, 2, 5):
+        await client.update_weights(publish(tmp_path, version, str(-version)), proof(version, -version))
+        result = await one_group(client)
+        assert result.policy_version == result.policy_version_newest == client.policy_version
+        versions.append(client.policy_version)
+    assert versions == [0, 1, 2, 5]
+
+
+async def test_one_failed_proof_is_tried_again(make_client: MakeClient, tmp_path: Path) -> None:
+    problems: list[str] = []
+    client = make_client(on_problem=problems.append)
+    await client.start()
+    (tmp_path / "lies").write_text("1")
+    await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
+    assert problems == ["differs from the learner by 3.5 nats on the probe after it was given version 1"]
+    assert (client.restarts, client.policy_version) == (0, 1)
+
+
+@pytest.mark.parametrize("lie", ["lies", "lie-about-version"])
+async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(
+    make_client: MakeClient, tmp_path: Path, lie: str
+) -> None:
+    problems: list[str] = []
+    client = make_client(on_problem=problems.append)
+    await client.start()
+    pid = client.pid
+    (tmp_path / lie).write_text("2")
+    await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
+    assert len(problems) == 2
+    assert client.pid != pid
+    assert (client.restarts, client.policy_version) == (1, 1)
+    assert (await one_group(client)).policy_version == 1
+    assert "given version 1" in str(client.last_error)
+
+
+async def test_a_worker_that_never_serves_what_it_should_is_given_up(make_client: MakeClient, tmp_path: Path) -> None:
+    client = make_client()
+    await client.start()
+    (tmp_path / "lies").write_text("1000")
+    with pytest.raises(WorkerDiedError, match=r"3 times in a row.*differs from the learner by 3.5 nats"):
+        await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.5))
+    assert client.state is WorkerState.FAILED
+    assert not client.is_alive
+
+
+async def test_the_tolerance_decides(make_client: MakeClient, tmp_path: Path) -> None:
+    problems: list[str] = []
+    client = make_client(on_problem=problems.append, proof_tolerance=0.1)
+    await client.start()
+    await client.update_weights(publish(tmp_path, 1, "-3.5"), proof(1, -3.59))
+    assert problems == []
+    (tmp_path / "lies").write_text("1")  # -3.5 stays
+    await client.update_weights(publish(tmp_path, 2, "-3.61"), proof(2, -3.61))
+    assert len(problems) == 1
+
+
+async def test_damaged_weights_leave_the_old_ones_also_after_a_death(make_client: MakeClient, tmp_path: Path) -> None:
+    client = make_client()
+    await client.start()
+    await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
+    with pytest.raises(ModelError, match="damaged"):
+        await client.update_weights(publish(tmp_path, 2, "damaged"), proof(2, -2.0))
+    assert (await one_group(client)).policy_version == client.policy_version == 1
+    os.kill(client.pid, signal.SIGKILL)
+    await eventually(lambda: client.restarts == 1)
+    assert (await one_group(client)).policy_version == client.policy_version == 1
+
+
+async def test_a_death_during_the_hand_over_begins_the_next_life_with_the_new_weights(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    client = make_client()
+    await client.start()
+    os.kill(client.pid, signal.SIGSTOP)  # so that the hand-over is on its way when the worker is found dead
+    with pytest.raises(WorkerDiedError, match="no heartbeat"):
+        await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
+    await client.wait_ready()
+    assert (await one_group(client)).policy_version == client.policy_version == 1
+
+
+async def test_a_hang_in_generation_is_found_and_ended(make_client: MakeClient, tmp_path: Path) -> None:
+    client = make_client()
+    await client.start()
+    call = asyncio.create_task(one_group(client, prompt_ids=(UNANSWERED,)))
+    await eventually((tmp_path / "unanswered").exists)
+    os.kill(client.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerDiedError, match="no heartbeat"):
+        await call
+    assert len((await one_group(client)).completions) == 3
+    assert client.restarts == 1
+
+
+async def test_a_group_that_takes_too_long_is_given_up_alone(make_client: MakeClient) -> None:
+    client = make_client(request_timeout_s=0.3)
+    await client.start()
+    with pytest.raises(WorkerTaskError, match="did not answer Generate in 0.3 s"):
+        await one_group(client, prompt_ids=(UNANSWERED,))
+    assert len((await one_group(client)).completions) == 3
+    assert client.restarts == 0
+
+
+async def test_stop_closes_the_engine_and_leaves_nothing(make_client: MakeClient, tmp_path: Path) -> None:
+    client = make_client()
+    await client.start()
+    pid = client.pid
+    await client.stop()
+    assert not psutil.pid_exists(pid)
+    assert (tmp_path / f"closed-{pid}").exists()
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_the_daemons_side_loads_no_torch() -> None:
+    code = (
+        "import sys, ftis_node.generation.client, ftis_node.generation.evaluate, ftis_node.generation.worker\n"
+        "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": PYTHON_PATH})

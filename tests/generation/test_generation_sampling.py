@@ -1,0 +1,98 @@
+"""The choice of a token, on distributions that one can check by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ftis_node.generation.engines.sampling import RowSettings, choose_tokens, draw, keep_likely
+from ftis_node.records.group import SamplingSettings
+
+CPU = torch.device("cpu")
+PROBABILITIES = torch.tensor([0.5, 0.125, 0.25, 0.125])
+
+
+def settings(*each: SamplingSettings) -> RowSettings:
+    return RowSettings.of(each, CPU)
+
+
+def test_a_draw_is_the_inverse_of_the_running_sum() -> None:
+    uniforms = torch.tensor([0.0, 0.49, 0.5, 0.62, 0.63, 0.87, 0.88, 0.999], dtype=torch.float64)
+    assert draw(PROBABILITIES.expand(8, 4), uniforms).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_an_id_of_probability_zero_is_never_drawn() -> None:
+    probabilities = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
+    uniforms = torch.tensor([0.0, 0.499999, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert draw(probabilities.expand(4, 5), uniforms).tolist() == [1, 1, 3, 3]
+
+
+def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_it_should_be() -> None:
+    """With a running sum in float32 the tail of 2^20 equal ids would collapse into steps."""
+    size = 2**20
+    uniforms = (torch.arange(size - 3, size, dtype=torch.float64) + 0.5) / size
+    probabilities = torch.full((1, size), 1 / 3)
+    assert draw(probabilities.expand(3, size), uniforms).tolist() == [size - 3, size - 2, size - 1]
+
+
+def test_draws_follow_the_distribution() -> None:
+    num_draws = 40_000
+    uniforms = torch.rand(num_draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = PROBABILITIES.log().expand(num_draws, 4)
+    ids, _ = choose_tokens(logits, settings(*[SamplingSettings()] * num_draws), uniforms, num_ids=4)
+    shares = torch.bincount(ids, minlength=4) / num_draws
+    assert torch.allclose(shares, PROBABILITIES, atol=4 * math.sqrt(0.25 / num_draws))
+
+
+def test_log_probs_are_of_the_full_softmax_at_the_temperature() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).expand(3, 4)
+    rows = settings(
+        SamplingSettings(temperature=2.0),
+        SamplingSettings(temperature=0.0),
+        SamplingSettings(temperature=1.0, top_k=1),
+    )
+    ids, logprobs = choose_tokens(logits, rows, torch.full((3,), 0.3, dtype=torch.float64), num_ids=4)
+    assert ids.tolist() == [0, 0, 0]
+    full_at_2 = 1.0 - math.log(sum(math.exp(x / 2) for x in (2, 1, 0, -1)))
+    full_at_1 = 2.0 - math.log(sum(math.exp(x) for x in (2, 1, 0, -1)))
+    assert logprobs.tolist() == pytest.approx([full_at_2, full_at_1, full_at_1], abs=1e-6)
+
+
+def test_ids_beyond_the_limit_are_not_chosen_but_stay_in_the_softmax() -> None:
+    logits = torch.tensor([[0.0, 1.0, 5.0]]).expand(2, 3)
+    rows = settings(SamplingSettings(), SamplingSettings(temperature=0.0))
+    ids, logprobs = choose_tokens(logits, rows, torch.full((2,), 0.99, dtype=torch.float64), num_ids=2)
+    assert ids.tolist() == [1, 1]
+    assert logprobs.tolist() == pytest.approx([1 - math.log(1 + math.e + math.exp(5))] * 2, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "kept"),
+    [
+        (1.0, 0, [0.5, 0.125, 0.25, 0.125]),
+        (1.0, 2, [0.5, 0.0, 0.25, 0.0]),
+        (0.5, 0, [0.5, 0.0, 0.0, 0.0]),
+        (0.51, 0, [0.5, 0.0, 0.25, 0.0]),
+        (0.8, 0, [0.5, 0.125, 0.25, 0.0]),
+        (0.7, 2, [0.5, 0.0, 0.25, 0.0]),  # 0.5 is two thirds of what top_k left: below 0.7
+        (0.6, 2, [0.5, 0.0, 0.0, 0.0]),
+        (1e-9, 0, [0.5, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_top_p_and_top_k_keep_the_most_likely(top_p: float, top_k: int, kept: list[float]) -> None:
+    rows = settings(SamplingSettings(top_p=top_p, top_k=top_k), SamplingSettings())
+    assert keep_likely(PROBABILITIES.expand(2, 4), rows).tolist() == [kept, PROBABILITIES.tolist()]
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(3))
+    each = [SamplingSettings(temperature=t, top_p=p, top_k=k) for t, p, k in
+            [(1, 1, 0), (0.5, 0.9, 0), (0, 1, 0), (2, 1, 5), (1, 0.5, 3), (0.7, 1, 0)]]  # fmt: skip
+    uniforms = torch.rand(6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    together = choose_tokens(logits, settings(*each), uniforms, num_ids=50)
+    for row in range(6):
+        alone = choose_tokens(logits[row : row + 1], settings(each[row]), uniforms[row : row + 1], num_ids=50)
+        assert int(alone[0]) == int(together[0][row])
+        assert float(alone[1]) == pytest.approx(float(together[1][row]), abs=1e-6)

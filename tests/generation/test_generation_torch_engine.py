@@ -1,0 +1,361 @@
+"""The torch engine against plain forward passes and transformers' own generation."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from generation_support import (
+    EOS_ID,
+    SETTINGS,
+    VOCAB_SIZE,
+    eventually,
+    fresh_logprobs,
+    make_request,
+    tiny_model,
+)
+from safetensors.torch import load_file, save_file
+
+from ftis_node.errors import ModelError, NonFiniteError, WorkerTaskError
+from ftis_node.generation.engines.torch_engine import TorchEngine
+from ftis_node.ipc.weights import WeightStore, probe_logprobs, probe_token_ids
+from ftis_node.records.group import FinishReason, SamplingSettings
+
+GREEDY = SamplingSettings(temperature=0.0)
+NEVER: frozenset[int] = frozenset()  # no id ends a completion
+
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
+
+OpenTiny = Callable[..., TorchEngine]
+
+
+@pytest_asyncio.fixture
+async def open_tiny() -> AsyncIterator[OpenTiny]:
+    """`open_tiny(model, **changed settings)`: an engine that is closed when the test ends."""
+    opened: list[TorchEngine] = []
+
+    def open_one(model: Any, on_progress: Callable[[], None] = lambda: None, **changed: Any) -> TorchEngine:
+        opened.append(TorchEngine(model, msgspec.structs.replace(SETTINGS, **changed), on_progress))
+        return opened[-1]
+
+    yield open_one
+    for engine in opened:
+        await engine.close()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("num_layers", [2, 4])
+async def test_log_probs_equal_a_fresh_forward_pass(open_tiny: OpenTiny, tied: bool, num_layers: int) -> None:
+    """Ragged prompts, all at once in a batch too small for them, so that rows join and leave while others decode."""
+    model = tiny_model(tied=tied, num_layers=num_layers)
+    engine = open_tiny(model, max_batch=10)
+    requests = [make_request(prompt, max_tokens=4 + 7 * n, num_completions=3 + n) for n, prompt in enumerate(PROMPTS)]
+    results = await asyncio.gather(*map(engine.generate, requests))
+    lengths = set()
+    for request, result in zip(requests, results, strict=True):
+        assert len(result.completions) == request.num_completions
+        for completion in result.completions:
+            expected = fresh_logprobs(model, request.prompt_ids, completion)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
+            assert completion.token_ids.dtype == np.int32
+            assert completion.logprobs.dtype == np.float32
+            lengths.add(len(completion.token_ids))
+    assert len(lengths) > 3
+    assert engine.tokens_made >= sum(len(c.token_ids) for result in results for c in result.completions)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+async def test_log_probs_are_at_the_sampling_temperature(open_tiny: OpenTiny, temperature: float) -> None:
+    model = tiny_model()
+    result = await open_tiny(model).generate(make_request(PROMPTS[1], sampling=SamplingSettings(temperature)))
+    for completion in result.completions:
+        expected = fresh_logprobs(model, PROMPTS[1], completion, temperature=temperature)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("sampling", [SamplingSettings(top_k=3), SamplingSettings(top_p=0.5)])
+async def test_a_cut_distribution_still_reports_the_full_softmax(
+    open_tiny: OpenTiny, sampling: SamplingSettings
+) -> None:
+    model = tiny_model()
+    result = await open_tiny(model).generate(make_request(PROMPTS[0], sampling=sampling))
+    for completion in result.completions:
+        expected = fresh_logprobs(model, PROMPTS[0], completion)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+async def test_greedy_equals_transformers_generate(open_tiny: OpenTiny, tied: bool) -> None:
+    model = tiny_model(tied=tied)
+    engine = open_tiny(model)
+    requests = [make_request(p, sampling=GREEDY, num_completions=2, max_tokens=24) for p in PROMPTS]
+    results = await asyncio.gather(*map(engine.generate, requests))
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=EOS_ID,
+            pad_token_id=EOS_ID,
+        )  # fmt: skip
+        for completion in result.completions:
+            assert completion.token_ids.tolist() == expected[0, len(prompt) :].tolist()
+            np.testing.assert_allclose(completion.logprobs, fresh_logprobs(model, prompt, completion), atol=1e-5)
+
+
+async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(open_tiny: OpenTiny) -> None:
+    eos_ids = frozenset(range(20, 40))
+    request = make_request(PROMPTS[0], eos_ids=eos_ids, num_completions=32, max_tokens=6)
+    reasons = set()
+    for completion in (await open_tiny(tiny_model()).generate(request)).completions:
+        reasons.add(completion.finish_reason)
+        *before, last = completion.token_ids.tolist()
+        assert not eos_ids.intersection(before)
+        if completion.finish_reason is FinishReason.STOP:
+            assert last in eos_ids
+        else:
+            assert len(completion.token_ids) == 6
+            assert last not in eos_ids
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+async def test_a_single_token_is_enough(open_tiny: OpenTiny) -> None:
+    result = await open_tiny(tiny_model()).generate(make_request(PROMPTS[0], max_tokens=1))
+    assert [len(completion.token_ids) for completion in result.completions] == [1] * 4
+
+
+async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(open_tiny: OpenTiny) -> None:
+    model = tiny_model(tied=False, padded_rows_are_likely=True)
+    request = make_request(PROMPTS[1], num_completions=64, eos_ids=NEVER)
+    completions = (await open_tiny(model, vocab_size=VOCAB_SIZE).generate(request)).completions
+    aborted = [c for c in completions if c.finish_reason is FinishReason.ABORT]
+    assert 0 < len(aborted) < 64
+    for completion in completions:
+        assert completion.token_ids.size >= 1
+        assert completion.token_ids.max() < VOCAB_SIZE
+        expected = fresh_logprobs(model, PROMPTS[1], completion)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
+    assert all(len(completion.token_ids) < 16 for completion in aborted)
+
+
+async def test_samples_follow_the_models_distribution(open_tiny: OpenTiny) -> None:
+    model = tiny_model()
+    request = make_request(PROMPTS[3], num_completions=4000, max_tokens=1, eos_ids=NEVER)
+    result = await open_tiny(model).generate(request)
+    with torch.no_grad():
+        probabilities = model(torch.tensor([PROMPTS[3]])).logits[0, -1].softmax(-1).double().numpy()
+    counts = np.bincount([int(c.token_ids[0]) for c in result.completions], minlength=96)
+    common = probabilities * 4000 >= 5
+    chi_square = ((counts - probabilities * 4000) ** 2 / (probabilities * 4000))[common].sum()
+    degrees = common.sum() - 1
+    assert chi_square < degrees + 4 * math.sqrt(2 * degrees)
+
+
+async def test_a_seed_gives_the_same_tokens_in_any_company(open_tiny: OpenTiny) -> None:
+    model = tiny_model()
+    engine = open_tiny(model)
+    request = make_request(PROMPTS[0], max_tokens=24, seed=5)
+    alone = await engine.generate(request)
+    others = [make_request(p, max_tokens=9, seed=n, request_id=f"o{n}") for n, p in enumerate(PROMPTS[1:])]
+    in_company, *_ = await asyncio.gather(*map(engine.generate, [request, *others]))
+    other_seed = await engine.generate(dataclasses.replace(request, seed=6))
+    tokens = [[c.token_ids.tolist() for c in r.completions] for r in (alone, in_company, other_seed)]
+    assert tokens[0] == tokens[1] != tokens[2]
+    assert len({tuple(ids) for ids in tokens[0]}) == 4
+
+
+async def test_without_seeds_no_two_groups_are_alike(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(tiny_model())
+    requests = [make_request(PROMPTS[0], seed=None, request_id=str(n)) for n in range(2)]
+    first, second = await asyncio.gather(*map(engine.generate, requests))
+    assert first.completions[0].token_ids.tolist() != second.completions[0].token_ids.tolist()
+
+
+async def test_more_completions_than_the_batch_holds_go_alone(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(tiny_model(), max_batch=4, max_prefill_tokens=5)
+    requests = [make_request(p, num_completions=6, request_id=str(n)) for n, p in enumerate(PROMPTS)]
+    results = await asyncio.gather(*map(engine.generate, requests))
+    assert [len(result.completions) for result in results] == [6] * 4
+
+
+async def test_the_loop_answers_while_the_engine_computes(open_tiny: OpenTiny) -> None:
+    progress: list[float] = []
+    engine = open_tiny(tiny_model(num_layers=4), lambda: progress.append(time.monotonic()))
+    generating = asyncio.create_task(
+        engine.generate(make_request(PROMPTS[0], max_tokens=200, num_completions=16, eos_ids=NEVER))
+    )
+    num_turns = 0
+    while not generating.done():
+        await asyncio.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 20
+    assert len(progress) >= 200 / 8
+
+
+async def test_a_cancelled_caller_frees_the_engine(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(tiny_model())
+    endless = asyncio.create_task(
+        engine.generate(make_request(PROMPTS[0], max_tokens=100_000, eos_ids=NEVER, request_id="endless"))
+    )
+    beside = asyncio.create_task(engine.generate(make_request(PROMPTS[1], max_tokens=40, eos_ids=NEVER)))
+    await eventually(lambda: engine.tokens_made >= 40)
+    endless.cancel()
+    assert [len(c.token_ids) for c in (await beside).completions] == [40] * 4
+    made = engine.tokens_made
+    await asyncio.sleep(0.1)
+    assert engine.tokens_made == made
+
+
+async def test_cancel_returns_what_was_sampled_as_aborted(open_tiny: OpenTiny) -> None:
+    model = tiny_model()
+    engine = open_tiny(model, max_batch=4)
+    running = asyncio.create_task(
+        engine.generate(make_request(PROMPTS[0], max_tokens=100_000, eos_ids=NEVER, request_id="running"))
+    )
+    waiting = asyncio.create_task(engine.generate(make_request(PROMPTS[1], request_id="waiting")))
+    await eventually(lambda: engine.tokens_made >= 40)
+    engine.cancel(["waiting", "running", "unknown"])
+    completions = (await running).completions
+    assert {completion.finish_reason for completion in completions} == {FinishReason.ABORT}
+    for completion in completions:
+        assert len(completion.token_ids) >= 8
+        np.testing.assert_allclose(completion.logprobs, fresh_logprobs(model, PROMPTS[0], completion), atol=1e-5)
+    with pytest.raises(WorkerTaskError, match="before its first token"):
+        await waiting
+    assert len((await engine.generate(make_request(PROMPTS[2]))).completions) == 4
+
+
+async def test_weights_that_are_not_numbers_are_a_typed_error_and_new_ones_mend_it(
+    open_tiny: OpenTiny, tmp_path: Path
+) -> None:
+    model = tiny_model()
+    published = WeightStore(tmp_path).publish(1, file_tensors(tiny_model(seed=1)))
+    with torch.no_grad():
+        model.model.norm.weight.fill_(math.nan)
+    engine = open_tiny(model)
+    outcomes = await asyncio.gather(*(engine.generate(make_request(p)) for p in PROMPTS), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [NonFiniteError] * 4
+    await engine.load_weights(Path(published.path), 1)
+    assert len((await engine.generate(make_request(PROMPTS[0]))).completions) == 4
+
+
+def file_tensors(model: Any, *, with_head: bool = False) -> dict[str, torch.Tensor]:
+    """A state dict as it is published: a tied head is not named twice, unless asked for."""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings and not with_head:
+        del state["lm_head.weight"]
+    return state
+
+
+@pytest.mark.parametrize(("tied", "with_head"), [(True, False), (True, True), (False, False)])
+async def test_new_weights_are_served(open_tiny: OpenTiny, tmp_path: Path, tied: bool, with_head: bool) -> None:
+    """The proof is the log-probs, not the version that the engine names."""
+    store = WeightStore(tmp_path)
+    engine = open_tiny(tiny_model(tied=tied))
+    probe_ids = probe_token_ids(VOCAB_SIZE)
+    for version in (1, 2):
+        learner = tiny_model(tied=tied, seed=version)
+        before = await engine.probe(probe_ids)
+        published = store.publish(version, file_tensors(learner, with_head=with_head))
+        await engine.load_weights(Path(published.path), version)
+        assert engine.policy_version == version
+        after = await engine.probe(probe_ids)
+        np.testing.assert_allclose(after, probe_logprobs(learner, probe_ids), atol=1e-6)
+        assert np.abs(np.array(after) - np.array(before)).max() > 0.1
+        result = await engine.generate(make_request(PROMPTS[1]))
+        assert (result.policy_version, result.policy_version_newest) == (version, version)
+        for completion in result.completions:
+            np.testing.assert_allclose(completion.logprobs, fresh_logprobs(learner, PROMPTS[1], completion), atol=1e-5)
+
+
+async def test_groups_in_flight_end_on_the_weights_that_they_began_with(open_tiny: OpenTiny, tmp_path: Path) -> None:
+    old, new = tiny_model(seed=0), tiny_model(seed=1)
+    published = WeightStore(tmp_path).publish(9, file_tensors(new))
+    engine = open_tiny(tiny_model(seed=0))
+    first = asyncio.create_task(
+        engine.generate(make_request(PROMPTS[0], max_tokens=60, eos_ids=NEVER, request_id="first"))
+    )
+    await eventually(lambda: engine.tokens_made >= 40)
+    loading = asyncio.create_task(engine.load_weights(Path(published.path), 9))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(engine.generate(make_request(PROMPTS[1], request_id="second")))
+    begun, later = await first, await second
+    await loading
+    assert (begun.policy_version, begun.policy_version_newest) == (0, 0)
+    assert (later.policy_version, later.policy_version_newest) == (9, 9)
+    for model, prompt, result in ((old, PROMPTS[0], begun), (new, PROMPTS[1], later)):
+        for completion in result.completions:
+            np.testing.assert_allclose(completion.logprobs, fresh_logprobs(model, prompt, completion), atol=1e-5)
+
+
+def damage(path: Path, how: str) -> None:
+    """Make the published file unfit in one way."""
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    match how:
+        case "cut":
+            path.write_bytes(path.read_bytes()[:-100])
+        case "unmarked":
+            (path.parent / "COMPLETE").unlink()
+        case "gone":
+            path.unlink()
+        case "lacks":
+            del tensors[name]
+        case "unknown":
+            tensors["model.layers.7.mlp.up_proj.weight"] = tensors[name].clone()
+        case "shape":
+            tensors[name] = tensors[name].T.contiguous()
+        case "integers":
+            tensors[name] = tensors[name].to(torch.int32)
+    if how in ("lacks", "unknown", "shape", "integers"):
+        save_file(tensors, path)
+
+
+DAMAGES = {
+    "cut": "cannot be read",
+    "unmarked": "not completely written",
+    "gone": "cannot be read",
+    "lacks": r"lacks model\.layers\.1\.mlp\.up_proj",
+    "unknown": r"names unknown model\.layers\.7",
+    "shape": "another shape",
+    "integers": "integers",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_unfit_weights_change_nothing(open_tiny: OpenTiny, tmp_path: Path, how: str) -> None:
+    engine = open_tiny(tiny_model())
+    probe_ids = probe_token_ids(VOCAB_SIZE)
+    before = await engine.probe(probe_ids)
+    path = Path(WeightStore(tmp_path).publish(1, file_tensors(tiny_model(seed=1))).path)
+    damage(path, how)
+    with pytest.raises(ModelError, match=DAMAGES[how]):
+        await engine.load_weights(path, 1)
+    assert await engine.probe(probe_ids) == before
+    assert engine.policy_version == 0
+    assert (await engine.generate(make_request(PROMPTS[0]))).policy_version == 0
+
+
+async def test_close_ends_every_request(open_tiny: OpenTiny) -> None:
+    engine = open_tiny(tiny_model(), max_batch=4)
+    tasks = [
+        asyncio.create_task(engine.generate(make_request(p, max_tokens=100_000, eos_ids=NEVER))) for p in PROMPTS[:2]
+    ]
+    await eventually(lambda: engine.tokens_made >= 8)
+    await engine.close()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [WorkerTaskError] * 2
+
+
+@pytest.mark.parametrize("change", [{"prompt_ids": ()}, {"num_completions": 0}, {"max_tokens": 0}])
+def test_a_request_without_an_answer_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        dataclasses.replace(make_request([1]), **change)

@@ -1,0 +1,107 @@
+"""Client, worker process and torch engine together, on a model folder as the hub gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from generation_support import EMBEDDING_ROWS, EOS_ID, SETTINGS, eventually, fresh_logprobs, save_model, tiny_model
+
+from ftis_node.errors import EngineError, ModelError, WorkerDiedError
+from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines import choose_engine
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.ipc.restart_policy import RestartPolicy
+from ftis_node.ipc.supervisor import WorkerState
+from ftis_node.ipc.weights import WeightStore, prove
+from ftis_node.records.group import SamplingSettings
+
+PROMPT = (3, 1, 4, 1, 5)
+
+
+def make_client(folder: Path, *, model: Path | str, engine: str = "auto") -> GenerationClient:
+    return GenerationClient(
+        GenerationBoot(model=str(model), settings=SETTINGS, eos_ids=(EOS_ID,), engine=engine),
+        sockets_dir=folder / "s",
+        log_path=folder / "logs" / "generation.log",
+        num_threads=1,
+        restart_policy=RestartPolicy(first_delay_s=0.05),
+    )
+
+
+def cut_short(path: Path) -> None:
+    """As a full disk would."""
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
+    return await client.generate(PROMPT, num_completions=4, sampling=SamplingSettings(), max_tokens=max_tokens, seed=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)  # torch and transformers are imported twice, in two lives of the worker
+async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path: Path) -> None:
+    client = make_client(tmp_path, model=save_model(tmp_path / "model"))
+    learner = tiny_model(seed=1)
+    store = WeightStore(tmp_path / "weights")
+    try:
+        await client.start()
+        assert client.engine == "torch"
+        group = await make_group(client)
+        assert group.policy_version == 0
+        for completion in group.completions:
+            expected = fresh_logprobs(tiny_model(), PROMPT, completion)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
+
+        tensors = {name: tensor for name, tensor in learner.state_dict().items() if name != "lm_head.weight"}
+        await client.update_weights(store.publish(1, tensors), prove(learner, version=1, vocab_size=EMBEDDING_ROWS))
+        assert (await make_group(client)).policy_version == 1
+
+        endless = [asyncio.create_task(make_group(client, max_tokens=100_000)) for _ in range(2)]
+        await eventually(lambda: client.tokens_per_s > 0)
+        first_pid = client.pid
+        assert first_pid is not None
+        os.kill(first_pid, signal.SIGKILL)
+        outcomes = await asyncio.wait_for(asyncio.gather(*endless, return_exceptions=True), 5)
+        assert [type(outcome) for outcome in outcomes] == [WorkerDiedError] * 2
+
+        group = await make_group(client)
+        assert client.restarts == 1
+        assert group.policy_version == client.policy_version == 1
+        for completion in group.completions:
+            expected = fresh_logprobs(learner, PROMPT, completion)
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
+
+        damaged = store.publish(2, tensors)
+        cut_short(Path(damaged.path))
+        with pytest.raises(ModelError, match="cannot be read"):
+            await client.update_weights(damaged)
+        assert (await make_group(client)).policy_version == 1
+    finally:
+        await client.stop()
+    assert not [child for child in psutil.Process().children() if "generation.worker" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "error"), [("no/such/folder", "torch", ModelError), ("", "vllm", EngineError)]
+)
+async def test_what_the_user_must_mend_keeps_its_class(
+    tmp_path: Path, model: str, engine: str, error: type[Exception]
+) -> None:
+    client = make_client(tmp_path, model=model or save_model(tmp_path / "model"), engine=engine)
+    with pytest.raises(error, match="no such folder|--engine torch"):
+        await client.start()
+    assert (client.state, client.restarts) == (WorkerState.FAILED, 0)
+    await client.stop()
+
+
+def test_engines_by_name() -> None:
+    assert choose_engine("auto").args == choose_engine("torch").args
+    with pytest.raises(EngineError, match="'vllm' is not in this version: use --engine torch"):
+        choose_engine("vllm")

@@ -1,0 +1,295 @@
+"""What `base.Gossip` promises, asked of both twins: the one over libp2p and the one inside the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, random_id, settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from ftis_node.gossip import Gossip
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LIMITS = GossipLimits(
+    max_body_bytes=400_000,
+    max_request_bytes=700_000,
+    max_ids_per_request=8,
+    max_queued_announcements=16,
+    max_streams_per_peer=2,
+    num_bodies_per_lookup=2,
+)
+RUN = "run-a"
+
+
+@dataclass
+class Four:
+    """Three members of one run, and one member of another that is connected to them."""
+
+    members: list[Gossip]
+    stranger: Gossip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["loopback", "libp2p"])
+async def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Four]:
+    identities = [Identity.generate() for _ in range(4)]
+    runs = [RUN, RUN, RUN, "run-b"]
+    nodes: list[Any] = []
+    if request.param == "loopback":
+        swarm = LoopbackSwarm()
+        nodes = [swarm.join(one.peer_id, run_id=run, limits=LIMITS) for one, run in zip(identities, runs, strict=True)]
+        for node in nodes:
+            await node.start()
+    else:
+        folder = tmp_path_factory.mktemp("g")
+        for number, (identity, run) in enumerate(zip(identities, runs, strict=True)):
+            peers = tuple(nodes[0].addresses) if nodes else ()
+            node = Libp2pGossip(
+                settings(folder / str(number), peers=peers), identity=identity, run_id=run, limits=LIMITS
+            )
+            await node.start()
+            nodes.append(node)
+    four = Four(members=nodes[:3], stranger=nodes[3])
+    for node in four.members:
+        await eventually(lambda node=node: node.state.state is SwarmPhase.CONNECTED)
+        await announce_until_heard(node, [other for other in four.members if other is not node], os.urandom(8))
+    await eventually(four.stranger.connected_peers) if request.param == "libp2p" else None
+    yield four
+    await asyncio.gather(*(node.close() for node in nodes))
+
+
+async def test_an_announcement_reaches_all_others_and_names_its_sender(four: Four) -> None:
+    sender, *others = four.members
+    heard = await announce_until_heard(sender, others, b"group 1")
+    assert {announcement.sender for announcement in heard} == {sender.peer_id}
+
+
+async def test_own_announcements_are_not_delivered(four: Four) -> None:
+    sender, other, _ = four.members
+    await sender.announce(b"mine")
+    await announce_until_heard(other, [sender], b"theirs")
+    await asyncio.sleep(0.2)
+    async with aclosing(sender.announcements()) as announcements:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                async for announcement in announcements:
+                    assert announcement.sender != sender.peer_id
+
+
+async def test_an_oversize_announcement_is_refused_before_it_is_sent(four: Four) -> None:
+    num_sent = four.members[0].counters.announcements_sent
+    with pytest.raises(ValueError, match="1025 bytes"):
+        await four.members[0].announce(bytes(1025))
+    assert four.members[0].counters.announcements_sent == num_sent
+
+
+async def test_a_full_queue_drops_the_oldest_and_counts_them(four: Four) -> None:
+    sender, receiver, _ = four.members
+    await announce_until_heard(sender, [receiver], b"empty the queue")
+    num_received, num_dropped = receiver.counters.announcements_received, receiver.counters.announcements_dropped
+    for number in range(40):
+        await sender.announce(b"flood %d" % number)
+    await eventually(lambda: receiver.counters.announcements_received >= num_received + 40)
+    assert receiver.counters.announcements_dropped - num_dropped >= 40 - LIMITS.max_queued_announcements
+    with pytest.raises(TimeoutError):
+        await hear(receiver, b"flood 0", within_s=0.2)
+    await announce_until_heard(sender, [receiver], b"goes on")
+
+
+async def test_bodies_are_pulled_and_what_is_not_held_is_left_out(four: Four) -> None:
+    server, client, _ = four.members
+    shelf = Shelf(os.urandom(300_000), os.urandom(17), b"")
+    server.serve(shelf.lookup)
+    bytes_out, bytes_in = server.counters.body_bytes_out, client.counters.body_bytes_in
+    fetched = await client.fetch(server.peer_id, [random_id(), *shelf.ids])
+    assert fetched.outcome is FetchOutcome.COMPLETE
+    assert sorted(fetched.bodies) == sorted(shelf.bodies.values())
+    assert client.counters.body_bytes_in - bytes_in == server.counters.body_bytes_out - bytes_out == 300_017
+
+
+async def test_ids_of_wrong_number_or_length_are_a_fault_of_the_caller(four: Four) -> None:
+    client, server, _ = four.members
+    for ids in ([], [b"short"], [random_id() for _ in range(9)]):
+        with pytest.raises(ValueError, match="id"):
+            await client.fetch(server.peer_id, ids)
+
+
+async def test_more_bytes_than_agreed_are_not_taken(four: Four) -> None:
+    server, client, _ = four.members
+    for bodies in ([bytes(400_001)], [os.urandom(350_000), os.urandom(350_001)]):
+        shelf = Shelf(*bodies)
+        server.serve(shelf.lookup)
+        fetched = await client.fetch(server.peer_id, shelf.ids)
+        assert fetched.outcome is FetchOutcome.TOO_LARGE
+        assert sum(map(len, fetched.bodies)) <= 700_000
+
+
+async def test_more_bodies_than_asked_for_are_not_taken(four: Four) -> None:
+    server, client, _ = four.members
+
+    async def generous(ids: Sequence[bytes]) -> list[bytes]:
+        return [b"1", b"2", b"3"]
+
+    server.serve(generous)
+    fetched = await client.fetch(server.peer_id, [random_id()])
+    assert fetched == type(fetched)(bodies=(b"1",), outcome=FetchOutcome.TOO_LARGE)
+
+
+async def test_a_slow_server_hits_the_time_limit(four: Four) -> None:
+    server, client, _ = four.members
+
+    async def slow(ids: Sequence[bytes]) -> list[bytes]:
+        await asyncio.sleep(30)
+        return []
+
+    server.serve(slow)
+    num_timed_out = client.counters.fetch_errors.get("timed_out", 0)
+    fetched = await asyncio.wait_for(client.fetch(server.peer_id, [random_id()], timeout_s=0.5), 10)
+    assert fetched.outcome is FetchOutcome.TIMED_OUT
+    assert client.counters.fetch_errors["timed_out"] == num_timed_out + 1
+
+
+async def test_a_busy_server_says_so_and_recovers(four: Four) -> None:
+    server, client, other = four.members
+    shelf, gate, num_waiting = Shelf(b"body"), asyncio.Event(), 0
+
+    async def gated(ids: Sequence[bytes]) -> list[bytes]:
+        nonlocal num_waiting
+        num_waiting += 1
+        await gate.wait()
+        return await shelf.lookup(ids)
+
+    await eventually(lambda: _is_idle(server, client))
+    server.serve(gated)
+    first = [asyncio.create_task(client.fetch(server.peer_id, shelf.ids)) for _ in range(2)]
+    await eventually(lambda: num_waiting == 2)
+    assert (await client.fetch(server.peer_id, shelf.ids)).outcome is FetchOutcome.BUSY
+    others = asyncio.create_task(other.fetch(server.peer_id, shelf.ids))
+    await eventually(lambda: num_waiting == 3)  # the limit is each peer's own
+    gate.set()
+    assert [(await task).bodies for task in [*first, others]] == [(b"body",)] * 3
+    await eventually(lambda: _is_idle(server, client))
+
+
+async def _is_idle(server: Gossip, client: Gossip) -> bool:
+    """Whether a slot of the client's is free again: earlier streams may still be closing."""
+    server.serve(Shelf().lookup)
+    return (await client.fetch(server.peer_id, [random_id()])).outcome is FetchOutcome.COMPLETE
+
+
+async def test_a_fault_while_serving_ends_one_stream_only(four: Four) -> None:
+    server, client, _ = four.members
+
+    async def broken(ids: Sequence[bytes]) -> list[bytes]:
+        raise KeyError("a bug")
+
+    server.serve(broken)
+    num_faults = server.counters.serve_errors.get("fault", 0)
+    assert (await client.fetch(server.peer_id, [random_id()])).outcome is FetchOutcome.BROKEN
+    assert server.counters.serve_errors["fault"] == num_faults + 1
+    assert await _is_idle(server, client)
+
+
+async def test_a_confirmation_reaches_the_sender_of_the_bodies(four: Four) -> None:
+    server, client, _ = four.members
+    confirmed: list[tuple[str, Sequence[bytes]]] = []
+
+    async def on_confirm(peer_id: str, ids: Sequence[bytes]) -> None:
+        confirmed.append((peer_id, ids))
+
+    server.serve(Shelf().lookup, on_confirm=on_confirm)
+    ids = [random_id(), random_id()]
+    assert await client.confirm(server.peer_id, ids)
+    assert confirmed == [(client.peer_id, ids)]
+
+
+async def test_a_confirmation_that_was_not_taken_is_not_counted(four: Four) -> None:
+    server, client, _ = four.members
+
+    async def on_confirm(peer_id: str, ids: Sequence[bytes]) -> None:
+        raise OSError("disk full")
+
+    server.serve(Shelf().lookup, on_confirm=on_confirm)
+    num_confirmed = client.counters.confirmed_out
+    assert not await client.confirm(server.peer_id, [random_id()])
+    assert client.counters.confirmed_out == num_confirmed
+
+
+async def test_a_question_is_answered(four: Four) -> None:
+    server, client, _ = four.members
+
+    async def answer(peer_id: str, question: bytes) -> list[bytes]:
+        return [peer_id.encode(), question]
+
+    server.serve(Shelf().lookup, answer=answer)
+    answered = await client.ask(server.peer_id, b"from 3 to 7")
+    assert answered.bodies == (client.peer_id.encode(), b"from 3 to 7")
+
+
+async def test_records_are_found_under_their_owner_and_expire(four: Four) -> None:
+    owner, reader, other = four.members
+    assert await owner.publish_record(b"speed 1", ttl_s=1.0)
+    assert await reader.get_record(owner.peer_id) == b"speed 1"
+    assert await owner.publish_record(b"speed 2", ttl_s=2.0)
+    assert await reader.get_record(owner.peer_id) == b"speed 2"
+    assert await reader.get_record(other.peer_id) is None
+    await asyncio.sleep(2.1)
+    assert await reader.get_record(owner.peer_id) is None
+
+
+async def test_records_over_the_limits_are_refused(four: Four) -> None:
+    with pytest.raises(ValueError, match="2049 bytes"):
+        await four.members[0].publish_record(bytes(2049), ttl_s=10)
+    with pytest.raises(ValueError, match="601"):
+        await four.members[0].publish_record(b"", ttl_s=601)
+
+
+async def test_members_are_the_others_of_the_run(four: Four) -> None:
+    for node in four.members:
+        others = {other.peer_id for other in four.members if other is not node}
+        await eventually(lambda node=node, others=others: _has_members(node, others))
+        assert node.state.state is SwarmPhase.CONNECTED
+        assert "2 other members" in node.state.reason
+    assert await four.stranger.members() == []
+    assert four.stranger.state.state is SwarmPhase.SOLO
+
+
+async def _has_members(node: Gossip, others: set[str]) -> bool:
+    return set(await node.members()) == others
+
+
+async def test_runs_do_not_mix(four: Four) -> None:
+    member, other, _ = four.members
+    shelf = Shelf(b"of run a")
+    member.serve(shelf.lookup)
+    assert await member.publish_record(b"of run a", ttl_s=10)
+    num_received = four.stranger.counters.announcements_received
+    await announce_until_heard(member, [other], b"for run a only")
+    assert four.stranger.counters.announcements_received == num_received
+    assert (await four.stranger.fetch(member.peer_id, shelf.ids)).outcome is FetchOutcome.UNREACHABLE
+    assert not await four.stranger.confirm(member.peer_id, shelf.ids)
+    assert await four.stranger.get_record(member.peer_id) is None
+
+
+async def test_an_unknown_peer_is_unreachable(four: Four) -> None:
+    fetched = await four.members[0].fetch(Identity.generate().peer_id, [random_id()], timeout_s=20)
+    assert fetched.outcome is FetchOutcome.UNREACHABLE
+
+
+async def test_addresses_name_the_node(four: Four) -> None:
+    for node in four.members:
+        assert node.addresses
+        assert all(address.endswith(f"/p2p/{node.peer_id}") for address in node.addresses)

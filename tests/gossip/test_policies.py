@@ -1,0 +1,120 @@
+"""The pure parts: back-off, whom to dial, slots, the standing in words, the bounded queue."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ftis_node.gossip import Announcement, GossipCounters, GossipLimits, NetworkSettings, SwarmPhase
+from ftis_node.gossip.backoff import Backoff
+from ftis_node.gossip.dialling import believable_addresses, choose_dials
+from ftis_node.gossip.inbox import Inbox
+from ftis_node.gossip.slots import Slots
+from ftis_node.gossip.standing import Standing
+from tests.gossip.test_multiaddr import PEER, RELAY
+
+
+def test_backoff_doubles_up_to_its_ceiling() -> None:
+    backoff = Backoff(first_s=1, factor=2, ceiling_s=10, jitter=0)
+    assert [backoff.delay_s(number) for number in (1, 2, 3, 4, 5, 10_000)] == [1, 2, 4, 8, 10, 10]
+
+
+def test_jitter_spreads_to_both_sides() -> None:
+    backoff = Backoff(first_s=10, ceiling_s=10, jitter=0.2)
+    assert [backoff.delay_s(1, draw=draw) for draw in (0.0, 0.5, 1.0)] == pytest.approx([8, 10, 12])
+
+
+@pytest.mark.parametrize("values", [{"first_s": 0}, {"factor": 0.5}, {"first_s": 9, "ceiling_s": 8}, {"jitter": 1}])
+def test_a_backoff_that_makes_no_sense_is_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="no usable back-off"):
+        Backoff(**values)
+
+
+CANDIDATES = [f"peer {number}" for number in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("num_members", "num_dials"),
+    [(0, 8), (5, 3), (8, 1), (23, 1), (24, 0)],  # missing ones; one stranger more; many members: none
+)
+def test_how_many_are_dialled(num_members: int, num_dials: int) -> None:
+    chosen = choose_dials(CANDIDATES, [], num_members=num_members, num_wanted=8, rng=random.Random(1))
+    assert len(set(chosen)) == num_dials
+
+
+def test_only_strangers_are_dialled_and_not_always_the_same() -> None:
+    connected = CANDIDATES[:47]
+    for seed in range(5):
+        chosen = choose_dials(CANDIDATES, connected, num_members=0, num_wanted=8, rng=random.Random(seed))
+        assert set(chosen) == set(CANDIDATES[47:])
+    firsts = {
+        choose_dials(CANDIDATES, [], num_members=8, num_wanted=8, rng=random.Random(seed))[0] for seed in range(30)
+    }
+    assert len(firsts) > 10
+
+
+def test_claimed_addresses_must_name_the_claimant() -> None:
+    good = f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}"
+    claimed = [good, f"/ip4/1.2.3.4/tcp/1/p2p/{RELAY}", "/ip4/1.2.3.4/tcp/1", "rubbish", ""]
+    assert believable_addresses(PEER, claimed) == ["/ip4/1.2.3.4/tcp/1"]
+
+
+def test_slots_have_two_bounds() -> None:
+    slots = Slots(max_total=3, max_per_peer=2)
+    assert [slots.take(peer) for peer in ("a", "a", "a", "b", "b")] == [True, True, False, True, False]
+    slots.give_back("a")
+    assert [slots.take("b"), slots.take("b")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("standing", "phase", "words"),
+    [
+        (Standing(num_given=1), SwarmPhase.STARTING, "looking for peers"),
+        (Standing(num_members=1, num_connected=2), SwarmPhase.CONNECTED, "1 other member of this run"),
+        (Standing(has_looked=True), SwarmPhase.SOLO, "no peers were given"),
+        (
+            Standing(num_given=2, dial_error="refused", has_looked=True),
+            SwarmPhase.SOLO,
+            "no bootstrap peer answers, retrying in 40 s (refused)",
+        ),
+        (
+            Standing(num_given=2, num_given_connected=1, num_connected=1, has_looked=True),
+            SwarmPhase.SOLO,
+            "1 peer connected, but no member of this run yet; looking again in 40 s",
+        ),
+        (Standing(num_connected=2, has_looked=True), SwarmPhase.SOLO, "2 peers connected, but no member"),
+    ],
+)
+def test_the_standing_in_words(standing: Standing, phase: SwarmPhase, words: str) -> None:
+    state = standing.describe(next_try_in_s=40.2)
+    assert state.state is phase
+    assert state.reason.startswith(words)
+    assert str(state) == f"{phase.value}: {state.reason}"
+
+
+async def test_the_queue_keeps_the_newest() -> None:
+    counters = GossipCounters()
+    inbox = Inbox(capacity=3, counters=counters)
+    for number in range(5):
+        inbox.put(Announcement("peer", bytes([number])))
+    inbox.close()
+    assert [announcement.payload[0] async for announcement in inbox.drain()] == [2, 3, 4]
+    assert (counters.announcements_received, counters.announcements_dropped) == (5, 2)
+
+
+async def test_a_fault_reaches_the_reader_after_what_was_waiting() -> None:
+    inbox = Inbox(capacity=3, counters=GossipCounters())
+    inbox.put(Announcement("peer", b"last"))
+    inbox.close(RuntimeError("a bug"))
+    announcements = inbox.drain()
+    assert (await anext(announcements)).payload == b"last"
+    with pytest.raises(RuntimeError, match="a bug"):
+        await anext(announcements)
+
+
+def test_limits_and_settings_must_be_positive(tmp_path: object) -> None:
+    with pytest.raises(ValueError, match="max_streams must be above 0"):
+        GossipLimits(max_streams=0)
+    with pytest.raises(ValueError, match="poll_s must be above 0"):
+        NetworkSettings(sockets_dir=tmp_path, poll_s=0)  # type: ignore[arg-type]

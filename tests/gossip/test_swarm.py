@@ -1,0 +1,210 @@
+"""Real p2pd processes on this machine: finding each other, losing each other, dying and leaving nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from ftis_node.errors import MachineError, UsageError
+from ftis_node.gossip import FetchOutcome, SwarmPhase
+from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import Shelf, announce_until_heard, eventually, process_is_gone, settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts nodes, each in a folder of its own; closes them all at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def start(*, identity: Identity | None = None, run_id: str | None = "r", **changes: Any) -> Any:
+            identity = identity or Identity.generate()
+            where = settings(tmp_path / identity.peer_id[-6:], **changes)
+            node: Any
+            if run_id is None:
+                node = BootstrapNode(where, identity=identity)
+            else:
+                node = Libp2pGossip(where, identity=identity, run_id=run_id)
+            stack.push_async_callback(node.close)
+            await node.start()
+            return node
+
+        yield start
+
+
+@asynccontextmanager
+async def _taken_port() -> AsyncIterator[int]:
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_members_that_know_only_a_bootstrap_node_find_each_other(start: Start) -> None:
+    bootstrap = await start(run_id=None)
+    nodes = [await start(peers=tuple(bootstrap.addresses)) for _ in range(3)]
+    await start(peers=tuple(bootstrap.addresses), run_id="another")
+    for node in nodes:
+        await eventually(lambda node=node: "2 other members" in node.state.reason)
+    for node in nodes:
+        others = [other for other in nodes if other is not node]
+        shelf = Shelf(os.urandom(100_000))
+        node.serve(shelf.lookup)
+        for other, heard in zip(others, await announce_until_heard(node, others, shelf.ids[0]), strict=True):
+            fetched = await other.fetch(heard.sender, [heard.payload])
+            assert fetched.bodies == tuple(shelf.bodies.values())
+
+
+async def test_a_dead_bootstrap_node_leaves_a_node_solo_until_it_answers(start: Start) -> None:
+    identity = Identity.generate()
+    bootstrap = await start(run_id=None, identity=identity)
+    address = bootstrap.addresses[0]
+    await bootstrap.close()
+    node = await start(peers=(address,))
+    await eventually(lambda: node.state.state is SwarmPhase.SOLO)
+    assert "no bootstrap peer answers, retrying" in node.state.reason
+    assert "connection refused" in node.state.reason
+    assert address.split("/p2p/")[0] in node.state.reason
+
+    await start(run_id=None, identity=identity, listen=(address.split("/p2p/")[0],))
+    await eventually(lambda: node.state.reason.startswith("1 peer connected, but no member of this run yet"))
+    assert node.state.state is SwarmPhase.SOLO
+    await start(peers=(address,))
+    await eventually(lambda: node.state.state is SwarmPhase.CONNECTED)
+
+
+async def test_a_node_without_peers_waits_to_be_dialled(start: Start) -> None:
+    first = await start()
+    await eventually(lambda: first.state.state is SwarmPhase.SOLO)
+    assert "no peers were given" in first.state.reason
+    second = await start(peers=tuple(first.addresses))
+    await eventually(lambda: first.state.state is second.state.state is SwarmPhase.CONNECTED)
+    await second.close()
+    await eventually(lambda: first.state.state is SwarmPhase.SOLO)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
+async def test_p2pd_is_started_again_and_messages_flow_again(start: Start, number: signal.Signals) -> None:
+    first = await start(control_timeout_s=1.5, stop_timeout_s=0.3)
+    second = await start(peers=tuple(first.addresses))
+    await announce_until_heard(first, [second], b"before")
+    address, old_pid = first.addresses[0], first.process_id
+    os.kill(old_pid, number)
+    await eventually(lambda: first.process_id is None)
+    assert first.state.state is SwarmPhase.STARTING
+    assert "the network process ended" in first.state.reason
+    assert not await first.announce(b"nobody hears this")
+    assert (await first.fetch(second.peer_id, [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
+
+    await eventually(lambda: first.state.state is SwarmPhase.CONNECTED)
+    assert process_is_gone(old_pid)
+    assert first.counters.restarts == 1
+    assert first.addresses == [address]
+    await announce_until_heard(first, [second], b"after")
+    await announce_until_heard(second, [first], b"after, too")
+    shelf = Shelf(b"body")
+    first.serve(shelf.lookup)
+    assert (await second.fetch(first.peer_id, shelf.ids)).bodies == (b"body",)
+
+
+async def test_closing_is_quick_and_leaves_no_process_and_no_file(start: Start, tmp_path: Path) -> None:
+    first = await start()
+    second = await start(peers=tuple(first.addresses))
+    await eventually(lambda: second.state.state is SwarmPhase.CONNECTED)
+    pids = [first.process_id, second.process_id]
+    async with asyncio.timeout(5):
+        await asyncio.gather(first.close(), second.close())
+    assert all(map(process_is_gone, pids))
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+    assert [announcement async for announcement in first.announcements()] == []
+
+
+async def test_files_of_a_killed_run_do_not_hinder_the_next(start: Start, tmp_path: Path) -> None:
+    identity = Identity.generate()
+    folder = tmp_path / identity.peer_id[-6:]
+    folder.mkdir()
+    for name in ("p2pd.sock", "streams.sock"):
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(folder / name))
+    node = await start(identity=identity)
+    assert node.peer_id == identity.peer_id
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "p2pd.key").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_taken_port_is_named(start: Start) -> None:
+    async with _taken_port() as port:
+        with pytest.raises(UsageError, match=f"port {port} is taken; choose another with --listen") as raised:
+            await start(listen=(f"/ip4/127.0.0.1/tcp/{port}",))
+    assert raised.value.exit_code == 2
+
+
+async def test_a_port_taken_by_another_node_is_named(start: Start) -> None:
+    first = await start()  # p2pd itself would share the port without a word
+    with pytest.raises(UsageError, match="is taken"):
+        await start(listen=(first.addresses[0].split("/p2p/")[0],))
+
+
+async def test_a_p2pd_that_does_not_start_says_why_and_where(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis_node.gossip.process.p2pd_path", lambda: Path("/bin/false"))
+    with pytest.raises(MachineError, match=r"/ip4/127.0.0.1/tcp/0: .* exit code 1.* \(2 tries\)"):
+        await start()
+
+
+async def test_a_p2pd_that_is_never_ready_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis_node.gossip.session.p2pd_arguments", lambda *args, **kwargs: ["30"])
+    monkeypatch.setattr("ftis_node.gossip.process.p2pd_path", lambda: Path("/bin/sleep"))
+    with pytest.raises(MachineError, match="was not ready in 0.5 s: it said nothing"):
+        await start(start_timeout_s=0.5, stop_timeout_s=0.1)
+    assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
+
+
+async def test_stdout_stays_ours(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    first = await start()
+    second = await start(peers=tuple(first.addresses))
+    await eventually(lambda: second.state.state is SwarmPhase.CONNECTED)
+    await second.close()
+    assert capfd.readouterr().out == ""
+
+
+DAEMON = """
+import asyncio, sys
+from pathlib import Path
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import settings
+
+async def main():
+    node = Libp2pGossip(settings(Path(sys.argv[1])), identity=Identity.generate(), run_id="r")
+    await node.start()
+    print(node.process_id, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_p2pd_dies_with_a_daemon_that_is_killed(tmp_path: Path) -> None:
+    daemon = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DAEMON, str(tmp_path / "s"), stdout=asyncio.subprocess.PIPE, env={**os.environ}
+    )
+    assert daemon.stdout is not None
+    pid = int(await asyncio.wait_for(daemon.stdout.readline(), 50))
+    assert not process_is_gone(pid)
+    daemon.kill()
+    await daemon.wait()
+    await eventually(lambda: process_is_gone(pid), within_s=5)

@@ -1,0 +1,116 @@
+"""A worker for the tests of `ipc`: echoes, fails, sleeps, hangs and dies on request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import ModelError, NonFiniteError
+from ftis_node.ipc.wire import Message
+from ftis_node.ipc.worker import Emitter, Handlers, run_worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class EchoBoot(Message, frozen=True):
+    """`fault`: how the building goes wrong. `trace`: a folder; each event of interest leaves a file in it."""
+
+    trace: str
+    fault: str = ""
+
+
+class Echo(Message, frozen=True):
+    """Answered with the same payload."""
+
+    payload: bytes
+
+
+class Fail(Message, frozen=True):
+    """Raises an error of the named kind."""
+
+    kind: str
+
+
+class Sleep(Message, frozen=True):
+    """Sleeps in the loop (`blocking`: the loop does nothing else), with an event at each of `num_events` steps."""
+
+    seconds: float
+    num_events: int = 0
+    blocking: bool = False
+
+
+class Die(Message, frozen=True):
+    """Exits at once."""
+
+    exit_code: int
+
+
+class EchoReply(Message, frozen=True):
+    """The answer to everything."""
+
+    payload: bytes
+    pid: int
+
+
+class Tick(Message, frozen=True):
+    """An event of `Sleep`."""
+
+    number: int
+
+
+async def echo(request: Echo, emit: Emitter) -> EchoReply:
+    return EchoReply(payload=request.payload, pid=os.getpid())
+
+
+async def fail(request: Fail, emit: Emitter) -> EchoReply:
+    raise {"value": ValueError, "model": ModelError, "nan": NonFiniteError}[request.kind]("this one is on purpose")
+
+
+async def die(request: Die, emit: Emitter) -> EchoReply:
+    os._exit(request.exit_code)
+
+
+class Sleeper:
+    """Leaves a file named `cancelled` where a sleep was cancelled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    async def sleep(self, request: Sleep, emit: Emitter) -> EchoReply:
+        if request.blocking:
+            time.sleep(request.seconds)  # noqa: ASYNC251 - blocking is what is tested
+        try:
+            for number in range(request.num_events):
+                emit(Tick(number=number))
+                await asyncio.sleep(request.seconds / request.num_events)
+            if not request.num_events:
+                await asyncio.sleep(request.seconds)
+        except asyncio.CancelledError:
+            (self.trace / "cancelled").touch()
+            raise
+        return EchoReply(payload=b"slept", pid=os.getpid())
+
+
+@asynccontextmanager
+async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
+    trace = Path(boot.trace)
+    (trace / f"built-{os.getpid()}").touch()
+    if boot.fault == "model":
+        raise ModelError("no model there")
+    if boot.fault == "bug":
+        raise RuntimeError("a bug")
+    if boot.fault == "exit":
+        os._exit(3)
+    if boot.fault == "slow":
+        time.sleep(1.5)  # noqa: ASYNC251 - as the loading of a model does
+    yield {Echo: echo, Fail: fail, Die: die, Sleep: Sleeper(trace).sleep}
+    (trace / "closed").touch()
+
+
+if __name__ == "__main__":
+    run_worker(build, boot_type=EchoBoot)

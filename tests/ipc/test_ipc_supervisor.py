@@ -1,0 +1,313 @@
+"""Supervisor and worker as real processes: calls, faults, deaths, stops."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from ipc_echo_worker import Die, Echo, EchoReply, Fail, Sleep, Tick
+from ipc_support import QUICK, MakeSupervisor
+
+from ftis_node.errors import ModelError, NonFiniteError, WorkerDiedError, WorkerTaskError
+from ftis_node.ipc.supervisor import WorkerState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.ipc.process import WorkerLife
+
+ECHO = Echo(payload=bytes(range(256)))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no process of that id runs any more."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def num_builds(trace: Path) -> int:
+    """How many processes began to build themselves."""
+    return len(list(trace.glob("built-*")))
+
+
+async def eventually(condition, *, within_s: float = 5.0) -> None:
+    """Wait for a condition of another process."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        await asyncio.sleep(0.02)
+
+
+async def test_calls_are_served_side_by_side(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
+    begun = time.monotonic()
+    replies = await asyncio.gather(*(supervisor.call(Sleep(seconds=0.3), EchoReply) for _ in range(20)))
+    assert time.monotonic() - begun < 3.0
+    assert {reply.pid for reply in replies} == {supervisor.pid}
+
+
+async def test_events_of_a_call_arrive_in_order_before_its_reply(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    heard: dict[int, list[int]] = {1: [], 2: []}
+
+    async def sleep(which: int) -> None:
+        await supervisor.call(
+            Sleep(seconds=0.2, num_events=which + 2), EchoReply, on_event=lambda tick: heard[which].append(tick.number)
+        )
+        assert heard[which] == list(range(which + 2))
+
+    await asyncio.gather(sleep(1), sleep(2))
+
+
+async def test_events_without_a_callback_of_the_call_reach_the_supervisors(make_supervisor: MakeSupervisor) -> None:
+    heard: list[Tick] = []
+    supervisor = make_supervisor(on_event=heard.append)
+    await supervisor.start()
+    await supervisor.call(Sleep(seconds=0.1, num_events=2), EchoReply)
+    assert heard == [Tick(number=0), Tick(number=1)]
+
+
+async def test_a_failed_request_is_typed_and_the_worker_goes_on(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    pid = supervisor.pid
+    with pytest.raises(WorkerTaskError, match="echo: ValueError: this one is on purpose"):
+        await supervisor.call(Fail(kind="value"), EchoReply)
+    with pytest.raises(NonFiniteError, match="on purpose"):
+        await supervisor.call(Fail(kind="nan"), EchoReply)
+    with pytest.raises(ModelError) as caught:
+        await supervisor.call(Fail(kind="model"), EchoReply)
+    assert caught.value.exit_code == 2
+    assert (await supervisor.call(ECHO, EchoReply)).pid == pid
+    assert supervisor.restarts == 0
+
+
+async def test_an_unknown_request_fails_alone(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    with pytest.raises(WorkerTaskError, match="Tick"):
+        await supervisor.call(Tick(number=1), EchoReply)
+    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
+
+
+async def test_sigkill_ends_every_call_and_the_next_call_meets_a_new_worker(make_supervisor: MakeSupervisor) -> None:
+    started: list[int] = []
+
+    async def on_started(life: WorkerLife) -> None:
+        started.append((await life.call(ECHO, EchoReply)).pid)
+
+    supervisor = make_supervisor(on_started=on_started)
+    await supervisor.start()
+    first = supervisor.pid
+    assert first is not None
+    calls = [asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply)) for _ in range(3)]
+    await supervisor.call(ECHO, EchoReply)
+    os.kill(first, signal.SIGKILL)
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [WorkerDiedError] * 3
+    assert "SIGKILL" in str(outcomes[0])
+    second = (await supervisor.call(ECHO, EchoReply)).pid
+    assert second != first
+    assert started == [first, second]
+    assert supervisor.restarts == 1
+    assert isinstance(supervisor.last_error, WorkerDiedError)
+
+
+async def test_a_call_right_after_a_death_waits_for_the_next_life(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    with pytest.raises(WorkerDiedError, match="exited with code 7"):
+        await supervisor.call(Die(exit_code=7), EchoReply)
+    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
+
+
+async def test_calls_wait_until_on_started_is_done(make_supervisor: MakeSupervisor) -> None:
+    order: list[str] = []
+
+    async def on_started(life: WorkerLife) -> None:
+        await life.call(Sleep(seconds=0.5), EchoReply)
+        order.append("on_started")
+
+    async def call() -> None:
+        await supervisor.call(ECHO, EchoReply)
+        order.append("call")
+
+    supervisor = make_supervisor(on_started=on_started)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(supervisor.start())
+        await asyncio.sleep(0)
+        tasks.create_task(call())
+    assert order == ["on_started", "call"]
+
+
+async def test_a_stopped_process_is_found_silent_and_killed(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    pid = supervisor.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(WorkerDiedError, match="no heartbeat for 1 s"):
+        await asyncio.wait_for(supervisor.call(ECHO, EchoReply), 5)
+    await eventually(lambda: is_gone(pid))
+    assert (await supervisor.call(ECHO, EchoReply)).pid != pid
+
+
+async def test_a_busy_loop_in_the_worker_still_beats(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    await supervisor.call(Sleep(seconds=2.0, blocking=True), EchoReply)
+    assert supervisor.restarts == 0
+
+
+async def test_a_stalled_daemon_does_not_take_its_worker_for_dead(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    time.sleep(1.6)  # noqa: ASYNC251 - the daemon's own loop stands still, longer than the heartbeat's time limit
+    await asyncio.sleep(0.3)
+    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
+    assert supervisor.restarts == 0
+
+
+async def test_no_progress_is_a_hang_and_progress_is_not(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor(timing=dataclasses.replace(QUICK, stall_timeout_s=0.6))
+    await supervisor.start()
+    await supervisor.call(Sleep(seconds=1.8, num_events=9), EchoReply)
+    assert supervisor.restarts == 0
+    with pytest.raises(WorkerDiedError, match="no progress"):
+        await asyncio.wait_for(supervisor.call(Sleep(seconds=30), EchoReply), 5)
+
+
+async def test_a_cancelled_caller_cancels_the_handler(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
+    await supervisor.call(ECHO, EchoReply)
+    call.cancel()
+    await eventually((tmp_path / "cancelled").exists)
+    assert call.cancelled()
+    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
+
+
+async def test_a_time_limit_is_a_typed_error(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    with pytest.raises(WorkerTaskError, match="did not answer Sleep in 0.3 s"):
+        await supervisor.call(Sleep(seconds=30), EchoReply, timeout_s=0.3)
+    await eventually((tmp_path / "cancelled").exists)
+
+
+async def test_a_users_fault_in_building_is_final(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+    supervisor = make_supervisor(fault="model")
+    with pytest.raises(ModelError, match="no model there"):
+        await supervisor.start()
+    assert supervisor.state is WorkerState.FAILED
+    assert num_builds(tmp_path) == 1
+    with pytest.raises(ModelError):
+        await supervisor.call(ECHO, EchoReply)
+
+
+@pytest.mark.parametrize(("fault", "message"), [("exit", "exited with code 3"), ("bug", "RuntimeError: a bug")])
+async def test_a_worker_that_cannot_start_is_given_up(
+    make_supervisor: MakeSupervisor, tmp_path: Path, fault: str, message: str
+) -> None:
+    supervisor = make_supervisor(fault=fault)
+    with pytest.raises(WorkerDiedError, match=f"3 times in a row.*{message}"):
+        await supervisor.run()
+    assert num_builds(tmp_path) == 3
+    assert supervisor.restarts == 2
+
+
+async def test_a_slow_start_is_no_hang_within_its_grace(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor(fault="slow")
+    await supervisor.start()
+    assert supervisor.restarts == 0
+
+
+async def test_a_start_beyond_its_grace_is_a_death(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor(fault="slow", timing=dataclasses.replace(QUICK, start_grace_s=1.0, stop_grace_s=0.1))
+    with pytest.raises(WorkerDiedError, match="not ready within 1 s"):
+        await supervisor.start()
+
+
+async def test_stop_is_clean_and_leaves_nothing(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    pid = supervisor.pid
+    assert pid is not None
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
+    await supervisor.call(ECHO, EchoReply)
+    await supervisor.stop()
+    assert is_gone(pid)
+    assert (tmp_path / "closed").exists()
+    assert list((tmp_path / "s").iterdir()) == []
+    with pytest.raises(WorkerDiedError, match="was stopped"):
+        await call
+    with pytest.raises(WorkerDiedError, match="not running"):
+        await supervisor.call(ECHO, EchoReply)
+    assert supervisor.state is WorkerState.STOPPED
+
+
+async def test_stop_of_a_worker_that_does_not_listen_is_bounded(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    pid = supervisor.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    await supervisor.stop()
+    assert time.monotonic() - begun < QUICK.stop_grace_s + QUICK.terminate_grace_s + 1.0
+    assert is_gone(pid)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3])
+async def test_stop_during_the_start(make_supervisor: MakeSupervisor, after_s: float) -> None:
+    supervisor = make_supervisor(fault="slow")
+    start = asyncio.create_task(supervisor.start())
+    await asyncio.sleep(after_s)
+    await asyncio.wait_for(supervisor.stop(), 5)
+    with pytest.raises(WorkerDiedError):
+        await start
+    assert not [child for child in psutil.Process().children() if "ipc_echo_worker" in " ".join(child.cmdline())]
+
+
+async def test_run_ends_with_its_task_group(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(supervisor.run())
+        await asyncio.sleep(0)
+        await supervisor.call(ECHO, EchoReply)
+        pid = supervisor.pid
+        assert pid is not None
+        running.cancel()
+    assert is_gone(pid)
+
+
+async def test_ctrl_c_does_not_reach_a_worker_and_sigterm_ends_it(
+    make_supervisor: MakeSupervisor, tmp_path: Path
+) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    pid = supervisor.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGINT)
+    await asyncio.sleep(0.2)
+    assert (await supervisor.call(ECHO, EchoReply)).pid == pid
+    os.kill(pid, signal.SIGTERM)
+    await eventually((tmp_path / "closed").exists)
+
+
+async def test_restart_on_request(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    pid = supervisor.pid
+    supervisor.restart("failed its proof")
+    assert (await supervisor.call(ECHO, EchoReply)).pid != pid
+    assert "failed its proof" in str(supervisor.last_error)

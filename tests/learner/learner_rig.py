@@ -1,0 +1,92 @@
+"""What the learner's tests are made with: boots, groups of chosen or sampled tokens, and a policy in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
+
+PROMPT = (5, 80, 3)
+
+
+def make_boot(model_folder, home, **changes):
+    settings = {
+        "model": str(model_folder),
+        "model_name": "tiny",
+        "run_id": "run-a",
+        "checkpoints_dir": str(home / "checkpoints"),
+        "weights_dir": str(home / "weights"),
+        "learning_rate": 1e-3,
+        "num_threads": 1,
+        "device": "cpu",
+    }
+    return LearnerBoot(**settings | changes)
+
+
+def int32(ids):
+    return np.asarray(ids, "<i4").tobytes()
+
+
+def float32(values):
+    return np.asarray(values, "<f4").tobytes()
+
+
+def make_group(completions, rewards, *, number=0, own=True, key=None, version=0, prompt=PROMPT, logprobs=None):
+    """A group of the given completions (lists of ids); behaviour log-probs -5.5 unless given."""
+    logprobs = logprobs or [[-5.5] * len(ids) for ids in completions]
+    return TrainGroup(
+        group_id=f"group-{number}",
+        advantage_key=key or f"group-{number}",
+        own=own,
+        policy_version=version,
+        prompt_ids=int32(prompt),
+        completions=tuple(
+            TrainCompletion(token_ids=int32(ids), logprobs=float32(values), reward=reward)
+            for ids, values, reward in zip(completions, logprobs, rewards, strict=True)
+        ),
+    )
+
+
+def random_groups(num_groups=4, group_size=4, *, seed=0, max_length=12, prompt_lengths=(3, 5, 9), distance=0.3):
+    """Ragged groups with random tokens, rewards 0 or 1, and behaviour log-probs about a uniform guess."""
+    random = np.random.default_rng(seed)
+    groups = []
+    for number in range(num_groups):
+        lengths = random.integers(1, max_length + 1, group_size)
+        completions = [random.integers(0, 300, length).tolist() for length in lengths]
+        logprobs = [(-5.7 + distance * random.standard_normal(length)).tolist() for length in lengths]
+        rewards = [0.0, 1.0, *random.integers(0, 2, group_size - 2).astype(float).tolist()]
+        prompt = random.integers(0, 300, prompt_lengths[number % len(prompt_lengths)]).tolist()
+        groups.append(
+            make_group(completions, rewards, number=number, own=number % 2 == 0, prompt=prompt, logprobs=logprobs)
+        )
+    return groups
+
+
+def one_by_one_logprobs(model, prompt, completion, temperature=1.0):
+    """The reference: one completion alone through the whole model."""
+    logits = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0].float() / temperature
+    predicting = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
+    return predicting.gather(-1, torch.tensor(list(completion))[:, None]).squeeze(-1)
+
+
+@torch.no_grad()
+def sample_group(model, *, group_size, length, reward, number=0, version=0, seed=0):
+    """Sample completions from `model` at temperature 1, and score each by `reward(ids)`."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.tensor([list(PROMPT)] * group_size)
+    logprobs = []
+    for _ in range(length):
+        distribution = torch.log_softmax(model(input_ids=tokens).logits[:, -1].float(), dim=-1)
+        chosen = torch.multinomial(distribution.exp(), 1, generator=generator)
+        logprobs.append(distribution.gather(-1, chosen))
+        tokens = torch.cat([tokens, chosen], dim=1)
+    completions = tokens[:, len(PROMPT) :].tolist()
+    return make_group(
+        completions,
+        [reward(ids) for ids in completions],
+        number=number,
+        version=version,
+        logprobs=torch.cat(logprobs, dim=1).tolist(),
+    )

@@ -1,0 +1,182 @@
+"""What is on disk is the learner, to the bit; what is damaged is passed over by name; what is another's is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import msgspec
+import pytest
+import torch
+from learner_rig import make_boot, random_groups
+from safetensors.torch import load_file, save_file
+from tiny_models import save_tiny
+
+from ftis_node.errors import ConfigError, ModelError
+from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import LoraSettings
+
+LORA = LoraSettings(rank=4, alpha=8)
+SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
+
+
+def train(learner, *steps):
+    for step in steps:
+        learner.train(random_groups(seed=step, **SMALL), step=step)
+    return learner
+
+
+def everything(learner):
+    """Weights, moments and random state, as one dictionary of tensors."""
+    trainable = learner.policy.trainable()
+    moments = {
+        f"{name}.{key}": value
+        for name, parameter in trainable.items()
+        for key, value in learner._optimizer.state[parameter].items()
+    }
+    return {**{name: value.detach() for name, value in trainable.items()}, **moments, "random": torch.get_rng_state()}
+
+
+@pytest.fixture(scope="module")
+def trained_home(model_folder, tmp_path_factory):
+    """A home with checkpoints of steps 2 and 3."""
+    home = tmp_path_factory.mktemp("home")
+    train(Learner(make_boot(model_folder, home)), 1, 2, 3)
+    return home
+
+
+@pytest.fixture
+def home(trained_home, tmp_path):
+    return shutil.copytree(trained_home, tmp_path / "home")
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_resumed_run_goes_on_bit_for_bit(model_folder, tmp_path, lora):
+    straight = train(Learner(make_boot(model_folder, tmp_path / "a", lora=lora)), 1, 2, 3, 4)
+    expected = {name: value.clone() for name, value in everything(straight).items()}
+
+    boot = make_boot(model_folder, tmp_path / "b", lora=lora)
+    train(Learner(boot), 1, 2)
+    torch.manual_seed(123)  # the new life must not depend on what happened outside of the checkpoint
+    resumed = Learner(boot)
+    assert (resumed.state().step, resumed.state().policy_version) == (2, 2)
+    found = everything(train(resumed, 3, 4))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert resumed.state().proof == straight.state().proof
+
+
+def test_lora_checkpoint_holds_the_adapter_alone(model_folder, tmp_path):
+    train(Learner(make_boot(model_folder, tmp_path, lora=LORA)), 1)
+    tensors = load_file(tmp_path / "checkpoints" / "step-00000001" / "weights.safetensors")
+    assert tensors
+    assert all(".lora_" in name for name in tensors)
+
+
+def test_old_checkpoints_are_pruned_and_the_state_can_be_read(home):
+    assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+    state = json.loads((home / "checkpoints" / "step-00000003" / "state.json").read_text())
+    assert state["step"] == state["policy_version"] == state["last_report"]["step"] == 3
+    assert state["owner"]["run_id"] == "run-a"
+    assert state["versions"].keys() == {"ftis-node", "torch", "python"}
+
+
+def bad_header(checkpoint):
+    (checkpoint / "weights.safetensors").write_bytes(b"\xff" * 64)
+
+
+def cut_short(checkpoint):
+    path = checkpoint / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def missing_file(checkpoint):
+    (checkpoint / "optimizer.safetensors").unlink()
+
+
+def wrong_shape(checkpoint):
+    path = checkpoint / "weights.safetensors"
+    save_file(load_file(path) | {"model.norm.weight": torch.ones(3)}, path)
+
+
+def wrong_moment(checkpoint):
+    path = checkpoint / "optimizer.safetensors"
+    save_file(load_file(path) | {"model.norm.weight.exp_avg": torch.ones(3)}, path)
+
+
+def state_no_json(checkpoint):
+    (checkpoint / "state.json").write_text("{")
+
+
+def state_incomplete(checkpoint):
+    (checkpoint / "state.json").write_text("{}")
+
+
+DAMAGES = [bad_header, cut_short, missing_file, wrong_shape, wrong_moment, state_no_json, state_incomplete]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint_is_passed_over_by_name(model_folder, home, damage):
+    damage(home / "checkpoints" / "step-00000003")
+    skipped = []
+    learner = Learner(make_boot(model_folder, home), on_skipped=skipped.append)
+    assert learner.state().step == 2
+    (event,) = skipped
+    assert event.name == "step-00000003"
+    assert event.reason
+    # Set aside, or it would count as the newest when old ones are pruned.
+    train(learner, 3, 4)
+    names = sorted(path.name for path in (home / "checkpoints").iterdir())
+    assert names == ["damaged-step-00000003", "step-00000003", "step-00000004"]
+
+
+def test_nothing_readable_is_an_error_not_a_new_beginning(model_folder, home):
+    for checkpoint in (home / "checkpoints").iterdir():
+        bad_header(checkpoint)
+    with pytest.raises(ModelError, match="none of the 2 checkpoints .* can be read"):
+        Learner(make_boot(model_folder, home))
+    assert len(list((home / "checkpoints").glob("step-*"))) == 2
+
+
+def test_unmarked_folder_is_no_checkpoint(model_folder, home):
+    (home / "checkpoints" / "step-00000003" / "COMPLETE").unlink()
+    skipped = []
+    learner = Learner(make_boot(model_folder, home), on_skipped=skipped.append)
+    assert (learner.state().step, skipped) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"run_id": "run-b"}, "this home belongs to run run-a, not run-b"),
+        ({"model_name": "other"}, "this home belongs to the model tiny, not to one other"),
+        ({"lora": LORA}, "was trained as full, not LoRA of rank 4"),
+    ],
+)
+def test_checkpoint_of_another_owner_is_refused(model_folder, home, changes, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        Learner(make_boot(model_folder, home, **changes))
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_model_of_the_same_name_with_other_weights_is_refused(home, tmp_path):
+    other = save_tiny(tmp_path / "tiny", seed=77)
+    with pytest.raises(ConfigError, match="of that name with other weights"):
+        Learner(make_boot(other, home))
+
+
+def test_settings_of_training_may_change_between_lives(model_folder, home):
+    boot = make_boot(model_folder, home, learning_rate=5e-4, method="tis")
+    learner = train(Learner(boot), 4)
+    assert learner._optimizer.param_groups[0]["lr"] == 5e-4
+    assert learner.state().step == 4
+
+
+def test_last_report_survives(model_folder, home):
+    learner = Learner(make_boot(model_folder, home))
+    report = learner.state().last_report
+    assert (report.step, report.repeated) == (3, False)
+    assert report.grad_norm > 0
+    again = learner.train(random_groups(seed=3, **SMALL), step=3)
+    assert again.report == msgspec.structs.replace(report, repeated=True)

@@ -1,0 +1,226 @@
+"""The learner as a whole, in this process: it learns, it counts, it publishes what it proves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, random_groups, sample_group
+from tiny_models import make_model
+
+from ftis_node.errors import ConfigError, FtisError, MachineError
+from ftis_node.ipc.weights import WeightStore, probe_logprobs
+from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import FULL_LEARNING_RATE, LORA_LEARNING_RATE, LoraSettings
+from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
+
+LORA = LoraSettings(rank=8, alpha=16)
+
+
+def share_of_low_ids(ids):
+    return sum(token < 40 for token in ids) / len(ids)
+
+
+def sampled_groups(learner, *, seed, num_groups=2):
+    return [
+        sample_group(
+            learner.policy.causal_lm,
+            group_size=16,
+            length=5,
+            reward=share_of_low_ids,
+            number=number,
+            version=learner.state().policy_version,
+            seed=100 * seed + number,
+        )
+        for number in range(num_groups)
+    ]
+
+
+@pytest.mark.parametrize(("lora", "rate"), [(None, 1e-2), (LORA, 3e-2)])
+def test_reward_goes_up(model_folder, tmp_path, lora, rate):
+    learner = Learner(make_boot(model_folder, tmp_path, lora=lora, learning_rate=rate, checkpoint_every_steps=100))
+    rewards = []
+    for step in range(1, 13):
+        reply = learner.train(sampled_groups(learner, seed=step), step=step)
+        rewards.append(reply.report.reward_mean)
+        assert reply.report.num_updates == 1
+    assert sum(rewards[:2]) / 2 < 0.3
+    assert sum(rewards[-2:]) / 2 > 0.5
+
+
+def test_report_by_hand(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path, method="nois"))
+    model = learner.policy.causal_lm
+    completions = [[1, 2, 3], [4, 5]]
+    exact = [one_by_one_logprobs(model, PROMPT, ids).tolist() for ids in completions]
+    shifted = [[value + 0.25 for value in row] for row in exact]
+    groups = [
+        make_group(completions, [1.0, 0.0], number=0, logprobs=shifted),
+        make_group(completions, [0.0, 0.5], number=1, version=7, logprobs=exact),  # sampled by another version
+        make_group(completions, [1.0, 1.0], number=2, own=False, logprobs=exact),
+    ]
+    report = learner.train(groups, step=1).report
+    assert (report.step, report.policy_version, report.num_updates) == (1, 1, 1)
+    assert (report.own_groups, report.foreign_groups, report.num_tokens) == (2, 1, 15)
+    assert (report.own_reward_mean, report.foreign_reward_mean) == (0.375, 1.0)
+    assert report.reward_mean == pytest.approx(3.5 / 6)
+    assert report.mismatch == pytest.approx(0.25, abs=1e-4)  # of the first group alone
+    assert report.loss == pytest.approx(0, abs=1e-6)  # advantages of each group sum to 0 where every ratio is 1
+    assert report.kept_fraction == 1
+    assert report.grad_norm > 0
+    assert report.tokens_per_s == pytest.approx(15 / report.duration_s)
+    assert (report.skipped, report.refused, report.repeated) == (None, None, False)
+
+
+def test_step_without_signal_advances_the_step_and_not_the_version(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path))
+    for step, groups, reason in ((1, [make_group([[1], [2]], [1.0, 1.0])], "no signal"), (2, [], "no groups")):
+        reply = learner.train(groups, step=step)
+        assert (reply.report.skipped, reply.report.policy_version, reply.report.num_updates) == (reason, 0, 0)
+        assert (reply.weights, reply.proof) == (None, None)
+    assert (learner.state().step, learner.state().policy_version) == (2, 0)
+    assert learner.train(random_groups(), step=3).report.policy_version == 3
+
+
+def test_refused_step_is_reported_and_survives_as_json(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path))
+    reply = learner.train([make_group([[1, 2], [3]], [0.0, math.inf])], step=1)
+    assert reply.report.refused == "a reward is not finite"
+    assert reply.report.reward_mean is None
+    assert reply.weights is None
+    learner.save_if_behind()
+    state = Learner(make_boot(model_folder, tmp_path)).state()
+    assert (state.step, state.policy_version, state.last_report) == (1, 0, reply.report)
+
+
+def test_step_is_done_once_and_none_is_left_out(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path))
+    first = learner.train(random_groups(), step=1)
+    weights = learner.policy.trainable()["model.norm.weight"].detach().clone()
+    again = learner.train(random_groups(seed=8), step=1)
+    assert again.report.repeated
+    assert (again.weights, again.proof) == (first.weights, first.proof)
+    assert torch.equal(learner.policy.trainable()["model.norm.weight"], weights)
+    for wrong in (0, 3, 9):
+        with pytest.raises(FtisError, match=f"stands at step 1: it cannot do step {wrong}"):
+            learner.train(random_groups(), step=wrong)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_published_weights_answer_as_the_proof_says(model_folder, tmp_path, lora):
+    learner = Learner(make_boot(model_folder, tmp_path, lora=lora, learning_rate=1e-2))
+    base = load_causal_lm(resolve_model(str(model_folder)))
+    before = learner.state()
+    assert (before.weights, before.proof.version) == (None, 0)
+    assert before.proof.max_difference(probe_logprobs(base, before.proof.probe_ids)) < 1e-5
+
+    learner.train(random_groups(), step=1)
+    reply = learner.train(random_groups(seed=1), step=2)
+    assert reply.weights.version == reply.proof.version == 2
+    assert reply.proof.max_difference(probe_logprobs(base, reply.proof.probe_ids)) > 0.01
+    served = make_model()
+    served.load_state_dict(WeightStore(tmp_path / "weights").load(2), strict=False)
+    assert reply.proof.max_difference(probe_logprobs(served, reply.proof.probe_ids)) < 1e-5
+
+
+def test_bfloat16_publishes_bfloat16(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path, dtype="bfloat16"))
+    reply = learner.train(random_groups(), step=1)
+    tensors = WeightStore(tmp_path / "weights").load(1)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    served = make_model().to(torch.bfloat16)
+    served.load_state_dict(tensors, strict=False)
+    assert reply.proof.max_difference(probe_logprobs(served, reply.proof.probe_ids)) < 0.1
+
+
+def test_resume_takes_back_versions_newer_than_the_checkpoint(model_folder, tmp_path):
+    """Steps 3 and 4 were published but not checkpointed: their numbers will mean other weights now."""
+    boot = make_boot(model_folder, tmp_path, checkpoint_every_steps=2)
+    learner = Learner(boot)
+    for step in (1, 2, 3):
+        learner.train(random_groups(seed=step), step=step)
+    proofs = {2: None, 3: learner.state().proof}
+    assert WeightStore(tmp_path / "weights").newest().version == 3
+    resumed = Learner(boot)
+    assert (resumed.state().step, resumed.state().weights.version) == (2, 2)
+    assert WeightStore(tmp_path / "weights").newest().version == 2
+    assert resumed.train(random_groups(seed=3), step=3).proof == proofs[3]
+
+
+def test_resume_publishes_again_what_the_store_lost(model_folder, tmp_path):
+    import shutil
+
+    boot = make_boot(model_folder, tmp_path)
+    proof = Learner(boot).train(random_groups(), step=1).proof
+    shutil.rmtree(tmp_path / "weights")
+    state = Learner(boot).state()
+    assert (state.weights.version, state.proof) == (1, proof)
+    assert WeightStore(tmp_path / "weights").newest() == state.weights
+
+
+def test_full_disk_is_said_and_the_step_can_be_asked_for_again(model_folder, tmp_path, monkeypatch):
+    from safetensors import torch as safetensors_torch
+
+    learner = Learner(make_boot(model_folder, tmp_path))
+    with monkeypatch.context() as disk:
+
+        def full(*arguments, **more):
+            raise OSError(28, "No space left on device")
+
+        disk.setattr(safetensors_torch, "save_file", full)
+        with pytest.raises(MachineError, match="checkpoint of step 1 cannot be written.*No space left"):
+            learner.train(random_groups(), step=1)
+    reply = learner.train(random_groups(), step=1)
+    assert reply.report.repeated
+    assert reply.weights.version == 1
+    assert (tmp_path / "checkpoints" / "step-00000001" / "COMPLETE").exists()
+
+
+def test_out_of_memory_says_what_to_change(model_folder, tmp_path, monkeypatch):
+    learner = Learner(make_boot(model_folder, tmp_path, micro_batch_tokens=777))
+    before = learner.policy.trainable()["model.norm.weight"].detach().clone()
+
+    def exhausted(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as memory:
+        memory.setattr("ftis_node.learner.policy.completion_logprobs", lambda *_, **__: exhausted())
+        with pytest.raises(MachineError, match="micro_batch_tokens smaller than 777"):
+            learner.train(random_groups(), step=1)
+    assert torch.equal(learner.policy.trainable()["model.norm.weight"], before)
+    assert learner.train(random_groups(), step=1).report.num_updates == 1
+
+
+def test_paper_learning_rates(model_folder, tmp_path):
+    assert make_boot(model_folder, tmp_path, learning_rate=None).effective_learning_rate == FULL_LEARNING_RATE == 1e-6
+    boot = make_boot(model_folder, tmp_path, learning_rate=None, lora=LoraSettings())
+    assert boot.effective_learning_rate == LORA_LEARNING_RATE == 1e-4
+    assert (boot.lora.rank, boot.lora.alpha, boot.lora.dropout, boot.max_grad_norm) == (128, 256, 0.0, 1.0)
+    optimizer = Learner(boot)._optimizer
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (1e-4, 0.0)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_export_merged_is_a_plain_model(model_folder, tmp_path, lora):
+    learner = Learner(make_boot(model_folder, tmp_path, lora=lora, learning_rate=1e-2))
+    for step in (1, 2):
+        proof = learner.train(random_groups(seed=step), step=step).proof
+    learner.export(tmp_path / "out", merge=True)
+    source = resolve_model(str(tmp_path / "out"))
+    assert proof.max_difference(probe_logprobs(load_causal_lm(source), proof.probe_ids)) < 1e-5
+    assert load_tokenizer(source).fingerprint == learner.policy.tokenizer.fingerprint
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        learner.export(tmp_path / "out", merge=True)
+
+
+def test_export_of_the_adapter_alone(model_folder, tmp_path):
+    from peft import PeftModel
+
+    learner = Learner(make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2))
+    for step in (1, 2):
+        proof = learner.train(random_groups(seed=step), step=step).proof
+    learner.export(tmp_path / "out", merge=False)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    adapted = PeftModel.from_pretrained(load_causal_lm(resolve_model(str(model_folder))), tmp_path / "out")
+    assert proof.max_difference(probe_logprobs(adapted, proof.probe_ids)) < 1e-5

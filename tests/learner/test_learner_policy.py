@@ -1,0 +1,133 @@
+"""What is trained: the whole model, or an adapter that can be merged without being disturbed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from learner_rig import make_boot, random_groups
+from tiny_models import make_model, save_tiny
+
+from ftis_node.errors import ConfigError, ModelError
+from ftis_node.learner import policy as policies
+from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.policy import check_logits, load_policy, merged_weights
+
+LORA = LoraSettings(rank=4, alpha=8)
+
+
+@pytest.fixture(scope="module")
+def micro_batch():
+    (only,) = make_micro_batches(make_batch(random_groups()), max_tokens=10_000)
+    return only
+
+
+def disturbed_adapter(policy):
+    """Give the adapter something to say: peft starts it at zero."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return policy
+
+
+def test_full_training_moves_every_weight(model_folder, tmp_path):
+    policy = load_policy(make_boot(model_folder, tmp_path))
+    assert policy.num_trainable_parameters == policy.num_parameters == make_model().num_parameters()
+    assert "model.embed_tokens.weight" in policy.trainable()
+
+
+def test_lora_trains_the_adapter_alone(model_folder, tmp_path, micro_batch):
+    policy = load_policy(make_boot(model_folder, tmp_path, lora=LORA))
+    assert policy.num_parameters == make_model().num_parameters()
+    # 7 linear layers of 2 decoder layers, each rank x (inputs + outputs)
+    assert policy.num_trainable_parameters == 2 * 4 * (128 + 96 + 96 + 128 + 192 + 192 + 192)
+    disturbed_adapter(policy).logprobs(micro_batch).sum().backward()
+    with_gradient = {name for name, value in policy.causal_lm.named_parameters() if value.grad is not None}
+    assert with_gradient == set(policy.trainable())
+    assert all(".lora_" in name for name in with_gradient)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_merged_weights_answer_like_the_adapter_and_leave_it_alone(tmp_path, micro_batch, tied):
+    folder = save_tiny(tmp_path / "m", tied=tied)
+    policy = disturbed_adapter(load_policy(make_boot(folder, tmp_path, lora=LORA)))
+    with torch.no_grad():
+        unmerged = policy.logprobs(micro_batch)
+    merged = merged_weights(policy, torch.float32)
+    plain = make_model(tied=tied)
+    without_adapter = policies.completion_logprobs(plain, micro_batch)
+    missing, unexpected = plain.load_state_dict(merged, strict=False)
+    assert (set(missing), unexpected) == ({"lm_head.weight"} if tied else set(), [])
+    with torch.no_grad():
+        assert (policies.completion_logprobs(plain, micro_batch) - unmerged).abs().max() < 1e-5
+        assert (without_adapter - unmerged).abs().max() > 0.1
+        assert torch.equal(policy.logprobs(micro_batch), unmerged)
+
+
+def test_bfloat16_computes_in_bfloat16_and_trains_in_float32(model_folder, tmp_path, micro_batch):
+    exact = load_policy(make_boot(model_folder, tmp_path))
+    rough = load_policy(make_boot(model_folder, tmp_path, dtype="bfloat16"))
+    with torch.no_grad():
+        difference = (exact.logprobs(micro_batch) - rough.logprobs(micro_batch)).abs().max()
+    assert 1e-4 < difference < 0.2
+    assert {value.dtype for value in rough.trainable().values()} == {torch.float32}
+    assert {value.dtype for value in merged_weights(rough, rough.compute_dtype).values()} == {torch.bfloat16}
+
+
+def test_bfloat16_lora_freezes_a_bfloat16_model(model_folder, tmp_path, micro_batch):
+    policy = load_policy(make_boot(model_folder, tmp_path, dtype="bfloat16", lora=LORA))
+    policy.logprobs(micro_batch).sum().backward()
+    frozen = {value.dtype for value in policy.causal_lm.parameters() if not value.requires_grad}
+    assert frozen == {torch.bfloat16}
+    assert {value.dtype for value in policy.trainable().values()} == {torch.float32}
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in policy.trainable().values())
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_recomputed_activations_give_the_same_gradient(model_folder, tmp_path, micro_batch, lora, monkeypatch):
+    gradients = []
+    for recompute in (False, True):
+        boot = make_boot(model_folder, tmp_path, lora=lora, recompute_activations=recompute)
+        policy = disturbed_adapter(load_policy(boot))
+        runs = []
+        attention = policy.causal_lm.model.layers[0].self_attn
+        attention.register_forward_hook(lambda *_, runs=runs: runs.append(None))
+        policy.logprobs(micro_batch).sum().backward()
+        assert len(runs) == (2 if recompute else 1)
+        gradients.append(torch.cat([value.grad.flatten() for value in policy.trainable().values()]))
+    assert torch.equal(*gradients)
+
+
+def test_one_seed_gives_one_adapter(model_folder, tmp_path):
+    def adapter(seed):
+        policy = load_policy(make_boot(model_folder, tmp_path, lora=LORA, seed=seed))
+        return torch.cat([value.detach().flatten() for value in policy.trainable().values()])
+
+    assert torch.equal(adapter(3), adapter(3))
+    assert not torch.equal(adapter(3), adapter(4))
+
+
+def test_dropout_is_refused(model_folder, tmp_path):
+    with pytest.raises(ConfigError, match="dropout must be 0"):
+        load_policy(make_boot(model_folder, tmp_path, lora=LoraSettings(rank=4, dropout=0.1)))
+
+
+def test_adapter_for_no_layer_is_refused(model_folder, tmp_path):
+    with pytest.raises(ConfigError, match="does not fit the model"):
+        load_policy(make_boot(model_folder, tmp_path, lora=LoraSettings(rank=4, target_modules=("nowhere",))))
+
+
+def test_model_that_bends_its_logits_is_refused(model_folder, tmp_path):
+    """Such as a soft cap: log-probs from the output head alone would be wrong."""
+    policy = load_policy(make_boot(model_folder, tmp_path))
+    head = policy.causal_lm.forward
+
+    def capped(**inputs):
+        answer = head(**inputs)
+        answer.logits = 2 * torch.tanh(answer.logits / 2)
+        return answer
+
+    policy.causal_lm.forward = capped
+    with pytest.raises(ModelError, match="tiny changes its logits after the output head"):
+        check_logits(policy)

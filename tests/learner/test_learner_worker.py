@@ -1,0 +1,132 @@
+"""The learner as a process: killed, told to stop, asked twice. Every step is done once or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+import psutil
+import pytest
+import torch
+from learner_rig import make_boot, random_groups
+
+from ftis_node.errors import ModelError, WorkerDiedError
+from ftis_node.ipc.restart_policy import RestartPolicy
+from ftis_node.ipc.spec import Timing
+from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.core import Learner
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+SMALL = {"num_groups": 2, "group_size": 3}
+LONG = {"num_groups": 200, "group_size": 12, "max_length": 60}  # one completion at a time: more than half a minute
+SOON_S = 8.0  # stopping takes well under 2 s, ending a process that imported torch the rest, on a busy machine
+PATIENT = Timing(stop_grace_s=30.0)  # so that what ends soon was asked, not killed
+
+
+def make_client(boot, tmp_path, **more):
+    return LearnerClient(boot, sockets_dir=tmp_path / "s", log_path=tmp_path / "learner.log", timing=PATIENT, **more)
+
+
+async def begin_long_step(client, step):
+    """A step that is certainly under way when this returns."""
+    train = asyncio.create_task(client.train(random_groups(**LONG), step=step))
+    await asyncio.sleep(2.0)
+    assert not train.done()
+    return train
+
+
+async def test_killed_in_mid_step_it_resumes_and_does_the_step_once(model_folder, tmp_path):
+    boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1)
+    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(first_delay_s=0.1))
+    try:
+        state = await client.start()
+        assert (state.step, state.policy_version, state.weights) == (0, 0, None)
+        assert state.parameters == state.trainable_parameters > 0
+        first = await client.train(random_groups(seed=1, **SMALL), step=1)
+        assert (first.report.step, first.weights.version, first.proof.version) == (1, 1, 1)
+
+        train = await begin_long_step(client, 2)
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            await train
+        state = await client.start()
+        assert (client.restarts, client.state) == (1, state)
+        assert (state.step, state.proof, state.weights) == (1, first.proof, first.weights)
+
+        second = await client.train(random_groups(seed=2, **SMALL), step=2)
+        again = await client.train(random_groups(seed=2, **SMALL), step=2)
+        assert (second.report.repeated, again.report.repeated) == (False, True)
+        assert again.proof == second.proof
+        skipped = await client.train([], step=3)
+        assert (skipped.report.skipped, skipped.weights, client.num_skipped) == ("no groups", None, 1)
+        assert (await client.export(tmp_path / "out")).step == 3
+        assert (tmp_path / "out" / "model.safetensors").is_file()
+
+        train = await begin_long_step(client, 4)
+        started = time.monotonic()
+        os.kill(client.pid, signal.SIGTERM)
+        with pytest.raises(WorkerDiedError, match="exited with code 0"):
+            await train
+        assert time.monotonic() - started < SOON_S
+    finally:
+        await client.stop()
+
+    assert Learner(boot).state().step == 3  # of a step that changed nothing there was no checkpoint until the end
+    undisturbed = Learner(make_boot(model_folder, tmp_path / "other", micro_batch_tokens=1))
+    undisturbed.train(random_groups(seed=1, **SMALL), step=1)
+    assert undisturbed.train(random_groups(seed=2, **SMALL), step=2).proof == second.proof
+
+
+async def test_told_to_stop_in_mid_step_it_ends_soon_and_saves_the_steps_before(model_folder, tmp_path):
+    boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1)
+    learner = Learner(boot)
+    for step in (1, 2):
+        learner.train(random_groups(seed=step, **SMALL), step=step)
+    (tmp_path / "home" / "checkpoints" / "step-00000002" / "state.json").unlink()
+    boot = msgspec.structs.replace(boot, checkpoint_every_steps=10)
+    events = []
+    client = make_client(boot, tmp_path, on_checkpoint_skipped=events.append)
+    try:
+        assert (await client.start()).step == 1
+        assert [event.name for event in events] == ["step-00000002"]
+        reply = await client.train(random_groups(seed=1, **SMALL), step=2)
+        worker = psutil.Process(client.pid)
+        train = await begin_long_step(client, 3)
+    finally:
+        started = time.monotonic()
+        await client.stop()
+    assert time.monotonic() - started < SOON_S
+    with pytest.raises(WorkerDiedError, match="was stopped"):
+        await train
+    assert not worker.is_running()
+    resumed = Learner(boot).state()
+    assert (resumed.step, resumed.proof) == (2, reply.proof)
+
+
+async def test_model_that_is_not_there_is_the_users_error(tmp_path):
+    client = make_client(make_boot(tmp_path / "nowhere", tmp_path), tmp_path)
+    try:
+        with pytest.raises(ModelError, match="no such folder") as caught:
+            await client.start()
+    finally:
+        await client.stop()
+    assert caught.value.exit_code == 2
+    assert client.restarts == 0
+
+
+def test_importing_the_client_loads_no_torch():
+    heavy = "{'torch', 'transformers', 'peft', 'safetensors'} & set(sys.modules)"
+    code = f"import sys, ftis_node.learner.client, ftis_node.models; sys.exit(str({heavy}) if {heavy} else 0)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_threads_are_set_before_torch_is_imported(model_folder, tmp_path):
+    client = make_client(make_boot(model_folder, tmp_path, num_threads=1), tmp_path)
+    assert client._supervisor._spec.environment == {"OMP_NUM_THREADS": "1"}
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,122 @@
+"""Weights are loaded as they were saved, or refused; what is exported can be loaded again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import make_model, save_tiny
+
+from ftis_node.errors import ConfigError, MachineError, ModelError
+from ftis_node.models import export_model, load_causal_lm, load_tokenizer, model_fingerprint, pick_device, resolve_model
+
+PROBE = torch.tensor([[5, 80, 3, 290, 17]])
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(PROBE).logits
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("max_shard_size", ["5GB", "100KB"])
+def test_loaded_model_answers_like_the_saved_one(tmp_path, tied, max_shard_size):
+    source = resolve_model(str(save_tiny(tmp_path / "m", tied=tied, max_shard_size=max_shard_size, seed=3)))
+    model = load_causal_lm(source)
+    assert torch.equal(logits_of(model), logits_of(make_model(tied=tied, seed=3)))
+    assert not model.training
+    assert model.config._attn_implementation == "sdpa"
+    assert model.generation_config.eos_token_id == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "loaded"), [("auto", torch.bfloat16), ("float32", torch.float32), ("bfloat16", torch.bfloat16)]
+)
+def test_dtype(tmp_path, dtype, loaded):
+    source = resolve_model(str(save_tiny(tmp_path / "m", dtype="bfloat16")))
+    assert {parameter.dtype for parameter in load_causal_lm(source, dtype=dtype).parameters()} == {loaded}
+
+
+def rewrite(folder, change):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_lacking_tensor_is_an_error_not_a_random_number(tmp_path, capfd):
+    folder = save_tiny(tmp_path / "m")
+    rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    capfd.readouterr()
+    with pytest.raises(ModelError, match=r"lack 1 tensors.*layers\.1\.mlp\.up_proj"):
+        load_causal_lm(resolve_model(str(folder)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_tensor_of_another_shape_is_an_error(tmp_path, capfd):
+    folder = save_tiny(tmp_path / "m")
+    rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32)}))
+    capfd.readouterr()
+    with pytest.raises(ModelError, match=r"of another shape .* model\.norm\.weight") as caught:
+        load_causal_lm(resolve_model(str(folder)))
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_code_in_the_folder_is_not_run(tmp_path):
+    folder = save_tiny(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "mine.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_causal_lm(resolve_model(str(folder)))
+
+
+def test_no_gpu_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == "cpu"
+    with pytest.raises(MachineError, match="no CUDA device here"):
+        pick_device("cuda")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_export_round_trip(tmp_path, tied):
+    source = resolve_model(str(save_tiny(tmp_path / "m", tied=tied)))
+    model, tokenizer = load_causal_lm(source), load_tokenizer(source)
+    changed = {name: tensor.detach() * 1.5 for name, tensor in model.state_dict().items()}
+    export_model(model, tokenizer, tmp_path / "out", state_dict=changed)
+    again = resolve_model(str(tmp_path / "out"))
+    loaded = load_causal_lm(again)
+    model.load_state_dict(changed)
+    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert loaded.generation_config.eos_token_id == [2, 0]
+    assert load_tokenizer(again).fingerprint == tokenizer.fingerprint
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_export_says_its_own_dtype(tmp_path):
+    source = resolve_model(str(save_tiny(tmp_path / "m")))
+    model = load_causal_lm(source)
+    half = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    export_model(model, load_tokenizer(source), tmp_path / "out", state_dict=half)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert next(load_causal_lm(resolve_model(str(tmp_path / "out"))).parameters()).dtype == torch.bfloat16
+
+
+def test_export_does_not_overwrite(tmp_path):
+    source = resolve_model(str(save_tiny(tmp_path / "m")))
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        export_model(load_causal_lm(source), load_tokenizer(source), source.folder)
+
+
+def test_model_fingerprint_tells_models_apart(tmp_path):
+    def fingerprint(name, **how):
+        return model_fingerprint(resolve_model(str(save_tiny(tmp_path / name, **how))))
+
+    first = fingerprint("a", seed=1)
+    assert len(first) == 32
+    assert first == fingerprint("b", seed=1)
+    assert len({first, fingerprint("c", seed=2), fingerprint("d", tied=False, seed=1)}) == 3

@@ -1,0 +1,155 @@
+"""A wrong `--model` must be one clear line before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny_models import save_tiny
+
+from ftis_node.errors import ModelError, ModelFetchError
+from ftis_node.models import resolve_model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("hub") / "tiny", max_shard_size="100KB")
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy that a test may damage."""
+    return shutil.copytree(saved, tmp_path / "tiny")
+
+
+def test_whole_folder_is_named_after_itself(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    source = resolve_model(".")
+    assert (source.name, source.folder) == ("tiny", folder)
+    assert len(source.weights_files) > 1  # it is sharded, and every shard is listed
+    assert all(path.is_file() for path in source.weights_files)
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("config.json", "has no config.json"),
+        ("tokenizer.json", "has no tokenizer: expected tokenizer.json"),
+        ("model-00001-of-*.safetensors", "weight files: model-00001-of-"),
+        ("model*", "has no weights: expected model.safetensors"),
+    ],
+)
+def test_missing_file_is_named(folder, lost, said):
+    paths = list(folder.glob(lost))
+    assert paths
+    for path in paths:
+        path.unlink()
+    with pytest.raises(ModelError) as caught:
+        resolve_model(str(folder))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_pickled_weights_are_refused_with_the_reason(folder):
+    for path in folder.glob("model*"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match="pickled weights are not read"):
+        resolve_model(str(folder))
+
+
+def test_weight_file_cut_short_is_damaged(folder):
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ModelError, match=r"model-00001-of-.* is damaged"):
+        resolve_model(str(folder))
+
+
+def test_weight_file_of_random_bytes_is_damaged(folder):
+    sorted(folder.glob("*.safetensors"))[0].write_bytes(b"\xff" * 4096)
+    with pytest.raises(ModelError, match="is damaged"):
+        resolve_model(str(folder))
+
+
+def test_config_that_is_no_model(folder):
+    (folder / "config.json").write_text(json.dumps({"hello": 1}))
+    with pytest.raises(ModelError, match="no model_type"):
+        resolve_model(str(folder))
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "~/nowhere", "a/b/c", "nowhere/"])
+def test_path_that_does_not_exist(model):
+    with pytest.raises(ModelError, match=f"no such folder: {model}"):
+        resolve_model(model)
+
+
+# Every name look-up and connection of this process fails or hangs, as on a machine without a network.
+OFFLINE = """
+import socket, sys, time
+def getaddrinfo(*_args, **_kwargs):
+    time.sleep({delay_s})
+    raise socket.gaierror(-2, "Name or service not known")
+socket.getaddrinfo = getaddrinfo
+from ftis_node.errors import FtisError
+from ftis_node.models import resolve_model
+try:
+    resolve_model("Qwen/Qwen2.5-3B")
+except FtisError as error:
+    assert "torch" not in sys.modules and "transformers" not in sys.modules
+    sys.stderr.write(f"{{error}}\\n")
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize(("delay_s", "reason"), [(0, "Name or service not known"), (60, "no answer within 8 s")])
+def test_no_network_is_one_line_within_seconds(tmp_path, delay_s, reason):
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE.format(delay_s=delay_s)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == ModelFetchError.exit_code == 4
+    assert done.stderr == (
+        f"cannot fetch Qwen/Qwen2.5-3B from the hub ([Errno -2] {reason}): give a local folder with --model DIR\n"
+        if delay_s == 0
+        else f"cannot fetch Qwen/Qwen2.5-3B from the hub ({reason}): give a local folder with --model DIR\n"
+    )
+    assert done.stdout == ""
+    assert time.monotonic() - started < 20
+
+
+def make_cache(home, saved, *, lost=()):
+    """The layout of the hub's cache with one snapshot in it."""
+    repo = home / "hub" / "models--org--tiny"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("abc")
+    snapshot = repo / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for path in saved.iterdir():
+        if path.name not in lost:
+            (snapshot / path.name).write_bytes(path.read_bytes())
+    return snapshot
+
+
+def test_cached_model_needs_no_network(saved, tmp_path, monkeypatch):
+    snapshot = make_cache(tmp_path, saved)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo: pytest.fail("went to the network"))
+    source = resolve_model("org/tiny")
+    assert (source.name, source.folder) == ("org/tiny", snapshot)
+
+
+def test_cached_model_that_lacks_a_shard_is_fetched(saved, tmp_path, monkeypatch):
+    make_cache(tmp_path, saved, lost=("model-00001-of-00005.safetensors", sorted(saved.glob("*.safetensors"))[0].name))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo: saved)
+    assert resolve_model("org/tiny").folder == saved

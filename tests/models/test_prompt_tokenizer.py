@@ -1,0 +1,124 @@
+"""Prompt ids, text and the fingerprint by which two nodes know that they tokenise alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
+
+from ftis_node.errors import ModelError
+from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
+
+MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "What is 12 + 30?"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return load_tokenizer(resolve_model(str(folder)))
+
+
+def test_prompt_is_the_chat_template_up_to_the_assistant(tokenizer):
+    ids = tokenizer.encode_prompt(MESSAGES)
+    assert tokenizer.decode(ids, skip_special=False) == (
+        "<|im_start|>system\nAnswer.<|im_end|>\n<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.decode(ids) == "system\nAnswer.\nuser\nWhat is 12 + 30?\nassistant\n"
+    assert all(type(token) is int for token in ids)
+
+
+def test_decode_keeps_spaces_as_they_were_sampled(tokenizer):
+    text = "it is n't , 42 . <answer> 7 </answer>"
+    assert tokenizer.decode(tokenizer._tokenizer.encode(text)) == text
+
+
+def test_numbers_of_the_vocabulary(tokenizer):
+    assert tokenizer.vocab_size == VOCAB_SIZE  # not the 320 rows of the embedding
+    assert tokenizer.eos_ids == (0, 2)  # the tokenizer's own and the generation configuration's
+    assert tokenizer.name == "tiny"
+
+
+def test_without_chat_template_the_prompt_is_plain_lines():
+    tokenizer = PromptTokenizer(make_tokenizer(chat_template=None), name="base")
+    assert tokenizer.decode(tokenizer.encode_prompt(MESSAGES)) == (
+        "System: Answer.\n\nUser: What is 12 + 30?\n\nAssistant:"
+    )
+
+
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[0]['content'] }}"
+)
+
+
+def test_template_without_system_role_gets_it_in_the_first_message():
+    tokenizer = PromptTokenizer(make_tokenizer(chat_template=NO_SYSTEM), name="other")
+    assert tokenizer.decode(tokenizer.encode_prompt(MESSAGES)) == "Answer.\n\nWhat is 12 + 30?"
+
+
+def test_template_that_refuses_everything_is_a_model_error():
+    tokenizer = PromptTokenizer(make_tokenizer(chat_template="{{ raise_exception('never') }}"), name="broken")
+    with pytest.raises(ModelError, match="chat template of broken refuses the prompt: never"):
+        tokenizer.encode_prompt([{"role": "user", "content": "x"}])
+
+
+def test_fingerprint_survives_another_load_and_another_spelling_of_the_file(tokenizer, folder, tmp_path):
+    other = shutil.copytree(folder, tmp_path / "elsewhere")
+    path = other / "tokenizer.json"
+    spelt = json.loads(path.read_text())
+    spelt["model"]["vocab"] = dict(sorted(spelt["model"]["vocab"].items(), reverse=True))
+    spelt["model"]["merges"] = [" ".join(merge) for merge in spelt["model"]["merges"]]  # as older releases wrote it
+    path.write_text(json.dumps(spelt, indent=7))
+    again = load_tokenizer(resolve_model(str(other)))
+    assert again.fingerprint == tokenizer.fingerprint
+    assert len(tokenizer.fingerprint) == 32
+    assert int(tokenizer.fingerprint, 16) > 0
+
+
+def swap_two_tokens(tokenizer_json):
+    vocabulary = tokenizer_json["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+
+
+def drop_last_merge(tokenizer_json):
+    tokenizer_json["model"]["merges"].pop()
+
+
+def split_nothing(tokenizer_json):
+    tokenizer_json["pre_tokenizer"] = tokenizer_json["pre_tokenizer"]["pretokenizers"][1]
+
+
+def normalise_nothing(tokenizer_json):
+    tokenizer_json["normalizer"] = None
+
+
+@pytest.mark.parametrize("change", [swap_two_tokens, drop_last_merge, split_nothing, normalise_nothing])
+def test_fingerprint_sees_what_changes_the_ids(tokenizer, change):
+    from tokenizers import Tokenizer
+
+    made = make_tokenizer()
+    content = json.loads(made.backend_tokenizer.to_str())
+    change(content)
+    made._tokenizer = Tokenizer.from_str(json.dumps(content))
+    assert PromptTokenizer(made, name="other").fingerprint != tokenizer.fingerprint
+
+
+def test_fingerprint_sees_template_and_special_tokens(tokenizer):
+    other_template = make_tokenizer(chat_template="{{ messages[0]['content'] }}")
+    other_end = make_tokenizer()
+    other_end.eos_token = "<|endoftext|>"
+    prints = {PromptTokenizer(made, name="x").fingerprint for made in (make_tokenizer(), other_template, other_end)}
+    assert len(prints) == 3
+    assert tokenizer.fingerprint in prints
+
+
+def test_damaged_tokenizer_is_a_model_error(folder, tmp_path):
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="the tokenizer in .* cannot be read"):
+        load_tokenizer(resolve_model(str(other)))

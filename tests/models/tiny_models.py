@@ -1,0 +1,80 @@
+"""Models small enough to train in a test, made here: random Qwen2 weights and a real byte-level BPE tokenizer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VOCAB_SIZE = 300
+EMBEDDING_ROWS = 320  # padded, as real models' embeddings are
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CORPUS = [
+    "What is 12 + 30? The answer is 42. Take the first number, then count on by the second.",
+    "What is 99 - 9? <think> subtract the ones from the ones </think> <answer> 90 </answer>",
+]
+
+
+def make_tokenizer(*, chat_template: str | None = CHAT_TEMPLATE) -> Any:
+    """A Qwen2 tokenizer with 300 ids, its merges learnt from a few sentences."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=VOCAB_SIZE, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    tokenizer = Qwen2Tokenizer(
+        vocab=backend.get_vocab(),
+        merges=[tuple(merge) for merge in json.loads(backend.to_str())["model"]["merges"]],
+        eos_token="<|im_end|>",
+        extra_special_tokens=["<|im_start|>"],
+    )
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def make_model(*, tied: bool = True, seed: int = 0, hidden_size: int = 64) -> Any:
+    """A random two-layer Qwen2 in float32. Its weights are large enough that log-probs differ between tokens."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=EMBEDDING_ROWS,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(config).eval()
+
+
+def save_tiny(
+    folder: Path, *, tied: bool = True, dtype: str = "float32", max_shard_size: str = "5GB", seed: int = 0
+) -> Path:
+    """Write such a model with its tokenizer to `folder` as the hub would hold it."""
+    import torch
+
+    model = make_model(tied=tied, seed=seed).to(getattr(torch, dtype))
+    model.generation_config.eos_token_id = [2, 0]
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    make_tokenizer().save_pretrained(folder)
+    return folder

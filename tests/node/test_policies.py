@@ -1,0 +1,104 @@
+"""The daemon's pure parts: slots bound what is under way, prompts follow a fixed order, patience ends a wait."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from ftis_node.node.background import in_background
+from ftis_node.node.figures import Figures
+from ftis_node.node.patience import Outlook, StepNeeds, may_start
+from ftis_node.node.prompts import PromptOrder
+from ftis_node.node.slots import Slots
+
+
+async def test_no_more_is_under_way_than_there_are_slots() -> None:
+    slots = Slots(3, held=1)
+    await slots.charge()
+    await slots.charge()
+    third = asyncio.create_task(slots.charge())
+    await asyncio.sleep(0)
+    assert not third.done()
+    slots.fill()
+    await asyncio.sleep(0)
+    assert not third.done(), "a stored group holds its slot"
+    slots.hold(1)
+    await asyncio.wait_for(third, 1)
+    assert slots.waiting == 2
+
+
+async def test_a_cancelled_group_gives_its_slot_back() -> None:
+    slots = Slots(1)
+    await slots.charge()
+    waiting = asyncio.create_task(slots.charge())
+    await asyncio.sleep(0)
+    slots.cancel()
+    await asyncio.wait_for(waiting, 1)
+    assert slots.waiting == 1
+
+
+def test_a_data_file_is_walked_through_without_repeats() -> None:
+    order = PromptOrder(100, seed=0, peer_id="a")
+    assert sorted(order.index(k) for k in range(100)) == list(range(100))
+    assert sorted(order.index(k) for k in range(100, 200)) == list(range(100))
+    assert [order.index(k) for k in range(100)] != [order.index(k) for k in range(100, 200)]
+
+
+def test_nodes_walk_differently_and_each_the_same_way_again() -> None:
+    first = [PromptOrder(2**31, seed=0, peer_id="a").index(k) for k in range(50)]
+    assert first == [PromptOrder(2**31, seed=0, peer_id="a").index(k) for k in range(50)]
+    for other in (PromptOrder(2**31, seed=1, peer_id="a"), PromptOrder(2**31, seed=0, peer_id="b")):
+        assert not set(first) & {other.index(k) for k in range(50)}
+    assert all(0 <= index < 2**31 for index in first)
+
+
+NEEDS = StepNeeds(own=4, foreign=4, patience_s=30.0)
+FULL = Outlook(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, has_members=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes"),
+    [
+        ({}, True),
+        ({"own_ready": 3}, False),
+        ({"own_ready": 3, "waited_s": 99.0}, False),
+        ({"foreign_ready": 3}, False),
+        ({"foreign_ready": 3, "waited_s": 30.0}, True),
+        ({"foreign_ready": 0, "has_members": False}, True),
+        ({"foreign_ready": 0, "has_members": False, "uptime_s": 5.0}, False),
+        ({"foreign_ready": 0, "has_members": False, "uptime_s": 5.0, "waited_s": 30.0}, True),
+    ],
+)
+def test_a_step_waits_for_foreign_groups_only_as_long_as_it_makes_sense(changes: dict[str, float], goes: bool) -> None:
+    assert may_start(NEEDS, replace(FULL, **changes)) is goes
+
+
+def test_an_empty_step_never_goes() -> None:
+    needs = StepNeeds(own=0, foreign=4, patience_s=0.0)
+    assert not may_start(needs, Outlook(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
+
+
+def test_a_group_counts_as_confirmed_once() -> None:
+    figures = Figures()
+    assert figures.confirm("a", b"1")
+    assert not figures.confirm("b", b"1")
+    assert figures.groups_confirmed == 1
+    assert (figures.peers["a"].confirmed, figures.peers["b"].confirmed) == (1, 1)
+
+
+async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
+    import threading
+
+    assert await in_background(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        await in_background(lambda: 1 / 0)
+    release = threading.Event()
+    task = asyncio.create_task(in_background(release.wait, 30.0))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    await asyncio.sleep(0.05)

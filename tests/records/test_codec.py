@@ -1,0 +1,163 @@
+"""A group goes to bytes and comes back the same, at 8 bytes a token; what is no group is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.errors import RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.codec import hash_prompt, pack_group, unpack_group
+from ftis_node.records.envelope import announce_group, open_announcement, open_envelope, seal_group
+from ftis_node.records.group import Completion, FinishReason, PromptRef, SamplingSettings
+from ftis_node.records.identity import Identity
+from tests.conftest import make_completion, make_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+QWEN_VOCABULARY = 151_665
+
+
+def _qwen_like(identity: Identity, *, num_completions: int = 12, num_tokens: int = 300):
+    rng = np.random.default_rng(0)
+    completions = tuple(
+        Completion(
+            token_ids=rng.integers(0, QWEN_VOCABULARY, num_tokens, dtype=np.int32),
+            logprobs=-rng.exponential(0.5, num_tokens).astype(np.float32),
+            finish_reason=FinishReason.LENGTH,
+            reward=float(rng.integers(0, 2)),
+        )
+        for _ in range(num_completions)
+    )
+    return make_group(
+        identity,
+        completions=completions,
+        model="Qwen/Qwen2.5-Coder-3B-Instruct",
+        prompt_ref=PromptRef("rg:letter_counting", "train", 2**31),
+        number=100_000,
+        policy_version=1000,
+        policy_version_newest=1001,
+    )
+
+
+def test_every_field_survives(identity: Identity) -> None:
+    group = make_group(
+        identity,
+        sampling=SamplingSettings(temperature=0.7, top_p=0.95, top_k=20),
+        policy_version_newest=5,
+        completions=(make_completion(1, 2, reward=0.95), make_completion(-3, 2**31 - 1, 4)),
+    )
+    again = unpack_group(pack_group(group))
+    assert replace(again, completions=()) == replace(group, completions=())
+    for mine, theirs in zip(group.completions, again.completions, strict=True):
+        assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+        assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()
+        assert (mine.finish_reason, mine.reward) == (theirs.finish_reason, theirs.reward)
+
+
+def test_an_envelope_of_12_x_300_tokens_costs_at_most_8_25_bytes_a_token(identity: Identity) -> None:
+    group = _qwen_like(identity)
+    data = seal_group(group, identity).to_bytes()
+    assert len(data) / group.num_tokens <= 8.25
+
+
+def test_an_announcement_is_small_and_survives(identity: Identity) -> None:
+    group = _qwen_like(identity)
+    envelope = seal_group(group, identity)
+    announcement = announce_group(envelope, group, envelope_bytes=len(envelope.to_bytes()))
+    data = announcement.to_bytes()
+    assert len(data) <= 200
+    assert open_announcement(data) == announcement
+
+
+def test_the_signature_holds_for_its_sender_and_no_other(identity: Identity) -> None:
+    envelope = open_envelope(seal_group(make_group(identity), identity).to_bytes())
+    assert envelope.is_signed_by(identity.peer_id)
+    assert not envelope.is_signed_by(Identity.generate().peer_id)
+    assert not replace(envelope, body=envelope.body + b"\x00").is_signed_by(identity.peer_id)
+
+
+def _body(identity: Identity, change: Callable[[pb.Body], None]) -> bytes:
+    body = pb.Body.FromString(pack_group(make_group(identity)))
+    change(body)
+    return body.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda b: setattr(b, "schema", 2), "version"),
+        (lambda b: setattr(b, "codec", 7), "codec"),
+        (lambda b: setattr(b, "run", b"short"), "malformed"),
+        (lambda b: setattr(b, "sender", b"x" * 38), "accepted"),
+        (lambda b: setattr(b, "sender", b"x" * 37), "malformed"),
+        (lambda b: setattr(b, "task", "t" * 129), "malformed"),
+        (lambda b: b.ClearField("lengths"), "malformed"),
+        (lambda b: b.lengths.append(1), "malformed"),
+        (lambda b: b.lengths.__setitem__(0, 0), "malformed"),
+        (lambda b: b.lengths.__setitem__(0, 2**32 - 1), "malformed"),
+        (lambda b: b.finishes.__setitem__(0, 9), "malformed"),
+        (lambda b: setattr(b, "logprobs", b.logprobs[:-4]), "malformed"),
+        (lambda b: setattr(b, "token_ids", b.token_ids + b"\0\0\0\0"), "malformed"),
+        (lambda b: b.rewards.append(1.0), "malformed"),
+    ],
+)
+def test_contradictions_are_refused_by_name(identity: Identity, change, reason: str) -> None:
+    data = _body(identity, change)
+    if reason == "accepted":  # the form is right; whose signature it is, is the door's question
+        assert unpack_group(data).sender != identity.peer_id
+        return
+    with pytest.raises(RecordError) as caught:
+        unpack_group(data)
+    assert caught.value.reason == reason
+
+
+def test_size_is_checked_before_anything_is_parsed() -> None:
+    with pytest.raises(RecordError) as caught:
+        open_envelope(b"\xff" * 101, max_bytes=100)
+    assert caught.value.reason == "size"
+
+
+def test_a_newer_field_is_ignored(identity: Identity) -> None:
+    body = pack_group(make_group(identity))
+    unknown_field_500 = b"\xa2\x1f\x03new"
+    assert unpack_group(body + unknown_field_500).number == 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=400))
+def test_random_bytes_are_refused_with_a_reason(data: bytes) -> None:
+    for reader in (unpack_group, open_envelope, open_announcement):
+        try:
+            reader(data)
+        except RecordError as error:
+            assert error.reason in {"parse", "version", "codec", "malformed", "size"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_flipped_byte_never_passes_for_the_same_group(data: st.DataObject) -> None:
+    identity = Identity.from_seed(bytes(32))
+    good = seal_group(make_group(identity), identity).to_bytes()
+    position = data.draw(st.integers(0, len(good) - 1))
+    flipped = bytearray(good)
+    flipped[position] ^= data.draw(st.integers(1, 255))
+    try:
+        envelope = open_envelope(bytes(flipped))
+        group = unpack_group(envelope.body)
+    except RecordError:
+        return
+    assert not envelope.is_signed_by(identity.peer_id) or envelope.body == open_envelope(good).body
+    assert group.completions
+
+
+def test_the_prompt_hash_depends_on_every_id() -> None:
+    assert hash_prompt([1, 2, 3]) != hash_prompt([1, 2, 4])
+    assert hash_prompt([1, 2, 3]) == hash_prompt((1, 2, 3))
+    assert len(hash_prompt([])) == 16

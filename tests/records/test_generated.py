@@ -1,0 +1,28 @@
+"""The generated protobuf code is that of `proto/rollout.proto`, and every field there says what it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_committed_code_is_up_to_date(tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    arguments = [sys.executable, f"-I{ROOT / 'proto'}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    assert protoc.main([*arguments, str(ROOT / "proto" / "rollout.proto")]) == 0
+    for name in ("rollout_pb2.py", "rollout_pb2.pyi"):
+        committed = (ROOT / "ftis_node" / "records" / name).read_text()
+        assert committed == (tmp_path / name).read_text(), "run `make proto`"
+
+
+def test_every_field_has_its_sentence() -> None:
+    lines = (ROOT / "proto" / "rollout.proto").read_text().splitlines()
+    fields = [number for number, line in enumerate(lines) if re.match(r"\s+[\w ]+ = \d+;", line)]
+    assert len(fields) > 40
+    for number in fields:
+        assert lines[number - 1].strip().startswith("//"), f"line {number + 1}: {lines[number].strip()}"

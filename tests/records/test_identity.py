@@ -1,0 +1,92 @@
+"""The key file, the peer id, and signatures that hold in their own domain only."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import ConfigError, RecordError
+from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
+from ftis_node.records.identity import (
+    ENVELOPE_DOMAIN,
+    PEER_DOMAIN,
+    Identity,
+    peer_id_from_text,
+    peer_id_text,
+    verify,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# From RFC 8032, section 7.1, test 1: the public key of this seed.
+RFC_SEED = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+RFC_PUBLIC = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
+
+
+def test_the_peer_id_contains_the_public_key() -> None:
+    identity = Identity.from_seed(RFC_SEED)
+    assert identity.peer.endswith(RFC_PUBLIC)
+    assert identity.peer_id.startswith("12D3Koo")
+    assert peer_id_from_text(identity.peer_id) == identity.peer
+    assert peer_id_text(identity.peer) == identity.peer_id
+
+
+def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    first = Identity.load_or_create(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Identity.load_or_create(path) == first
+
+
+def test_a_key_that_others_read_or_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    Identity.load_or_create(path)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Identity.load_or_create(path)
+    path.chmod(0o600)
+    path.write_text("not hex")
+    with pytest.raises(ConfigError, match="damaged"):
+        Identity.load_or_create(path)
+
+
+def test_a_signature_holds_in_its_own_domain_only(identity: Identity) -> None:
+    signature = identity.sign(ENVELOPE_DOMAIN, b"body")
+    assert verify(identity.peer, ENVELOPE_DOMAIN, b"body", signature)
+    assert not verify(identity.peer, PEER_DOMAIN, b"body", signature)
+    assert not verify(identity.peer, ENVELOPE_DOMAIN, b"another", signature)
+    assert not verify(b"short", ENVELOPE_DOMAIN, b"body", signature)
+    assert not verify(identity.peer, ENVELOPE_DOMAIN, b"body", b"")
+
+
+def _record(identity: Identity) -> PeerRecord:
+    return PeerRecord(
+        run_id="ab" * 16,
+        peer_id=identity.peer_id,
+        name="alice",
+        model="Qwen/Qwen2.5-3B",
+        parameters=3_000_000_000,
+        tokenizer="cd" * 16,
+        role="full",
+        last_number=7,
+        policy_version=3,
+        tokens_per_s=1500.0,
+        created_at=1_700_000_000.125,
+        software="0.1.0",
+    )
+
+
+def test_a_directory_record_survives_and_is_bound_to_its_peer(identity: Identity) -> None:
+    record = _record(identity)
+    data = seal_peer_record(record, identity)
+    assert len(data) < 2048
+    assert open_peer_record(data) == record
+    with pytest.raises(RecordError) as caught:
+        open_peer_record(data[:-1] + bytes([data[-1] ^ 1]))
+    assert caught.value.reason == "signature"
+    with pytest.raises(RecordError) as caught:
+        open_peer_record(b"x" * 2049)
+    assert caught.value.reason == "size"

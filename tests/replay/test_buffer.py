@@ -1,0 +1,231 @@
+"""The buffer on disk: what is acknowledged stays, what is taken is used once, what a crash interrupted comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import ConfigError
+from ftis_node.records.envelope import seal_group
+from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, choose_foreign, choose_own
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.validation import Accepted
+from tests.conftest import PROMPT_IDS, make_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ME = Identity.from_seed(bytes([1]) * 32)
+ANN = Identity.from_seed(bytes([2]) * 32)
+BOB = Identity.from_seed(bytes([3]) * 32)
+
+
+def accepted(identity: Identity, number: int, **changes: object) -> Accepted:
+    group = make_group(identity, number=number, **changes)
+    envelope = seal_group(group, identity)
+    return Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "replay.sqlite"
+
+
+@pytest.fixture
+def buffer(path: Path) -> Iterator[ReplayBuffer]:
+    buffer = ReplayBuffer(path)
+    yield buffer
+    buffer.close()
+
+
+@pytest.fixture
+def reader(buffer: ReplayBuffer, path: Path) -> Iterator[ReplayReader]:
+    reader = ReplayReader(path)
+    yield reader
+    reader.close()
+
+
+def fill(buffer: ReplayBuffer, *, own: int, ann: int = 0, bob: int = 0) -> None:
+    for identity, count in ((ME, own), (ANN, ann), (BOB, bob)):
+        for number in range(1, count + 1):
+            assert buffer.admit(accepted(identity, number), own=identity is ME)
+
+
+def test_a_group_is_admitted_once(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    first = accepted(ANN, 1)
+    assert buffer.admit(first, own=False)
+    assert not buffer.admit(first, own=False)
+    assert not buffer.admit(accepted(ANN, 1, created_at=1.0), own=False), "another body with a used number"
+    assert reader.is_known(first.envelope.id)
+    assert reader.has_number(ANN.peer_id, 1)
+    assert not reader.has_number(ANN.peer_id, 2)
+    assert reader.ready_counts() == (0, 1)
+
+
+def test_a_step_takes_what_was_admitted_and_gets_it_back_unchanged(buffer: ReplayBuffer) -> None:
+    fill(buffer, own=3, ann=2)
+    taken = buffer.take(1, own=2, foreign=1)
+    assert [group.own for group in taken] == [True, True, False]
+    assert [group.group.number for group in taken] == [1, 2, 2], "own: oldest first; foreign: newest first"
+    assert taken[0].prompt_ids == tuple(PROMPT_IDS)
+    assert taken[0].rewards == (1.0, 0.0)
+    assert taken[0].group.completions[0].token_ids.tolist() == [10, 11, 2]
+
+
+def test_no_group_is_taken_twice(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=4)
+    first = {group.id for group in buffer.take(1, own=3, foreign=0)}
+    second = {group.id for group in buffer.take(2, own=3, foreign=0)}
+    assert (len(first), len(second)) == (3, 1)
+    assert not first & second
+    assert buffer.release_step(1, ReleaseReason.TRAINED) == 3
+    assert not buffer.take(3, own=9, foreign=9)
+    assert reader.figures().released == {"trained": 3}
+    assert reader.figures().trained_own == 3
+
+
+def test_the_checkpoint_decides_what_a_crash_undid(path: Path, buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=3, ann=3)
+    for step in (1, 2, 3):
+        buffer.take(step, own=1, foreign=1)
+        if step < 3:
+            buffer.release_step(step, ReleaseReason.TRAINED)
+    buffer.close()
+    resumed = ReplayBuffer(path)
+    assert resumed.reconcile(1) == 4, "step 2 was trained and step 3 taken, but the checkpoint holds step 1 alone"
+    assert reader.ready_counts() == (2, 2)
+    assert reader.figures().trained_own == 1
+    assert len(resumed.take(2, own=9, foreign=9)) == 4
+    assert resumed.reconcile(2) == 0, "the checkpoint holds step 2: its groups are trained"
+    assert reader.figures().trained_foreign == 3
+    resumed.close()
+
+
+def test_numbers_go_on_after_a_restart(path: Path, buffer: ReplayBuffer) -> None:
+    fill(buffer, own=5)
+    buffer.close()
+    resumed = ReplayBuffer(path)
+    assert resumed.last_number() == 5
+    resumed.close()
+
+
+def test_old_groups_are_released_by_name(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    now = time.time()
+    buffer.admit(accepted(ME, 1, created_at=now - 100), own=True)
+    buffer.admit(accepted(ME, 2, created_at=now, policy_version=1), own=True)
+    buffer.admit(accepted(ME, 3, created_at=now, policy_version=9), own=True)
+    buffer.admit(accepted(ANN, 1, created_at=now, policy_version=1), own=False)
+    stale = buffer.release_stale(Freshness(now=now, max_age_s=50, policy_version=10, max_version_lag=5))
+    assert [candidate.arrival for candidate in stale] == [1, 2], "a peer's version says nothing about ours"
+    assert reader.figures().released == {"stale": 2}
+    assert reader.own_held() == 1
+
+
+def test_the_oldest_foreign_groups_make_room(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=2, ann=4)
+    assert len(buffer.evict_foreign(keep=3)) == 1
+    assert reader.ready_counts() == (2, 3)
+    assert reader.figures().released == {"evicted": 1}
+
+
+def test_pruning_forgets_used_groups_only_and_keeps_the_totals(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=6, ann=2)
+    buffer.take(1, own=3, foreign=1)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    before = reader.figures()
+    assert buffer.prune(max_disk_bytes=1 << 30) == 0
+    assert buffer.prune(max_disk_bytes=1) == 4
+    after = reader.figures()
+    assert (after.groups_own, after.trained_own, after.trained_foreign) == (6, 3, 1)
+    assert (after.tokens_own, after.tokens_foreign) == (before.tokens_own, before.tokens_foreign)
+    assert reader.ready_counts() == (3, 1)
+    assert buffer.last_number() == 6
+
+
+def test_pruning_stops_where_it_fits(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=6)
+    size = len(reader.envelopes([bytes.fromhex(reader.list_groups(limit=1)[0].id)])[0])
+    buffer.take(1, own=4, foreign=0)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    assert buffer.prune(max_disk_bytes=int(size * 4.5)) == 2
+
+
+def test_reading_a_group_by_its_beginning(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=1)
+    (summary,) = reader.list_groups(limit=5)
+    found = reader.find(summary.id[:8])
+    assert found is not None
+    assert found[0] == summary
+    assert reader.find("zz") is None
+    assert reader.find("%%%%") is None
+    assert reader.envelopes([bytes.fromhex(summary.id), bytes(32)]) == [found[1]]
+
+
+def test_another_file_is_named_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    path.write_bytes(b"this is no database, but someone may want it" * 100)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="move it away"):
+        ReplayBuffer(path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused(path: Path, buffer: ReplayBuffer) -> None:
+    buffer.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigError, match="schema 99"):
+        ReplayBuffer(path)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.replay.test_buffer import ME, ReplayBuffer, accepted
+buffer = ReplayBuffer(Path(sys.argv[1]))
+for number in range(1, 100000):
+    buffer.admit(accepted(ME, number), own=True)
+    sys.stdout.write(f"{number}\\n")
+    sys.stdout.flush()
+"""
+
+
+def test_what_was_acknowledged_survives_a_kill(path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    acknowledged = 0
+    for line in process.stdout:
+        acknowledged = int(line)
+        if acknowledged == 20:
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    process.wait()
+    process.stdout.close()
+    buffer = ReplayBuffer(path)
+    assert buffer.last_number() >= acknowledged
+    assert len(buffer.take(1, own=1000, foreign=0)) == buffer.last_number()
+    buffer.close()
+
+
+def _candidate(sender: str, arrival: int, *, own: bool = False) -> Candidate:
+    return Candidate(
+        id=bytes([arrival]), sender=sender, own=own, arrival=arrival, created_at=float(arrival), policy_version=0
+    )
+
+
+def test_senders_take_turns_and_the_newest_goes_first() -> None:
+    candidates = [_candidate("loud", n) for n in range(1, 7)] + [_candidate("quiet", 7), _candidate("me", 8, own=True)]
+    chosen = choose_foreign(candidates, 4)
+    assert [(c.sender, c.arrival) for c in chosen] == [("loud", 6), ("quiet", 7), ("loud", 5), ("loud", 4)]
+    assert [c.arrival for c in choose_own(candidates, 4)] == [8]

@@ -1,0 +1,108 @@
+"""The floors of the house: each room imports only rooms below it, and the command line stays light.
+
+The floors stand in `docs/architecture.md` as they stand here; a room that is missing in the table fails the test.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ftis_node"
+FLOORS = {
+    "errors": 0,
+    "config": 0,
+    "records": 0,
+    "telemetry": 0,
+    "algorithms": 1,
+    "tasks": 1,
+    "models": 1,
+    "validation": 2,
+    "replay": 2,
+    "ipc": 2,
+    "generation": 3,
+    "learner": 3,
+    "gossip": 3,
+    "node": 4,
+    "lab": 4,
+    "cli": 5,
+}
+TOP_FILES = {"__init__", "__main__"}
+HEAVY_HOMES = {
+    "torch": {"algorithms", "models", "ipc", "generation", "learner", "lab"},
+    "hivemind": {"gossip"},
+    "vllm": {"generation"},
+    "peft": {"models", "learner"},
+}
+
+
+def _imports(path: Path) -> set[str]:
+    """Dotted names of the modules that a file imports, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+            if node.module == "ftis_node":
+                names.update(f"ftis_node.{alias.name}" for alias in node.names)
+    return names
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if _room(path) not in TOP_FILES]
+
+
+def test_every_room_has_its_floor() -> None:
+    assert {_room(path) for path in FILES} == set(FLOORS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_rooms_import_only_rooms_below(path: Path) -> None:
+    room = _room(path)
+    for name in _imports(path):
+        parts = name.split(".")
+        if parts[0] == "ftis_node" and len(parts) > 1 and parts[1] not in {room, "__version__"}:
+            assert FLOORS[parts[1]] < FLOORS[room] or parts[1] == "errors", f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_heavy_libraries_stay_in_their_rooms(path: Path) -> None:
+    for name in _imports(path):
+        library = name.split(".")[0]
+        if library in HEAVY_HOMES:
+            assert _room(path) in HEAVY_HOMES[library], f"{path.name} imports {name}"
+
+
+LOADED = """
+import sys
+from ftis_node.cli.app import run
+code = run({arguments!r})
+heavy = sorted(set(sys.modules) & {{"torch", "vllm", "hivemind", "transformers", "datasets", "matplotlib"}})
+sys.exit(f"loaded {{heavy}}" if heavy else code)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["join", "--help"], ["replay", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(arguments=arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
+    from ftis_node.telemetry.status import Status
+
+    (tmp_path / "status.json").write_bytes(Status().to_json())
+    code = LOADED.format(arguments=["status", "--json", "--home", str(tmp_path)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"schema": 1' in done.stdout

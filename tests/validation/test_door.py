@@ -1,0 +1,208 @@
+"""The door: each rule refuses by its own name, and only what is right gets in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.manifest import RunManifest
+from ftis_node.records.codec import pack_group
+from ftis_node.records.envelope import Envelope, seal_group
+from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings
+from ftis_node.records.identity import Identity
+from ftis_node.tasks.base import TaskItem
+from ftis_node.validation import Accepted, DoorContext, Refused, judge
+from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.records.group import Group
+
+MANIFEST = RunManifest(
+    name="test",
+    task="arithmetic",
+    sampling={"group_size": 2, "max_prompt_tokens": 10, "max_completion_tokens": 6, "max_total_tokens": 12},
+)
+
+
+class _Tokenizer:
+    """Ids 0..99; the text of a completion is its ids."""
+
+    fingerprint = TOKENIZER
+    vocab_size = 100
+    eos_ids = (EOS,)
+
+    def encode_prompt(self, messages: Sequence[object]) -> list[int]:
+        return PROMPT_IDS
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+class _Scorer:
+    """Right is what begins with 10; what begins with 66 takes too long."""
+
+    async def score(self, item: TaskItem, texts: Sequence[str]) -> list[tuple[float, CompletionStatus]]:
+        return [
+            (0.0, CompletionStatus.UNSCORED)
+            if text.startswith("66")
+            else (float(text.startswith("10 ")), CompletionStatus.SCORED)
+            for text in texts
+        ]
+
+
+def _resolve(ref: PromptRef) -> TaskItem:
+    if ref.index >= 1000 or ref.task != "arithmetic":
+        raise KeyError(ref)
+    return TaskItem(ref=ref, prompt=({"role": "user", "content": "2+3="},), answer="5")
+
+
+def _context(**changes: Any) -> DoorContext:
+    context = DoorContext(
+        manifest=MANIFEST,
+        tokenizer=_Tokenizer(),  # type: ignore[arg-type]
+        resolve=_resolve,
+        scorer=_Scorer(),
+        is_known=lambda group_id: False,
+        has_number=lambda sender, number: False,
+    )
+    return replace(context, **changes)
+
+
+def _ours(identity: Identity, **changes: Any) -> Group:
+    return make_group(identity, **{"run_id": MANIFEST.run_id, **changes})
+
+
+async def _verdict(identity: Identity, **changes: Any):
+    return await judge(seal_group(_ours(identity, **changes), identity).to_bytes(), _context())
+
+
+async def test_a_good_group_is_accepted_with_prompt_and_rewards_made_here(identity: Identity) -> None:
+    verdict = await _verdict(identity)
+    assert isinstance(verdict, Accepted)
+    assert verdict.prompt_ids == tuple(PROMPT_IDS)
+    assert verdict.group.rewards == (1.0, 0.0)
+
+
+def _with_logprob(value: float):
+    completion = make_completion(10, 11, EOS, reward=1.0)
+    logprobs = completion.logprobs.copy()
+    logprobs[1] = value
+    return (replace(completion, logprobs=logprobs), make_completion(12, 13))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run_id": "00" * 16}, "run"),
+        ({"number": 0}, "number"),
+        ({"tokenizer": "ee" * 16}, "tokenizer"),
+        ({"completions": (make_completion(10, 11, EOS, reward=1.0),)}, "group_size"),
+        ({"sampling": SamplingSettings(temperature=0.9)}, "sampling"),
+        ({"sampling": SamplingSettings(top_p=0.9)}, "sampling"),
+        ({"sampling": SamplingSettings(top_k=5)}, "sampling"),
+        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(100, 13))}, "vocabulary"),
+        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(-1, 13))}, "vocabulary"),
+        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(*range(10, 17)))}, "length"),
+        ({"completions": _with_logprob(float("nan"))}, "logprobs"),
+        ({"completions": _with_logprob(float("-inf"))}, "logprobs"),
+        ({"completions": _with_logprob(0.5)}, "logprobs"),
+        ({"completions": (make_completion(10, EOS, 11, reward=1.0), make_completion(12, 13))}, "finish"),
+        (
+            {"completions": (replace(make_completion(10, 11), finish_reason=FinishReason.STOP), make_completion(1, 1))},
+            "finish",
+        ),
+        (
+            {
+                "completions": (
+                    replace(make_completion(1, EOS), finish_reason=FinishReason.LENGTH),
+                    make_completion(1, 1),
+                )
+            },
+            "finish",
+        ),
+        ({"completions": (make_completion(10, 11, EOS, reward=1.5), make_completion(12, 13))}, "reward_range"),
+        ({"completions": (make_completion(10, 11, EOS, reward=float("nan")), make_completion(12, 13))}, "reward_range"),
+        ({"prompt_ref": PromptRef("arithmetic", "train", 1000)}, "prompt"),
+        ({"prompt_ref": PromptRef("unheard-of", "train", 1)}, "prompt"),
+        ({"prompt_hash": bytes(16)}, "prompt"),
+        ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(12, 13, reward=1.0))}, "reward"),
+        ({"completions": (make_completion(10, 11, EOS, reward=0.0), make_completion(12, 13))}, "reward"),
+        ({"completions": (make_completion(66, 11, EOS, reward=1.0), make_completion(12, 13))}, "unscored"),
+    ],
+)
+async def test_each_fault_is_refused_by_its_name(identity: Identity, changes: dict[str, Any], reason: str) -> None:
+    verdict = await _verdict(identity, **changes)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == reason
+    assert verdict.sender == identity.peer_id
+
+
+async def test_rounding_above_zero_is_no_fault(identity: Identity) -> None:
+    assert isinstance(await _verdict(identity, completions=_with_logprob(5e-4)), Accepted)
+
+
+async def test_what_cannot_be_scored_counts_zero_on_both_sides(identity: Identity) -> None:
+    verdict = await _verdict(identity, completions=(make_completion(66, 11, EOS), make_completion(12, 13)))
+    assert isinstance(verdict, Accepted)
+    assert verdict.group.completions[0].status is CompletionStatus.UNSCORED
+
+
+async def test_a_length_that_another_prompt_would_allow_is_refused(identity: Identity) -> None:
+    long_prompt = MANIFEST.sampling.max_total_tokens - 3
+
+    class LongPrompt(_Tokenizer):
+        def encode_prompt(self, messages: Sequence[object]) -> list[int]:
+            return [1] * long_prompt
+
+    from ftis_node.records.codec import hash_prompt
+
+    group = _ours(
+        identity,
+        prompt_hash=hash_prompt([1] * long_prompt),
+        completions=(make_completion(10, 11, 12, 13), make_completion(12, 13)),
+    )
+    context = _context(tokenizer=LongPrompt())
+    verdict = await judge(seal_group(group, identity).to_bytes(), context)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "length"
+
+
+async def test_another_peers_signature_is_refused(identity: Identity) -> None:
+    body = pack_group(_ours(identity))
+    thief = Identity.generate()
+    stolen = Envelope(id=b"", body=body, signature=thief.sign(b"ftis-node/envelope/1\n", body))
+    verdict = await judge(stolen.to_bytes(), _context())
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "signature"
+
+
+async def test_what_is_known_is_refused(identity: Identity) -> None:
+    data = seal_group(_ours(identity), identity).to_bytes()
+    known = await judge(data, _context(is_known=lambda group_id: True))
+    assert isinstance(known, Refused)
+    assert known.refusal.reason == "duplicate"
+    used = await judge(data, _context(has_number=lambda sender, number: number == 1))
+    assert isinstance(used, Refused)
+    assert used.refusal.reason == "number"
+
+
+@pytest.mark.parametrize(("data", "reason"), [(b"\xff\xff", "parse"), (b"", "parse"), (bytes(2 << 20), "size")])
+async def test_what_is_no_envelope_is_refused(data: bytes, reason: str) -> None:
+    verdict = await judge(data, _context())
+    assert isinstance(verdict, Refused)
+    assert (verdict.refusal.reason, verdict.sender) == (reason, None)
+
+
+async def test_nothing_is_scored_before_the_cheap_rules_passed(identity: Identity) -> None:
+    class Forbidden:
+        async def score(self, item: TaskItem, texts: Sequence[str]) -> list[Any]:
+            raise AssertionError("scored too early")
+
+    data = seal_group(_ours(identity, prompt_hash=bytes(16)), identity).to_bytes()
+    verdict = await judge(data, _context(scorer=Forbidden()))
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "prompt"
