@@ -10,6 +10,7 @@ import sys
 
 import typer
 
+from ftis_node import __version__
 from ftis_node.cli import bootstrap, demo, doctor, evaluate, export, join, peers, replay, status, tiny
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import set_up_logging
@@ -36,20 +37,23 @@ INTERRUPTED = 130
 _debug = False
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks and the libraries' log lines."),
-    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", callback=_show_version, is_eager=True
+    ),
 ) -> None:
     """Options of every command."""
     global _debug
     _debug = debug
     set_up_logging(debug=debug)
-    if version:
-        from ftis_node import __version__
-
-        typer.echo(__version__)
-        raise typer.Exit
 
 
 def main() -> None:

@@ -251,6 +251,8 @@ class WorkerLife:
     async def _end_process(self) -> None:
         """Wait for the exit after `Stop`, then terminate, then kill; also when we are cancelled meanwhile."""
         try:
+            if not self._ready.done():
+                self._signal(signal.SIGTERM)  # it is still being built, reads no messages and has nothing to save
             if await self._exits_within(self._timing.stop_grace_s):
                 return
             logger.warning("%s does not stop; terminating pid %d", self._spec.name, self.pid)

@@ -202,7 +202,11 @@ def run_worker(build: Build[Boot], *, boot_type: type[Boot]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_owner(arguments.owner_pid)
     set_up_logging()
-    sys.exit(asyncio.run(_connect_and_serve(build, boot_type, arguments.endpoint, arguments.heartbeat_every_s)))
+    code = asyncio.run(_connect_and_serve(build, boot_type, arguments.endpoint, arguments.heartbeat_every_s))
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all that is ours was closed by `build`; the interpreter's own clean-up takes seconds with torch
 
 
 async def _connect_and_serve(build: Build[Boot], boot_type: type[Boot], endpoint: str, heartbeat_every_s: float) -> int:

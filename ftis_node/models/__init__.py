@@ -11,6 +11,7 @@ that need them, and `resolve_model` needs neither.
 
 from __future__ import annotations
 
+from ftis_node.models.devices import Accelerator, list_accelerators
 from ftis_node.models.export import export_adapter, export_model, tied_names
 from ftis_node.models.fingerprint import model_fingerprint
 from ftis_node.models.loading import Device, Dtype, load_causal_lm, pick_device
@@ -19,12 +20,14 @@ from ftis_node.models.source import ModelSource, resolve_model
 from ftis_node.models.tokenizer import PromptTokenizer, load_tokenizer
 
 __all__ = [
+    "Accelerator",
     "Device",
     "Dtype",
     "ModelSource",
     "PromptTokenizer",
     "export_adapter",
     "export_model",
+    "list_accelerators",
     "load_causal_lm",
     "load_tokenizer",
     "model_fingerprint",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ftis_node.errors import FtisError
+from ftis_node.models import list_accelerators, parameter_count, resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,15 +71,12 @@ def _engine() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    import torch
-
-    if not torch.cuda.is_available():
-        yield Finding(
-            "device", "note", "no CUDA device: models run on the CPU", "use a tiny model, or a machine with a GPU"
-        )
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        yield Finding("device", "ok", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
+    accelerators = list_accelerators()
+    if not accelerators:
+        advice = "use a tiny model, or a machine with a GPU"
+        yield Finding("device", "note", "no CUDA device: models run on the CPU", advice)
+    for device in accelerators:
+        yield Finding("device", "ok", f"{device.name}, {device.memory_bytes / GIB:.0f} GiB")
 
 
 def _memory() -> Iterator[Finding]:
@@ -111,8 +109,6 @@ def _network() -> Iterator[Finding]:
 
 def _model(model: str) -> Iterator[Finding]:
     """Whether the model is there, and a rough memory plan from the size of its files."""
-    from ftis_node.models import parameter_count, resolve_model
-
     try:
         source = resolve_model(model)
     except FtisError as error:
@@ -134,9 +130,6 @@ def _model(model: str) -> Iterator[Finding]:
         yield Finding("plan", "ok" if needed <= available else "note", text, advice)
 
 
-def _largest_memory() -> float:
-    import torch
-
-    if torch.cuda.is_available():
-        return max(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
-    return float(psutil.virtual_memory().available)
+def _largest_memory() -> int:
+    devices = list_accelerators()
+    return max((device.memory_bytes for device in devices), default=psutil.virtual_memory().available)

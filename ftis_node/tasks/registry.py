@@ -45,8 +45,8 @@ def held_out_spec(spec: str | TaskSpec) -> TaskSpec | None:
     test split is its own affair: it is left out.
     """
     spec = parse_spec(spec) if isinstance(spec, str) else spec
-    parts = tuple(part for part in spec.parts if _has_test_split(part))
-    return TaskSpec(parts) if parts else None
+    parts = [str(part) for part in spec.parts if _has_test_split(part)]
+    return parse_spec("+".join(parts)) if parts else None
 
 
 def _load_part(part: TaskPart, split: str) -> Task:

@@ -8,7 +8,8 @@ back. So an answer passes only if evaluating it can do nothing but compute:
 * for `parse_expr`: numbers, operators and brackets, one-letter variables and elementary functions. `Integral(f, x)`
   stays out as well: differentiated, it equals any f it is given.
 
-One verifier of complex numbers finds `nan` close to everything. A test reads the installed library for verifiers of either kind that are missing here.
+The verifier of complex numbers, which finds `nan` close to everything, is not shown it. A test reads the installed
+library for verifiers that evaluate and are missing here.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import Task, TaskItem
 
 PARENT_CHECK_S = 0.5
-CPU_GRACE_S = 2.0  # the parent's own limit, by the clock, should strike first
+CPU_GRACE_S = 1.0  # the parent's own limit, by the clock, should strike first
 
 _tasks: dict[tuple[str, str], Task] = {}  # this process's own, set once by start_worker
 

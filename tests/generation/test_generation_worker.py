@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from generation_support import EMBEDDING_ROWS, EOS_ID, SETTINGS, eventually, fresh_logprobs, save_model, tiny_model
+from generation_support import EMBEDDING_ROWS, SETTINGS, eventually, fresh_logprobs, save_model, tiny_model
 
 from ftis_node.errors import EngineError, ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
@@ -26,8 +26,9 @@ PROMPT = (3, 1, 4, 1, 5)
 
 
 def make_client(folder: Path, *, model: Path | str, engine: str = "auto") -> GenerationClient:
+    """A client whose groups end at their token limit alone."""
     return GenerationClient(
-        GenerationBoot(model=str(model), settings=SETTINGS, eos_ids=(EOS_ID,), engine=engine),
+        GenerationBoot(model=str(model), settings=SETTINGS, eos_ids=(), engine=engine),
         sockets_dir=folder / "s",
         log_path=folder / "logs" / "generation.log",
         num_threads=1,
@@ -41,6 +42,7 @@ def cut_short(path: Path) -> None:
 
 
 async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
+    """Four completions of the prompt."""
     return await client.generate(PROMPT, num_completions=4, sampling=SamplingSettings(), max_tokens=max_tokens, seed=3)
 
 

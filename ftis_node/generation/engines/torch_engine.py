@@ -23,6 +23,7 @@ import torch
 
 from ftis_node.errors import EngineError, MachineError, WorkerTaskError
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
+from ftis_node.generation.engines.attention import use_grouped_attention
 from ftis_node.generation.engines.decoder import ActiveRequest, Decoder
 from ftis_node.generation.engines.in_place import load_in_place
 from ftis_node.ipc.weights import probe_logprobs
@@ -79,6 +80,7 @@ class TorchEngine:
     name = "torch"
 
     def __init__(self, model: Any, settings: EngineSettings, on_progress: Callable[[], None] = lambda: None) -> None:
+        use_grouped_attention(model)
         self._model = model
         self._settings = settings
         self._on_progress = on_progress

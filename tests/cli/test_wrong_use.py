@@ -1,0 +1,172 @@
+"""From a volunteer's seat: every wrong use is one line that says what to do, and the exit code of the contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from tests.models.tiny_models import save_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PEER = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit code and the one line on stderr that is not a log line."""
+    capsys.readouterr()
+    code = run(list(arguments))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftis-node: ")]
+    assert len(lines) == 1, lines
+    return code, lines[0]
+
+
+def join(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> tuple[int, str]:
+    return complaint(capsys, "join", "--home", str(tmp_path / "home"), "--listen", "/ip4/127.0.0.1/tcp/0", *arguments)
+
+
+def test_a_missing_model_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, line = join(capsys, tmp_path, "--model", str(tmp_path / "nowhere"), "--task", "arithmetic")
+    assert code == 2
+    assert "nowhere" in line
+
+
+def test_a_folder_without_a_tokenizer(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "half"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        os.link(model / name, folder / name)
+    code, line = join(capsys, tmp_path, "--model", str(folder), "--task", "arithmetic")
+    assert code == 2
+    assert "tokenizer" in line
+
+
+def test_an_unknown_task(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetics")
+    assert code == 2
+    assert "arithmetic" in line
+
+
+def test_a_broken_line_in_a_data_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps({"question": "1+1?", "answer": "two\n#### 2"}) + '\n{"question": "no answer"}\n')
+    code, line = join(capsys, tmp_path, "--model", str(model), "--task", f"gsm8k:{file}")
+    assert code == 2
+    assert "train.jsonl:2" in line
+
+
+def test_a_bad_manifest_key(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    manifest = tmp_path / "run.toml"
+    manifest.write_text('name = "x"\ntask = "arithmetic"\n[step]\nown_group = 3\n')
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest))
+    assert code == 2
+    assert "own_group" in line
+
+
+def test_a_home_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    with Home(tmp_path / "home").owned():
+        code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic")
+    assert code == 2
+    assert "in use" in line
+    assert str(os.getpid()) in line
+
+
+def test_a_home_of_another_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    from ftis_node.config.manifest import load_manifest
+
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.run_toml.write_text(load_manifest("gsm8k-ftis").to_toml())
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", "arithmetic-ftis")
+    assert code == 2
+    assert "belongs to run gsm8k-ftis" in line
+
+
+@pytest.mark.timeout(120)
+def test_a_taken_port(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, line = complaint(
+            capsys, "join", "--home", str(tmp_path / "home"), "--model", str(model), "--task", "arithmetic",
+            "--listen", f"/ip4/127.0.0.1/tcp/{port}",
+        )  # fmt: skip
+    assert code == 2
+    assert str(port) in line
+    assert "--listen" in line
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/300.0.0.1/tcp/1/p2p/x"])
+def test_a_malformed_peer_address(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, address: str
+) -> None:
+    code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic", "--peers", address)
+    assert code == 2
+    assert address in line
+
+
+def test_a_model_that_cannot_be_fetched(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    code, line = join(capsys, tmp_path, "--model", "Qwen/Qwen2.5-3B")
+    assert code == 4
+    assert "Qwen/Qwen2.5-3B" in line
+    assert "--model DIR" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint_about"),
+    [
+        (["join"], "--model"),
+        (["join", "--model", "x", "--steps", "0"], "steps"),
+        (["jion"], "jion"),
+        (["join", "--model", "x", "--what"], "--what"),
+        (["join", "--model", "x", "--engine", "jax"], "engine"),
+        (["tiny", "--size", "xl", "--out", "x"], "xl"),
+        (["status", "--home", "/nonexistent/home"], "--home"),
+        (["replay", "list", "--home", "/nonexistent/home"], "replay buffer"),
+        (["export", "--out", "x", "--home", "/nonexistent/home"], "--home"),
+        (["eval", "--model", "/nonexistent/model", "--task", "arithmetic"], "/nonexistent/model"),
+    ],
+)
+def test_wrong_words(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    complaint_about: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    code, line = complaint(capsys, *arguments)
+    assert code == 2
+    assert complaint_about in line
+
+
+def test_a_fault_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from ftis_node.cli import status
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr(status, "read_document", broken)
+    code, line = complaint(capsys, "status")
+    assert code == 1
+    assert "ZeroDivisionError: two lines" in line
+    assert "--debug" in line
+    with pytest.raises(ZeroDivisionError):
+        run(["--debug", "status"])

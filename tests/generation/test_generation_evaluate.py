@@ -1,0 +1,183 @@
+"""pass@1 and pass@k over a scripted generator."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pytest
+from generation_support import SETTINGS, make_request, tiny_model
+
+from ftis_node.errors import EngineError, WorkerDiedError
+from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.generation.engines.torch_engine import TorchEngine
+from ftis_node.generation.evaluate import estimate_pass_at_k, evaluate
+from ftis_node.generation.local import LocalGenerator
+from ftis_node.records.group import Completion, CompletionStatus, FinishReason, PromptRef, SamplingSettings
+from ftis_node.tasks.base import TaskItem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RIGHT, WRONG = 1, 0
+
+
+class TenProblems:
+    """A task: problem i is prompt [i]."""
+
+    name = "ten"
+    split = "test"
+    isolate_scoring: ClassVar[bool] = False
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> TaskItem:
+        return TaskItem(
+            ref=PromptRef("ten", "test", index), prompt=({"role": "user", "content": str(index)},), answer=""
+        )
+
+
+class Digits:
+    """A tokenizer: the prompt's number repeated, and ids as text."""
+
+    def encode_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        number = int(messages[0]["content"])
+        return [number] * (number + 1)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return " ".join(map(str, token_ids))
+
+
+class LastTokenScorer:
+    """Right where the last token is 1; half right (which is wrong) where it is 5; fails on 9."""
+
+    async def score(self, item: TaskItem, texts: Sequence[str]) -> list[tuple[float, CompletionStatus]]:
+        return [self.score_one(text.split()[-1]) for text in texts]
+
+    def score_one(self, last: str) -> tuple[float, CompletionStatus]:
+        status = CompletionStatus.UNSCORED if last == "9" else CompletionStatus.SCORED
+        return {"1": 1.0, "5": 0.5}.get(last, 0.0), status
+
+
+@dataclass
+class Scripted:
+    """Greedy: right for problems 0 to 3. Sampled: the first `problem` completions are right."""
+
+    deaths: int = 0
+    calls: list[tuple[int, int, float, int]] = field(default_factory=list)
+    in_flight: int = 0
+    most_in_flight: int = 0
+    greedy: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(4), RIGHT))
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        num_completions: int,
+        sampling: SamplingSettings,
+        max_tokens: int,
+        seed: int | None = None,
+    ) -> GenerationResult:
+        if self.deaths:
+            self.deaths -= 1
+            raise WorkerDiedError("killed")
+        problem = prompt_ids[0]
+        self.calls.append((problem, num_completions, sampling.temperature, max_tokens))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        await asyncio.sleep(0)
+        self.in_flight -= 1
+        if sampling.temperature == 0:
+            last_ids = [self.greedy.get(problem, WRONG)]
+        else:
+            last_ids = [RIGHT] * problem + [WRONG] * (num_completions - problem)
+        reason = FinishReason.LENGTH if problem == 8 else FinishReason.STOP
+        completions = tuple(
+            Completion(np.array([7, last], dtype=np.int32), np.zeros(2, dtype=np.float32), reason) for last in last_ids
+        )
+        return GenerationResult(completions, 0, 0)
+
+
+async def grade(generator: Scripted, **options: object) -> object:
+    given = {"limit": 10, "scorer": LastTokenScorer(), "completion_limit": lambda length: 20 - length, **options}
+    return await evaluate(generator, TenProblems(), Digits(), **given)
+
+
+async def test_greedy_pass_at_1_over_the_first_problems() -> None:
+    generator, told = Scripted(), []
+    result = await grade(generator, limit=8, on_progress=lambda done, of: told.append((done, of)))
+    assert (result.pass_at_1, result.n, result.pass_at_k) == (0.5, 8, None)
+    assert sorted(generator.calls) == [(problem, 1, 0.0, 19 - problem) for problem in range(8)]
+    assert told == [(done, 8) for done in range(1, 9)]
+    assert (await grade(Scripted(), limit=1000)).n == 10
+
+
+async def test_what_went_wrong_is_counted_and_half_right_is_wrong() -> None:
+    generator = Scripted(greedy={0: 1, 1: 5, 2: 9})
+    result = await grade(generator, completion_limit=lambda length: 9 - length)
+    assert result.pass_at_1 == 0.1
+    assert (result.unscored, result.too_long, result.truncated) == (1, 2, 0)
+    assert (await grade(Scripted())).truncated == 1
+    assert (await grade(Scripted())).completion_tokens_mean == 2.0
+
+
+async def test_pass_at_k_by_samples() -> None:
+    generator = Scripted()
+    result = await grade(generator, limit=3, k=2, num_samples=4)
+    # 0, 1 and 2 of 4 are right: two drawn hold none, with chance 1/2, with chance 1 - 1/6
+    assert result.pass_at_k == pytest.approx((0 + 1 / 2 + 5 / 6) / 3)
+    assert result.pass_at_1 == 1.0
+    assert [call[1:3] for call in sorted(generator.calls)] == [(1, 0.0), (4, 1.0)] * 3
+
+
+@pytest.mark.parametrize("num_samples", [1, 4, 6])
+def test_the_estimator_is_the_share_of_draws_that_hold_a_right_one(num_samples: int) -> None:
+    for num_right in range(num_samples + 1):
+        for k in range(1, num_samples + 1):
+            draws = list(combinations([True] * num_right + [False] * (num_samples - num_right), k))
+            share = sum(map(any, draws)) / len(draws)
+            estimate = estimate_pass_at_k(num_samples=num_samples, num_right=num_right, k=k)
+            assert estimate == pytest.approx(share, abs=1e-12)
+
+
+async def test_problems_in_flight_are_bounded() -> None:
+    generator = Scripted()
+    await grade(generator, problems_in_flight=3)
+    assert generator.most_in_flight == 3
+
+
+async def test_a_death_of_the_worker_costs_another_try_and_no_more() -> None:
+    assert (await grade(Scripted(deaths=2), limit=1)).pass_at_1 == 1.0
+    with pytest.raises(WorkerDiedError):
+        await grade(Scripted(deaths=3), limit=1)
+
+
+async def test_another_failure_ends_the_evaluation_as_itself() -> None:
+    class Broken(Scripted):
+        async def generate(self, *prompt_ids: object, **options: object) -> GenerationResult:
+            raise EngineError("broken")
+
+    with pytest.raises(EngineError, match="broken"):
+        await grade(Broken())
+
+
+@pytest.mark.parametrize("options", [{"limit": 0}, {"k": 0}, {"k": 3, "num_samples": 2}])
+async def test_senseless_numbers_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        await grade(Scripted(), **options)
+
+
+async def test_an_engine_in_this_process_answers_as_the_client_does() -> None:
+    engine = TorchEngine(tiny_model(), SETTINGS)
+    try:
+        local = LocalGenerator(engine, eos_ids=[7])
+        result = await local.generate([1, 2], num_completions=3, sampling=SamplingSettings(), max_tokens=5, seed=1)
+        request = make_request([1, 2], num_completions=3, max_tokens=5, eos_ids=frozenset({7}), seed=1)
+        expected = await engine.generate(request)
+    finally:
+        await engine.close()
+    assert [c.token_ids.tolist() for c in result.completions] == [c.token_ids.tolist() for c in expected.completions]

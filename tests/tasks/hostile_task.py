@@ -1,0 +1,73 @@
+"""A task whose texts are orders to misbehave, for tests of the scoring process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from typing import ClassVar
+
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks.base import TaskItem
+
+
+class HostileTask:
+    """Scores a number as itself; any other text names what goes wrong."""
+
+    name: ClassVar[str] = "hostile"
+    split: ClassVar[str] = "train"
+
+    def __init__(self, *, isolate: bool = True) -> None:
+        self.isolate_scoring = isolate
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> TaskItem:
+        if index != 0:
+            raise IndexError(index)
+        return TaskItem(PromptRef(self.name, self.split, 0), ({"role": "user", "content": "obey"},), "1")
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        return self[ref.index]
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        match completion_text:
+            case "sleep":
+                time.sleep(600)
+            case "integer":  # C code that holds the interpreter's lock and answers to no Python signal handler
+                return float(len(bin(7 ** (7**9))))
+            case "memory":
+                return float(len(bytearray(8 << 30)))
+            case "segfault":
+                ctypes.string_at(0)
+            case "exit":
+                os._exit(0)
+            case "raise":
+                raise RuntimeError("as ordered")
+            case "pid":
+                return 1 / os.getpid()
+        return 1.0 if completion_text.startswith("<think>") else float(completion_text)
+
+
+class DyingTask(HostileTask):
+    """Kills every process that loads it."""
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        os._exit(3)
+
+
+class HangingTask(HostileTask):
+    """Never gets ready."""
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        time.sleep(600)
+        return 0.0
+
+
+class UnpicklableTask(HostileTask):
+    """Holds what cannot travel to another process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handle = lambda: None

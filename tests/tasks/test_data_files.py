@@ -1,0 +1,213 @@
+"""GSM8K and MATH-500 from local files and from the hub: what is read, and what is refused with file and line."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import NetworkError, TaskError
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks import load_task
+from ftis_node.tasks.hub import fetch_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLIPS = {"question": "How many clips did Natalia sell in both months?", "answer": "24 clips in May.\n#### 72"}
+MILES = {"question": "How far did he drive?", "answer": "1,000 + 80 = <<1000+80=1080>>1080\n#### 1,080"}
+POLAR = {
+    "problem": "Convert the point $(0,3)$ to polar coordinates.",
+    "solution": "...",
+    "answer": "\\left( 3, \\frac{\\pi}{2} \\right)",
+    "subject": "Precalculus",
+    "level": 2,
+    "unique_id": "test/precalculus/807.json",
+}
+
+
+def _write(file: Path, *rows: object) -> Path:
+    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return file
+
+
+def test_gsm8k_from_a_file(tmp_path: Path) -> None:
+    task = load_task(f"gsm8k:{_write(tmp_path / 'any name.jsonl', CLIPS, MILES)}", split="test")
+    item = task[1]
+    assert (task.name, task.split, len(task)) == ("gsm8k", "test", 2)
+    assert item.ref == PromptRef("gsm8k", "test", 1)
+    assert item.answer == "1080"
+    assert [message["role"] for message in item.prompt] == ["system", "user"]
+    assert item.prompt[1]["content"] == MILES["question"]
+    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
+        assert tag in item.prompt[0]["content"]
+    assert task.resolve(item.ref) == item
+
+
+def test_math500_from_a_file(tmp_path: Path) -> None:
+    task = load_task(f"math500:{_write(tmp_path / 'test.jsonl', POLAR)}", split="test")
+    assert task[0].prompt[1]["content"] == POLAR["problem"]
+    assert task[0].answer == POLAR["answer"]
+    assert task.name == "math500"
+
+
+def test_math500_trains_on_a_file_that_is_given_for_it(tmp_path: Path) -> None:
+    task = load_task(f"math500:{_write(tmp_path / 'train.jsonl', POLAR)}", split="train")
+    assert task[0].ref == PromptRef("math500", "train", 0)
+
+
+def test_a_folder_holds_both_splits(tmp_path: Path) -> None:
+    _write(tmp_path / "train.jsonl", CLIPS)
+    _write(tmp_path / "test.jsonl", MILES)
+    assert load_task(f"gsm8k:{tmp_path}", split="train")[0].answer == "72"
+    assert load_task(f"gsm8k:{tmp_path}", split="test")[0].answer == "1080"
+
+
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _write(tmp_path / "train.jsonl", CLIPS)
+    assert len(load_task("gsm8k:~/train.jsonl")) == 1
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        PromptRef("gsm8k", "train", 1),
+        PromptRef("gsm8k", "train", -1),
+        PromptRef("gsm8k", "test", 0),
+        PromptRef("x", "train", 0),
+    ],
+)
+def test_references_to_other_problems_raise_key_error(tmp_path: Path, ref: PromptRef) -> None:
+    task = load_task(f"gsm8k:{_write(tmp_path / 'train.jsonl', CLIPS)}")
+    with pytest.raises(KeyError):
+        task.resolve(ref)
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_indices_outside_raise_index_error(tmp_path: Path, index: int) -> None:
+    task = load_task(f"gsm8k:{_write(tmp_path / 'train.jsonl', CLIPS)}")
+    with pytest.raises(IndexError):
+        task[index]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{", "no valid JSON"),
+        ("", "the line is empty"),
+        ("[1]", "must be a JSON object"),
+        ("[" * 100_000, "no valid JSON"),
+        ({"answer": "#### 1"}, "'question' must be a text"),
+        ({"question": " ", "answer": "#### 1"}, "'question' must be a text"),
+        ({"question": 5, "answer": "#### 1"}, "'question' must be a text"),
+        ({"question": "q", "answer": None}, "'answer' must be a text"),
+        ({"question": "q", "answer": "72"}, "'answer' must end in '#### N'"),
+        ({"question": "q", "answer": "#### many"}, "'answer' must end in '#### N'"),
+        ({"question": "q \ud800", "answer": "#### 1"}, "'question' holds half of a surrogate pair"),
+        (MILES, "the same problem as in line 1"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, row: object, message: str) -> None:
+    file = _write(tmp_path / "train.jsonl", MILES, row, CLIPS)
+    with pytest.raises(TaskError) as caught:
+        load_task(f"gsm8k:{file}")
+    assert str(caught.value).startswith(f"{file}:2: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_bytes(json.dumps(CLIPS).encode() + b'\n{"question": "\xff"}\n')
+    with pytest.raises(TaskError, match=r"train\.jsonl:2: no valid JSON"):
+        load_task(f"gsm8k:{file}")
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_file_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(content)
+    with pytest.raises(TaskError, match="train.jsonl: there is no problem in it"):
+        load_task(f"gsm8k:{file}")
+
+
+def test_blank_lines_at_the_end_are_no_problems(tmp_path: Path) -> None:
+    assert len(load_task(f"gsm8k:{_write(tmp_path / 'train.jsonl', CLIPS, '', ' ')}")) == 1
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="absent.jsonl: cannot be read .No such file"):
+        load_task(f"gsm8k:{tmp_path}/absent.jsonl")
+    with pytest.raises(TaskError, match=r"test\.jsonl: cannot be read"):
+        load_task(f"math500:{tmp_path}", split="test")
+
+
+HUB_LIBRARY = """
+import json, sys
+def load_dataset(name, config, split):
+    if name != "openai/gsm8k" or config != "main" or split != "test":
+        raise ValueError("BuilderConfig not found")
+    sys.stderr.write("a warning\\n")
+    return json.loads({rows!r})
+"""
+
+
+@pytest.fixture
+def hub_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub whose port is closed, and no cache."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+
+
+def _give_library(folder: Path, monkeypatch: pytest.MonkeyPatch, *rows: object) -> None:
+    """A stand-in for `datasets` that knows these rows."""
+    (folder / "datasets.py").write_text(HUB_LIBRARY.format(rows=json.dumps(rows)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
+
+
+@pytest.mark.usefixtures("hub_away")
+def test_rows_of_the_hub_are_read_like_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _give_library(tmp_path, monkeypatch, CLIPS, MILES)
+    task = load_task("gsm8k", split="test")
+    assert [task[index].answer for index in range(len(task))] == ["72", "1080"]
+
+
+@pytest.mark.usefixtures("hub_away")
+def test_a_broken_row_of_the_hub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _give_library(tmp_path, monkeypatch, CLIPS, {"question": "q"})
+    with pytest.raises(TaskError, match=r"openai/gsm8k \(test\):2: the field 'answer'"):
+        load_task("gsm8k", split="test")
+
+
+@pytest.mark.usefixtures("hub_away")
+def test_a_hub_that_refuses_is_a_network_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _give_library(tmp_path, monkeypatch)
+    with pytest.raises(NetworkError, match=r"\(ValueError: BuilderConfig not found\): give a local file as gsm8k:PATH"):
+        load_task("gsm8k", split="train")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hub_away")
+def test_a_hub_that_is_away_is_a_network_error_without_long_tries() -> None:
+    began = time.monotonic()
+    with pytest.raises(NetworkError) as caught:
+        load_task("gsm8k", split="test")
+    assert time.monotonic() - began < 20  # by itself the library tries for 24 s where it is refused, 400 s where not
+    assert "cannot get openai/gsm8k from the hub" in str(caught.value)
+    assert "gsm8k:PATH" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(NetworkError, match=r"\(not done within 0.5 s\)"):
+            fetch_rows("openai/gsm8k", config="main", split="test", task="gsm8k", limit_s=0.5)

@@ -1,0 +1,115 @@
+"""Equal answers in the many ways that models write them, unequal ones, and text made to keep a parser busy."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.records.group import CompletionStatus
+from ftis_node.tasks import load_task
+from ftis_node.tasks.math_answers import answers_agree
+from ftis_node.tasks.scoring import UNSCORED, IsolatedScorer, ScoringLimits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.tasks import Task
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps({"question": "How many clips?", "answer": "48 + 24\n#### 72"}) + "\n")
+    return load_task(f"gsm8k:{file}")
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("<think>48+24</think><answer>72</answer>", 1.0),
+        ("<think>48+24</think>\n<answer>\\boxed{72}</answer>\n", 1.0),
+        ("<think>72</think><answer>71</answer>", 0.0),
+        ("<think>72</think><answer></answer>", 0.0),
+        ("72", 0.0),
+        ("<think>x</think>72", 0.0),
+        ("\ud800 \x00", 0.0),
+        ("<think>x</think><answer>\ud800 \x00</answer>", 0.0),
+    ],
+)
+def test_reward_needs_format_and_answer(task: Task, completion: str, reward: float) -> None:
+    assert task.score(task[0], completion) == reward
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("72", "72"),
+        ("72", "72.00"),
+        ("72", "$72"),
+        ("72", "\\$72"),
+        ("72", "72 clips"),
+        ("72", "**72**"),
+        ("72", "The answer is 72."),
+        ("72", "The answer is $72$."),
+        ("72", "48 + 24 = 72"),
+        ("72", "\\( 72 \\)"),
+        ("1080", "1,080"),
+        ("1080", "1{,}080"),
+        ("1080", "1\\,080"),
+        ("\\frac{3}{4}", "3/4"),
+        ("\\frac{3}{4}", "0.75"),
+        ("\\frac{1}{3}", "0.333333"),
+        ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3, \\pi/2)"),
+        ("\\text{Evelyn}", "Evelyn"),
+        ("11\\sqrt2", "11*sqrt(2)"),
+        ("6 - 5i", "-5i + 6"),
+        ("2,3", "3 and 2"),
+        ("x^2 + 2x + 1", "(x+1)^2"),
+        ("5", "x = 5"),
+        ("90^\\circ", "90"),
+    ],
+)
+def test_equal_answers(reference: str, answer: str) -> None:
+    assert answers_agree(reference, answer)
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("72", "71"),
+        ("72", "-72"),
+        ("72", "72000"),
+        ("72", "about a dozen"),
+        ("2", "\\left( 3, \\frac{\\pi}{2} \\right)"),  # its last number alone must not count
+        ("\\text{Evelyn}", "Carla"),
+        ("x^2 + 1", "x^2 - 1"),
+        ("[1,2]", "(1,2)"),
+        ("72", "{" * 300),
+        ("72", "72" + " " * 500 + "."),
+    ],
+)
+def test_unequal_answers(reference: str, answer: str) -> None:
+    assert not answers_agree(reference, answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["9^9^9^9", "9^{9^{9^{9}}}", "9**9**9**9", "2^{99999999}", "99999999!", "9" * 400, "1+" * 5000 + "1"],
+)
+def test_the_commonest_attacks_cost_nothing(answer: str) -> None:
+    began = time.monotonic()
+    assert not answers_agree("72", answer)
+    assert time.monotonic() - began < 0.1
+
+
+@pytest.mark.slow
+async def test_other_attacks_cost_their_time_limit_and_no_other_text(task: Task) -> None:
+    right = "<think>x</think><answer>72</answer>"
+    attacks = ["((((9^{99})^{99})^{99})^{99})", "\\binom{1000000000}{500000000}"]
+    texts = [right, *(f"<think>x</think><answer>{attack}</answer>" for attack in attacks), right]
+    async with IsolatedScorer(task, limits=ScoringLimits(time_limit_s=3)) as scorer:
+        scores = await scorer.score(task[0], texts)
+    assert scores == [(1.0, CompletionStatus.SCORED), UNSCORED, UNSCORED, (1.0, CompletionStatus.SCORED)]

@@ -1,0 +1,104 @@
+"""Mixtures: whose turn it is, which problem it shows, and that references name the part."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks import load_task
+from ftis_node.tasks.arithmetic import ArithmeticTask
+from ftis_node.tasks.base import Task, TaskItem
+from ftis_node.tasks.mixed import MixedTask
+
+
+class _Numbered:
+    """`size` problems whose answer is their index."""
+
+    split = "train"
+    isolate_scoring = False
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> TaskItem:
+        return TaskItem(PromptRef(self.name, self.split, index), ({"role": "user", "content": str(index)},), str(index))
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        if ref.index >= self.size:
+            raise KeyError(str(ref))
+        return self[ref.index]
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        return float(completion_text == f"{self.name} {item.answer}")
+
+
+def _mixture(*parts: tuple[str, int, int]) -> MixedTask:
+    """Of (name, size, weight)."""
+    tasks: list[Task] = [_Numbered(name, size) for name, size, _ in parts]
+    return MixedTask(tasks, weights=[weight for _, _, weight in parts], name="mixture")
+
+
+def _walk(task: Task) -> str:
+    return " ".join(f"{task[index].ref.task}{task[index].ref.index}" for index in range(len(task)))
+
+
+def test_parts_take_turns_by_weight() -> None:
+    assert _walk(_mixture(("a", 6, 3), ("b", 2, 1))) == "a0 a1 b0 a2 a3 a4 b1 a5"
+
+
+def test_the_shorter_part_begins_again_until_the_longer_is_through() -> None:
+    assert _walk(_mixture(("a", 5, 2), ("b", 1, 1))) == "a0 b0 a1 a2 b0 a3 a4 b0 a0"
+
+
+def test_equal_weights_alternate() -> None:
+    assert _walk(_mixture(("a", 2, 1), ("b", 2, 1), ("c", 1, 1))) == "a0 b0 c0 a1 b1 c0"
+
+
+def test_references_and_scores_go_to_the_part() -> None:
+    mixture = _mixture(("a", 2, 1), ("b", 2, 1))
+    item = mixture[1]
+    assert item.ref == PromptRef("b", "train", 0)
+    assert mixture.resolve(item.ref) == item
+    assert mixture.score(item, "b 0") == 1.0
+    assert mixture.score(item, "a 0") == 0.0
+
+
+@pytest.mark.parametrize(
+    "ref", [PromptRef("mixture", "train", 0), PromptRef("c", "train", 0), PromptRef("a", "train", 2)]
+)
+def test_unknown_references_raise_key_error(ref: PromptRef) -> None:
+    with pytest.raises(KeyError):
+        _mixture(("a", 2, 1), ("b", 2, 1)).resolve(ref)
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_indices_outside_raise_index_error(index: int) -> None:
+    mixture = _mixture(("a", 2, 1), ("b", 2, 1))
+    with pytest.raises(IndexError):
+        mixture[index]
+
+
+def test_a_mixture_can_be_walked_by_a_for_loop() -> None:
+    assert len(list(_mixture(("a", 3, 1), ("b", 3, 2)))) == 9
+
+
+def test_the_order_in_a_spec_does_not_matter() -> None:
+    one, other = load_task("arithmetic:sub=2+arithmetic:add"), load_task("arithmetic:add=1+arithmetic:sub=2")
+    assert isinstance(one, MixedTask)
+    assert one.name == other.name == "arithmetic:add+arithmetic:sub=2"
+    assert [one[i] for i in range(30)] == [other[i] for i in range(30)]
+    assert [one[i].ref.task for i in range(3)] == ["arithmetic:sub", "arithmetic:add", "arithmetic:sub"]
+    assert one[0] == ArithmeticTask("train", parts="sub")[0]
+
+
+def test_isolation_is_asked_for_where_any_part_asks() -> None:
+    class Hostile(_Numbered):
+        isolate_scoring = True
+
+    harmless = _Numbered("a", 1)
+    assert not MixedTask([harmless], weights=[1], name="m").isolate_scoring
+    assert MixedTask([harmless, Hostile("b", 1)], weights=[1, 1], name="m").isolate_scoring

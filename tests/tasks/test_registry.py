@@ -1,0 +1,152 @@
+"""From a spec to a task: built-in names, plug-ins, what is unknown, and that naming a task loads no library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import TaskError
+from ftis_node.tasks import Task, held_out_spec, load_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLUGIN = """
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks import TaskItem
+
+class Echo:
+    isolate_scoring = False
+
+    def __init__(self, split, name="echo"):
+        self.split, self.name = split, name
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return TaskItem(PromptRef(self.name, self.split, index), ({"role": "user", "content": "say x"},), "x")
+
+    def resolve(self, ref):
+        return self[ref.index]
+
+    def score(self, item, completion_text):
+        return float(completion_text == "x")
+
+def misnamed(split):
+    return Echo(split, name="other")
+
+def broken(split):
+    raise OSError("no such\\tdisk")
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with four tasks, one of which is any good."""
+    (tmp_path / "echo_plugin.py").write_text(PLUGIN)
+    info = tmp_path / "echo_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[ftis_node.tasks]\necho = echo_plugin:Echo\nmisnamed = echo_plugin:misnamed\nbroken = echo_plugin:broken\n"
+        "absent = echo_plugin:absent\nno-task = builtins:str\ngsm8k = echo_plugin:Echo\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "echo_plugin", raising=False)
+
+
+@pytest.mark.parametrize("spec", ["arithmetic", "arithmetic:add", "arithmetic:sub", "rg:leg_counting"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_built_in_tasks_that_need_no_file(spec: str, split: str) -> None:
+    task = load_task(spec, split=split)
+    assert isinstance(task, Task)
+    assert (task.name, task.split) == (spec, split)
+    assert task.resolve(task[0].ref) == task[0]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plug_in_is_loaded_by_its_name() -> None:
+    task = load_task("echo", split="test")
+    assert task.split == "test"
+    assert task.score(task[0], "x") == 1.0
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plug_in_can_be_mixed() -> None:
+    task = load_task("echo+arithmetic")
+    assert [task[index].ref.task for index in range(2)] == ["arithmetic", "echo"]
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("misnamed", "calls itself 'other'"),
+        ("broken", "cannot be loaded: OSError: no such\tdisk"),
+        ("absent", "cannot be loaded: AttributeError"),
+        ("no-task", "gave a str, which is no Task"),
+        ("unheard", "rg:NAME of reasoning-gym, absent, broken, echo"),
+    ],
+)
+def test_bad_plug_ins_are_task_errors(name: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task(name)
+    assert message in str(caught.value)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plug_in_cannot_take_a_built_in_name(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="cannot be read"):
+        load_task(f"gsm8k:{tmp_path}/absent.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("gsm9k", "unknown task 'gsm9k': known are arithmetic, "),
+        ("arithmetic:mul", "arithmetic:mul"),
+        ("rg", "unknown task 'rg'"),
+        ("rg:chian_sum", "unknown task 'rg:chian_sum': reasoning-gym has rg:chain_sum"),
+        ("rg:zzzzzzzz", "reasoning-gym has rg:ab, rg:acre, "),
+        ("rg:codeio", "rg:codeio cannot be used: its problems differ from process to process"),
+        ("arithmetic+rg:composite", "rg:composite cannot be used"),
+        ("math500", "math500 is for evaluation, it has no split 'train'"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_a_task_error_in_one_line(spec: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task(spec, split="train")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_split_is_refused() -> None:
+    with pytest.raises(TaskError, match="there is no split 'validation'"):
+        load_task("arithmetic", split="validation")
+
+
+def test_importing_the_room_loads_no_library_of_a_task() -> None:
+    code = (
+        "import sys, ftis_node.tasks as tasks; tasks.parse_spec('gsm8k+rg:chain_sum'); tasks.load_task('arithmetic')\n"
+        "heavy = {'torch', 'datasets', 'reasoning_gym', 'math_verify', 'sympy', 'pebble'} & set(sys.modules)\n"
+        "sys.exit(' '.join(sorted(heavy)) or 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_what_is_held_out(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.touch()
+    assert str(held_out_spec("arithmetic:add")) == "arithmetic:add"
+    assert str(held_out_spec("gsm8k=3+rg:chain_sum")) == "gsm8k=3+rg:chain_sum"
+    assert held_out_spec(f"gsm8k:{file}") is None
+    assert held_out_spec(f"gsm8k:{tmp_path}") is None
+    assert str(held_out_spec(f"gsm8k:{tmp_path}+arithmetic=2")) == "arithmetic"
+    (tmp_path / "test.jsonl").touch()
+    assert str(held_out_spec(f"gsm8k:{tmp_path}")) == f"gsm8k:{tmp_path}"
+    assert held_out_spec("some-plugin") is None

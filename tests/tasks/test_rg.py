@@ -1,0 +1,136 @@
+"""reasoning-gym's tasks: every one loads, shows the same problems in every process, and scores its own answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from ftis_node.errors import TaskError
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks import load_task
+from ftis_node.tasks.rg import REFUSED, SPLITS, ReasoningGymTask
+
+# Ends of the range of what there is: text, numbers, boards, code-like answers, partial scores, problems made at load.
+SAMPLE = [
+    "base_conversion",
+    "basic_arithmetic",
+    "binary_matrix",
+    "calendar_arithmetic",
+    "chain_sum",
+    "complex_arithmetic",
+    "countdown",
+    "family_relationships",
+    "knights_knaves",
+    "leg_counting",
+    "letter_counting",
+    "maze",
+    "n_queens",
+    "simple_integration",
+    "spell_backward",
+    "string_insertion",
+    "syllogism",
+    "word_sorting",
+]
+
+
+def _completion(answer: str) -> str:
+    return f"<think>so it is</think>\n<answer>\n{answer}\n</answer>"
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("generator", SAMPLE)
+def test_the_reference_scores_one_in_the_format_alone(generator: str, split: str) -> None:
+    task = load_task(f"rg:{generator}", split=split)
+    item = task[3]
+    assert task.resolve(item.ref) == item
+    assert task.score(item, _completion(item.answer)) == 1.0
+    assert task.score(item, item.answer) == 0.0
+    assert task.score(item, _completion("zzz 7 qqq")) < 0.5
+
+
+def test_an_item_asks_for_the_format() -> None:
+    task = load_task("rg:leg_counting", split="test")
+    assert task[0].ref == PromptRef("rg:leg_counting", "test", 0)
+    assert "<answer>" in task[0].prompt[0]["content"]
+    assert "legs" in task[0].prompt[1]["content"]
+    assert task.isolate_scoring
+
+
+def test_partial_scores_are_passed_on() -> None:
+    task = load_task("rg:word_sorting")
+    words = task[0].answer.split(", ")
+    assert 0 < task.score(task[0], _completion(", ".join(reversed(words)))) < 1
+
+
+def test_a_problem_without_a_reference_is_scored_from_the_problem() -> None:
+    task = load_task("rg:graph_color")
+    assert task[0].answer == ""
+    assert task.score(task[0], _completion('{"0": 1}')) < 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<answer>", _completion("\ud800\x00"), _completion("{" * 30_000), _completion("1e400")]
+)
+@pytest.mark.parametrize("generator", ["countdown", "spiral_matrix", "graph_color", "complex_arithmetic"])
+def test_no_text_raises(generator: str, text: str) -> None:
+    task = load_task(f"rg:{generator}")
+    assert 0.0 <= task.score(task[0], text) < 0.5
+
+
+def test_splits_cannot_overlap() -> None:
+    (train, num_train), (test, num_test) = SPLITS["train"], SPLITS["test"]
+    assert train + num_train <= test or test + num_test <= train
+    tasks = [load_task("rg:chain_sum", split=split) for split in ("train", "test")]
+    train_prompts, test_prompts = ({task[index].prompt[1]["content"] for index in range(100)} for task in tasks)
+    assert not train_prompts & test_prompts
+
+
+def test_indices_and_references_outside_are_refused() -> None:
+    task = load_task("rg:leg_counting", split="test")
+    for index in (-1, len(task)):
+        with pytest.raises(IndexError):
+            task[index]
+        with pytest.raises(KeyError):
+            task.resolve(PromptRef(task.name, "test", index))
+    with pytest.raises(KeyError):
+        task.resolve(PromptRef(task.name, "train", 0))
+
+
+def test_a_task_travels_without_its_problems() -> None:
+    task = ReasoningGymTask("leg_counting", "test")
+    before = task[5]
+    wire = pickle.dumps(task)
+    assert len(wire) < 500
+    assert pickle.loads(wire)[5] == before
+
+
+@pytest.mark.parametrize("generator", REFUSED)
+def test_what_a_swarm_cannot_use_is_refused_with_the_reason(generator: str) -> None:
+    with pytest.raises(TaskError, match=f"rg:{generator} cannot be used: "):
+        load_task(f"rg:{generator}")
+
+
+MAKE_ELSEWHERE = """
+import json, random, sys
+from ftis_node.tasks import load_task
+random.seed(7)
+tasks = {name: load_task(f"rg:{name}", split="test") for name in reversed(json.loads(sys.argv[1]))}
+json.dump({name: [task[i].prompt[1]["content"] for i in (9, 4, 0)] for name, task in tasks.items()}, sys.stdout)
+"""
+
+
+def test_another_process_makes_the_same_prompts() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", MAKE_ELSEWHERE, json.dumps(SAMPLE)],
+        env=os.environ | {"PYTHONHASHSEED": "4242"},
+        capture_output=True,
+        check=True,
+    )
+    tasks = {name: load_task(f"rg:{name}", split="test") for name in SAMPLE}
+    here = {name: [task[index].prompt[1]["content"] for index in (9, 4, 0)] for name, task in tasks.items()}
+    assert json.loads(result.stdout) == here

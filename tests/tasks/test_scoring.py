@@ -1,0 +1,188 @@
+"""The scoring process: each way in which a text can misbehave costs that text alone, and nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from ftis_node.errors import TaskError, WorkerDiedError
+from ftis_node.records.group import CompletionStatus
+from ftis_node.tasks.arithmetic import ArithmeticTask
+from ftis_node.tasks.mixed import MixedTask
+from ftis_node.tasks.scoring import UNSCORED, IsolatedScorer, ScoringLimits
+from tests.tasks.hostile_task import DyingTask, HangingTask, HostileTask, UnpicklableTask
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+SCORED = CompletionStatus.SCORED
+ITEM = HostileTask()[0]
+LIMITS = ScoringLimits(time_limit_s=0.5, start_limit_s=20, memory_limit_bytes=1 << 30)
+
+
+@pytest.fixture
+async def scorer() -> AsyncIterator[IsolatedScorer]:
+    async with IsolatedScorer(HostileTask(), limits=LIMITS) as scorer:
+        yield scorer
+
+
+async def test_texts_come_out_in_order(scorer: IsolatedScorer) -> None:
+    assert await scorer.score(ITEM, ["1", "0.25", "0"]) == [(1.0, SCORED), (0.25, SCORED), (0.0, SCORED)]
+
+
+async def test_scoring_happens_in_one_other_process(scorer: IsolatedScorer) -> None:
+    (first, _), (second, _) = await scorer.score(ITEM, ["pid", "pid"])
+    assert first == second != 1 / os.getpid()
+
+
+@pytest.mark.parametrize("order", ["sleep", "integer", "segfault", "exit"])
+async def test_a_text_that_costs_the_process_costs_no_other_text(scorer: IsolatedScorer, order: str) -> None:
+    assert await scorer.score(ITEM, ["0.5", order, "0.75"]) == [(0.5, SCORED), UNSCORED, (0.75, SCORED)]
+
+
+async def test_what_is_no_reward_is_unscored(scorer: IsolatedScorer) -> None:
+    orders = ["memory", "raise", "nan", "1.5", "-1", "no number"]
+    assert await scorer.score(ITEM, [*orders, "0.75"]) == [UNSCORED] * len(orders) + [(0.75, SCORED)]
+
+
+async def test_a_text_that_takes_too_long_is_cut_off_in_time(scorer: IsolatedScorer) -> None:
+    await scorer.score(ITEM, ["1"])  # started
+    began = time.monotonic()
+    assert await scorer.score(ITEM, ["integer"]) == [UNSCORED]
+    assert time.monotonic() - began < 1.5
+
+
+async def test_a_group_of_slow_texts_is_given_up_as_one() -> None:
+    limits = ScoringLimits(time_limit_s=0.3, group_limit_s=0.2)
+    async with IsolatedScorer(HostileTask(), limits=limits) as scorer:
+        await scorer.score(ITEM, ["1"])
+        began = time.monotonic()
+        assert await scorer.score(ITEM, ["sleep"] * 50) == [UNSCORED] * 50
+        assert time.monotonic() - began < 2
+
+
+async def test_two_processes_score_two_groups_at_once() -> None:
+    async with IsolatedScorer(HostileTask(), limits=ScoringLimits(time_limit_s=1, num_workers=2)) as scorer:
+        await asyncio.gather(scorer.score(ITEM, ["1", "1"]), scorer.score(ITEM, ["1", "1"]))
+        slow = asyncio.create_task(scorer.score(ITEM, ["sleep"]))
+        await asyncio.sleep(0.1)
+        assert await asyncio.wait_for(scorer.score(ITEM, ["1"]), timeout=0.5) == [(1.0, SCORED)]
+        assert not slow.done()
+        assert await slow == [UNSCORED]
+
+
+async def test_a_process_killed_while_idle_is_replaced(scorer: IsolatedScorer) -> None:
+    ((inverse, _),) = await scorer.score(ITEM, ["pid"])
+    os.kill(round(1 / inverse), signal.SIGKILL)
+    assert await scorer.score(ITEM, ["0.5"]) == [(0.5, SCORED)]
+
+
+async def test_a_process_that_cannot_start_is_a_typed_error() -> None:
+    async with IsolatedScorer(DyingTask(), limits=LIMITS) as scorer:
+        with pytest.raises(WorkerDiedError, match="does not stay alive"):
+            await scorer.score(ITEM, ["1"])
+
+
+async def test_a_process_that_is_never_ready_is_a_typed_error() -> None:
+    limits = ScoringLimits(time_limit_s=0.1, start_limit_s=2)
+    async with IsolatedScorer(HangingTask(), limits=limits) as scorer:
+        with pytest.raises(WorkerDiedError, match="not ready within 2 s"):
+            await scorer.score(ITEM, ["1"])
+
+
+async def test_a_task_that_cannot_travel_is_refused() -> None:
+    with pytest.raises(TaskError, match="'hostile' wants isolated scoring but cannot be pickled"):
+        IsolatedScorer(UnpicklableTask())
+
+
+async def test_harmless_tasks_are_scored_here_without_a_process() -> None:
+    arithmetic = ArithmeticTask("train")
+    async with IsolatedScorer(arithmetic) as scorer:
+        assert await scorer.score(arithmetic[0], [arithmetic[0].answer, "x"]) == [(1.0, SCORED), (0.0, SCORED)]
+        assert not _scoring_processes()
+
+
+async def test_a_harmless_task_that_raises_after_all_ends_nothing() -> None:
+    async with IsolatedScorer(HostileTask(isolate=False)) as scorer:
+        assert await scorer.score(ITEM, ["0.5", "raise", "nan"]) == [(0.5, SCORED), UNSCORED, UNSCORED]
+
+
+async def test_the_parts_of_a_mixture_go_each_their_way() -> None:
+    arithmetic = ArithmeticTask("train")
+    mixture = MixedTask([arithmetic, HostileTask()], weights=[1, 1], name="arithmetic+hostile")
+    async with IsolatedScorer(mixture, limits=LIMITS) as scorer:
+        assert await scorer.score(mixture[1], ["raise", "0.5"]) == [UNSCORED, (0.5, SCORED)]
+        assert await scorer.score(mixture[0], [arithmetic[0].answer]) == [(1.0, SCORED)]
+
+
+async def test_close_ends_busy_processes_within_two_seconds() -> None:
+    scorer = IsolatedScorer(HostileTask(), limits=ScoringLimits(time_limit_s=60))
+    await scorer.score(ITEM, ["1"])
+    waiting = asyncio.create_task(scorer.score(ITEM, ["integer", "1"]))
+    await asyncio.sleep(0.2)
+    began = time.monotonic()
+    await scorer.close()
+    assert time.monotonic() - began < 2
+    assert await waiting == [UNSCORED, UNSCORED]
+    assert not _scoring_processes()
+
+
+async def test_a_cancelled_caller_is_cancelled(scorer: IsolatedScorer) -> None:
+    await scorer.score(ITEM, ["1"])
+    waiting = asyncio.create_task(scorer.score(ITEM, ["sleep"]))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await scorer.score(ITEM, ["0.5"]) == [(0.5, SCORED)]
+
+
+PARENT = """
+    import asyncio, sys
+    from ftis_node.tasks.scoring import IsolatedScorer, ScoringLimits
+    from tests.tasks.hostile_task import HostileTask
+
+    async def main():
+        task = HostileTask()
+        scorer = IsolatedScorer(task, limits=ScoringLimits(time_limit_s=0.5))
+        (inverse, _), = await scorer.score(task[0], ["pid"])
+        print(round(1 / inverse), flush=True)
+        await scorer.score(task[0], [sys.argv[1]])
+        await asyncio.sleep(600)
+
+    if __name__ == "__main__":
+        asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("order", "end_s"), [("1", 5), ("integer", 40)])
+def test_the_process_dies_with_a_parent_that_is_killed(tmp_path: Path, order: str, end_s: float) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), order]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
+        assert parent.stdout
+        worker = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.3)
+        parent.kill()
+    gone, alive = psutil.wait_procs([worker], timeout=end_s)
+    for process in alive:
+        process.kill()
+    assert not alive
+
+
+def _scoring_processes() -> list[psutil.Process]:
+    """Spawned children, less the helper that Python keeps for their semaphores."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]

@@ -1,0 +1,92 @@
+"""The event trail survives what a node survives; the status is the contract's; every number of it is a metric."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.metrics import render_metrics
+from ftis_node.telemetry.status import EvalStatus, LearnerStatus, NodeStatus, Status, SwarmStatus, stopped
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTRACT = {
+    "node": {"peer_id", "name", "version", "role", "state", "uptime_s", "addresses"},
+    "run": {"id", "name", "method", "task"},
+    "model": {"name", "parameters", "trainable_parameters", "tokenizer_fingerprint", "policy_version"},
+    "generation": {"engine", "state", "tokens_per_s", "groups_made", "tokens_made", "restarts"},
+    "learner": {
+        "state", "step", "loss", "reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm",
+        "tokens_per_s", "own_groups", "foreign_groups", "restarts",
+    },
+    "swarm": {
+        "state", "reason", "peers_known", "peers_connected", "groups_sent", "groups_confirmed", "groups_received",
+        "groups_refused", "groups_repaired", "bytes_in", "bytes_out", "bytes_per_token",
+    },
+    "replay": {"waiting", "ready", "taken", "released", "tokens", "disk_bytes"},
+}  # fmt: skip
+
+
+def test_the_status_has_all_that_the_contract_names() -> None:
+    document = json.loads(Status(eval=[EvalStatus(step=5, task="gsm8k", pass_at_1=0.5, n=10)]).to_json())
+    assert document["schema"] == 1
+    for section, keys in CONTRACT.items():
+        assert keys <= set(document[section]), section
+    assert document["eval"] == [{"step": 5, "task": "gsm8k", "pass_at_1": 0.5, "n": 10}]
+
+
+def test_the_status_comes_back_and_damage_is_an_error() -> None:
+    status = Status(swarm=SwarmStatus(groups_refused={"reward": 2}, bytes_per_token=8.25))
+    assert Status.from_json(status.to_json()) == status
+    with pytest.raises(msgspec.DecodeError):
+        Status.from_json(b'{"schema": "one"}')
+
+
+def test_a_stopped_nodes_figures_stay_but_nothing_runs() -> None:
+    status = stopped(Status(node=NodeStatus(state="running"), learner=LearnerStatus(state="ready", step=7)))
+    assert (status.node.state, status.learner.state, status.learner.step) == ("stopped", "stopped", 7)
+    assert status.swarm.reason
+
+
+def test_every_number_is_a_metric() -> None:
+    status = Status(learner=LearnerStatus(step=7, loss=0.25), swarm=SwarmStatus(groups_refused={"reward": 2}))
+    lines = render_metrics(status).decode().splitlines()
+    assert "ftis_learner_step 7.0" in lines
+    assert "ftis_learner_loss 0.25" in lines
+    assert 'ftis_swarm_groups_refused{key="reward"} 2.0' in lines
+    assert not any(line.startswith("ftis_learner_reward_mean ") for line in lines), "None is no number"
+
+
+def test_events_are_lines_that_a_text_search_follows(tmp_path: Path) -> None:
+    trail = EventTrail(tmp_path / "events.jsonl")
+    trail.write("admitted", group=b"\xab\xcd", own=True)
+    trail.write("taken", group=b"\xab\xcd", step=1)
+    trail.close()
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl") if event["group"] == "abcd"] == [
+        "admitted",
+        "taken",
+    ]
+    assert read_events(tmp_path / "events.jsonl", name="taken")[0]["step"] == 1
+    assert read_events(tmp_path / "missing.jsonl") == []
+
+
+def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time": 1, "event": "a"}\n{"time": 2, "ev')
+    assert [event["event"] for event in read_events(path)] == ["a"]
+
+
+def test_the_trail_is_turned_over_at_a_size(tmp_path: Path) -> None:
+    trail = EventTrail(tmp_path / "events.jsonl", max_bytes=1000, kept_files=2)
+    for number in range(100):
+        trail.write("step", step=number)
+    trail.close()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 3
+    assert all(file.stat().st_size <= 1000 for file in files)
+    assert read_events(tmp_path / "events.jsonl")[-1]["step"] == 99
