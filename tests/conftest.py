@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,8 +13,12 @@ from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PROMPT_IDS = [5, 6, 7]
 EOS = 2
+TINY_SCALE = 0.1  # of the usual training
 RUN_ID = "ab" * 16
 TOKENIZER = "cd" * 16
 
@@ -52,3 +56,15 @@ def make_group(identity: Identity, **changes: Any) -> Group:
         created_at=round(time.time(), 3),
     )
     return replace(group, **changes)
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The two tiny models, barely trained: real in everything but their skill."""
+    from ftis_node.lab.tiny import make_tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+    models = {size: folder / size for size in ("s", "m")}
+    for size, path in models.items():
+        make_tiny(size, path, scale=TINY_SCALE)
+    return models

@@ -36,5 +36,8 @@ def test_no_host_of_a_registry_and_no_path_of_a_machine_is_named() -> None:
         parts = path.relative_to(ROOT).parts
         if not path.is_file() or parts[0] in {".git", ".venv", "demo-out"} or "__pycache__" in parts:
             continue
-        if path.suffix in {".py", ".md", ".toml", ".proto", ".txt", ".yaml", ".yml"} or path.name in {"Makefile", "run"}:
+        if path.suffix in {".py", ".md", ".toml", ".proto", ".txt", ".yaml", ".yml"} or path.name in {
+            "Makefile",
+            "run",
+        }:
             assert path == Path(__file__) or not forbidden.search(path.read_text()), path

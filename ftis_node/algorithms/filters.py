@@ -13,10 +13,9 @@ The KL is estimated from the very tokens that were sampled, by the generator. Wi
 
 A threshold means nothing without its estimator: the two are set together.
 
-M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departures: all
-tokens take part (the paper's second version counts only those where PPO's clip could act, A > 0 with rho > 1 and A < 0
-with rho < 1), and where even the smallest square is not below tau nothing is left, where the paper's loop and some
-implementations keep one last token.
+M2PO (arXiv 2510.01161) masks the tokens of largest (lp - lg)^2 until the mean of the rest is below tau. Departure: all
+tokens take part; the paper's second version counts only those where PPO's clip could act, A > 0 with rho > 1 and A < 0
+with rho < 1. Where even the smallest square is not below tau nothing is left; some implementations keep one token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every parameter of every method, with its default and its bounds.
 
-A method states only where its own defaults differ (`methods.py`). The parameters above the line are understood by all
-methods, so that a comparison can run one set of them through a whole family; a clip or a threshold that a formula does
-not have does nothing there. Those below the line belong to the methods that name them and are refused by all others.
+A method states only where its own defaults differ (`methods.py`). The common parameters are understood by all methods,
+so that a comparison can run one set of them through a whole family; a clip or a threshold that a formula does not have
+does nothing there. The others belong to the methods that name them and are refused everywhere else.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
 class Settings:
     """The parameters of `policy_loss`, but for the tensor `anchor_logprobs`."""
 
+    # Common to all methods.
     cap: float = 2.0  # C: largest importance weight; also what `truncated_fraction` counts by
     kl_estimator: str = "author_k3"  # see filters.py; also what `mean_kl` reports
     kl_threshold: float = 50.0  # g, in the units of kl_estimator: a far completion is kept only if A > 0
@@ -33,7 +34,7 @@ class Settings:
     denominator: str = "all"  # do filtered completions count in N: `all` or `kept`
     agg: str = "seq_mean"  # see aggregate.py
     max_completion_length: int | None = None  # tokens; the configured limit that `max_len` divides by
-    # -- the line --
+    # Of single methods.
     clip: bool = True  # gepo: PPO clip on the group weight
     alpha: float = 0.0  # gepo: share of the learner's own p in the denominator
     k3_beta: float = 0.0  # gepo: weight of the k3 regulariser, 0.005 where it is used

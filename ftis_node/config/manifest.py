@@ -88,6 +88,12 @@ class MethodSection(Section):
         default=None, description="`all`: filtered completions count in N (paper). `kept`: only kept ones do."
     )
 
+    @model_validator(mode="after")
+    def _threshold_has_its_estimator(self) -> MethodSection:
+        if (self.kl_estimator is None) != (self.kl_threshold is None):
+            raise ValueError("kl_estimator and kl_threshold go together: a threshold means nothing without its estimator")
+        return self
+
     def loss_parameters(self) -> dict[str, float | str]:
         """The parameters set here, as `policy_loss` takes them; what is unset keeps the method's own default."""
         return self.model_dump(exclude={"name", "advantage_scale"}, exclude_none=True)

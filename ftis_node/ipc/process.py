@@ -109,6 +109,7 @@ class WorkerLife:
             except asyncio.CancelledError:
                 self._process = await spawning
                 self._kill()
+                await self._process.wait()
                 raise
             stack.push_async_callback(self._end_process)
             for watch in (self._receive, self._watch_exit, self._watch_heartbeats):

@@ -87,7 +87,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again after a death."""
+        """How often it was started again after a death, since `start`."""
         return max(0, self._num_lives - 1)
 
     @property
@@ -108,6 +108,7 @@ class Supervisor:
         """
         if self._keeper is None:
             self._close_gate()
+            self._num_lives = 0
             self._keeper = asyncio.create_task(self._keep(), name=f"{self.name}-keeper")
         await self._pass_gate()
 
@@ -116,19 +117,21 @@ class Supervisor:
         await self._pass_gate()
 
     async def run(self) -> None:
-        """Keep the worker alive until cancelled, then stop it. Raises as `start` does when it is given up."""
+        """Keep the worker alive until cancelled or stopped. Raises as `start` does when it is given up."""
         try:
             await self.start()
-            assert self._keeper is not None
-            await asyncio.wait({self._keeper})
-            await self._pass_gate()
+            if self._keeper is not None:
+                await asyncio.wait({self._keeper})
+            if self._state is WorkerState.FAILED:
+                await self._pass_gate()
         finally:
             await self.stop()
 
     async def stop(self) -> None:
         """End the worker, by asking and then by force, within the timing's few seconds. Calls in flight raise."""
         if self._keeper is not None:
-            self._keeper.cancel()
+            if not self._keeper.cancelling():  # a second cancellation would cut the worker's clean end short
+                self._keeper.cancel()
             await asyncio.wait({self._keeper})
             self._keeper = None
         if self._state is not WorkerState.FAILED:

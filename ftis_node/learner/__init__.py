@@ -8,7 +8,9 @@
     step.py         exact gradients in two passes over micro-batches; clip, refuse or apply
     policy.py       the model being trained: in full, or a LoRA adapter on a frozen model
     checkpoint.py   all of it on disk, whole or not there
+    export.py       the trained model in the hub's format
     publish.py      versions of the weights for the generator, with their proof
+    report.py       a step's figures
     core.py         joins the above: `Learner.train(groups, step)`
     worker.py       the process that holds a `Learner`
 

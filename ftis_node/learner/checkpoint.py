@@ -25,13 +25,17 @@ from ftis_node.errors import ConfigError, ModelError
 from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, remove_leftovers
 from ftis_node.ipc.weights import load_weights_file
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
+from ftis_node.models import model_fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
     from torch.nn import Parameter
+
+    from ftis_node.learner.messages import LearnerBoot
+    from ftis_node.learner.policy import Policy
 
 PREFIX = "step-"
 DAMAGED_PREFIX = "damaged-"
@@ -73,6 +77,17 @@ class Checkpoint:
     weights: dict[str, Tensor]
     moments: dict[str, Tensor]
     random_state: Tensor
+
+
+def owner_of(policy: Policy, boot: LearnerBoot) -> Owner:
+    """What a checkpoint must have in common with this learner to be resumed."""
+    lora = boot.lora
+    return Owner(
+        run_id=boot.run_id,
+        model=policy.source.name,
+        model_fingerprint=model_fingerprint(policy.source),
+        trains="full" if lora is None else f"LoRA of rank {lora.rank}, alpha {lora.alpha}, on {lora.target_modules}",
+    )
 
 
 def save_checkpoint(
@@ -132,43 +147,49 @@ def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size
 
 
 def newest_usable(
-    folder: Path,
-    *,
-    owner: Owner,
-    shapes: Mapping[str, torch.Size],
-    on_skipped: Callable[[CheckpointSkipped], None],
-) -> Checkpoint | None:
-    """The newest checkpoint that can be read, those above it set aside; None in a home without any.
+    folder: Path, *, owner: Owner, shapes: Mapping[str, torch.Size]
+) -> tuple[Checkpoint | None, list[CheckpointSkipped]]:
+    """The newest checkpoint that can be read (None in a home without any), and the newer ones that cannot.
 
-    Raises ModelError where there are some and none can be read, ConfigError where they are somebody else's.
+    Changes nothing on disk. Raises ModelError where there are some and none can be read, ConfigError where they are
+    somebody else's.
     """
-    remove_leftovers(folder, PREFIX)
     complete = [path for path in folder.glob(f"{PREFIX}*") if is_complete(path)]
-    damaged: dict[Path, str] = {}
+    damaged: list[CheckpointSkipped] = []
     for path in sorted(complete, reverse=True):
         try:
-            checkpoint = read_checkpoint(path, owner=owner, shapes=shapes)
+            return read_checkpoint(path, owner=owner, shapes=shapes), damaged
         except ModelError as error:
-            damaged[path] = str(error)
-            on_skipped(CheckpointSkipped(name=path.name, reason=str(error)))
-        else:
-            for unreadable in damaged:
-                _set_aside(unreadable)
-            return checkpoint
+            damaged.append(CheckpointSkipped(name=path.name, reason=str(error)))
     if damaged:
-        path, reason = next(iter(damaged.items()))
+        newest = damaged[0]
         raise ModelError(
-            f"none of the {len(damaged)} checkpoints in {folder} can be read ({path.name}: {reason}): "
+            f"none of the {len(damaged)} checkpoints in {folder} can be read ({newest.name}: {newest.reason}): "
             "move them away to begin again"
         )
-    return None
+    return None, []
 
 
-def restore(checkpoint: Checkpoint, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer) -> None:
-    """Put weights, moments and random state back where they were."""
-    with torch.no_grad():
-        for name, parameter in trainable.items():
-            parameter.copy_(checkpoint.weights[name])
+def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
+    """Set `damaged` ones aside and remove what a crash left half written. For the home's only writer, at its start."""
+    remove_leftovers(folder, PREFIX)
+    for skipped in damaged:
+        aside = folder / f"{DAMAGED_PREFIX}{skipped.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        (folder / skipped.name).rename(aside)
+
+
+@torch.no_grad()
+def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) -> None:
+    """Put the weights back where they were."""
+    for name, parameter in trainable.items():
+        parameter.copy_(checkpoint.weights[name])
+
+
+def restore_optimizer(
+    checkpoint: Checkpoint, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer
+) -> None:
+    """Put the moments back where they were, and torch's random state."""
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in checkpoint.moments.items():
         name, _, moment = key.rpartition(".")
@@ -200,9 +221,3 @@ def _check_shapes(
         name = key.rpartition(".")[0]
         if name not in shapes or value.shape not in (shapes[name], torch.Size([])):
             raise ModelError(f"{OPTIMIZER_FILE} holds {key}, which belongs to no tensor that is trained")
-
-
-def _set_aside(path: Path) -> None:
-    aside = path.with_name(DAMAGED_PREFIX + path.name)
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)

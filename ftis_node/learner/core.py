@@ -24,17 +24,15 @@ from ftis_node.learner import checkpoint as checkpoints
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.objective import make_objective
-from ftis_node.learner.policy import load_policy, merged_weights
+from ftis_node.learner.policy import load_policy
 from ftis_node.learner.publish import forget_newer, proof_of, publish, published_or_publish
 from ftis_node.learner.report import report_of
 from ftis_node.learner.step import take_step
-from ftis_node.models import export_adapter, export_model, model_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, TrainGroup
-    from ftis_node.learner.policy import Policy
     from ftis_node.learner.step import Between
 
 
@@ -55,7 +53,7 @@ class Learner:
         self._optimizer = make_optimizer(self._trainable, boot)
         self._checkpoints_dir = Path(boot.checkpoints_dir)
         self._store = WeightStore(Path(boot.weights_dir))
-        self._owner = owner_of(self.policy, boot)
+        self._owner = checkpoints.owner_of(self.policy, boot)
         self._step = self._policy_version = self._saved_step = 0
         self._last_report: StepReport | None = None
         self._resume(on_skipped)
@@ -113,20 +111,11 @@ class Learner:
             raise MachineError(f"the checkpoint of step {self._step} cannot be written: {error}") from error
         self._saved_step = self._step
 
-    def export(self, out: Path, *, merge: bool) -> None:
-        """Write the trained model in the hub's format; `merge` False: the adapter alone. Raises ConfigError."""
-        policy = self.policy
-        if merge or policy.adapted is None:
-            weights = merged_weights(policy, policy.compute_dtype)
-            export_model(policy.causal_lm, policy.tokenizer, out, state_dict=weights)
-        else:
-            export_adapter(policy.adapted, policy.tokenizer, out)
-
     def _do_step(self, groups: Sequence[TrainGroup], step: int, between: Between) -> StepReport:
-        started = time.monotonic()
-        batch = make_batch(groups)
         if not groups:
             return StepReport(step=step, policy_version=self._policy_version, skipped="no groups")
+        started = time.monotonic()
+        batch = make_batch(groups)
         micro_batches = make_micro_batches(batch, max_tokens=self._boot.micro_batch_tokens)
         try:
             outcome = take_step(
@@ -161,11 +150,13 @@ class Learner:
 
     def _resume(self, on_skipped: Callable[[CheckpointSkipped], None]) -> None:
         shapes = {name: value.shape for name, value in self._trainable.items()}
-        found = checkpoints.newest_usable(
-            self._checkpoints_dir, owner=self._owner, shapes=shapes, on_skipped=on_skipped
-        )
+        found, damaged = checkpoints.newest_usable(self._checkpoints_dir, owner=self._owner, shapes=shapes)
+        for skipped in damaged:
+            on_skipped(skipped)
+        checkpoints.tidy(self._checkpoints_dir, damaged)
         if found is not None:
-            checkpoints.restore(found, self._trainable, self._optimizer)
+            checkpoints.restore_weights(found, self._trainable)
+            checkpoints.restore_optimizer(found, self._trainable, self._optimizer)
             self._step = self._saved_step = found.state.step
             self._policy_version = found.state.policy_version
             self._last_report = found.state.last_report
@@ -180,15 +171,4 @@ def make_optimizer(trainable: dict[str, torch.nn.Parameter], boot: LearnerBoot) 
         eps=boot.eps,
         weight_decay=boot.weight_decay,
         fused=True,
-    )
-
-
-def owner_of(policy: Policy, boot: LearnerBoot) -> checkpoints.Owner:
-    """What a checkpoint must have in common with this learner to be resumed."""
-    lora = boot.lora
-    return checkpoints.Owner(
-        run_id=boot.run_id,
-        model=policy.source.name,
-        model_fingerprint=model_fingerprint(policy.source),
-        trains="full" if lora is None else f"LoRA of rank {lora.rank}, alpha {lora.alpha}, on {lora.target_modules}",
     )

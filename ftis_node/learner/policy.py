@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import LearnerBoot, LoraSettings
 
 ADAPTER = "default"  # peft's name for the only adapter
-LOGITS_TOLERANCE = 0.05  # nats; bfloat16 rounds log-probs by less, a soft cap or a logit scale moves them by far more
+# Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
+# differ by that much between two ways of computing them; a soft cap or a logit scale moves them by far more.
+LOGITS_TOLERANCE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +144,10 @@ def check_logits(policy: Policy) -> None:
     with torch.no_grad(), policy.autocast():
         ours = completion_logprobs(policy.causal_lm, micro_batch).cpu()
         theirs = torch.tensor(probe_logprobs(policy.causal_lm, ids[0].tolist()))
-    difference = (ours - theirs).abs().max().item()
+    difference = (ours - theirs).abs().mean().item()
     if not difference < LOGITS_TOLERANCE:
         raise ModelError(
-            f"{policy.source.name} changes its logits after the output head (log-probs differ by {difference:.2g}): "
+            f"{policy.source.name} changes its logits after the output head (log-probs are off by {difference:.2g}): "
             "such models cannot be trained here"
         )
 

@@ -26,7 +26,7 @@ def report_of(outcome: StepOutcome, batch: Batch, *, step: int, version_before: 
         kept_fraction=first.metrics.get("kept_fraction", 0.0),
         truncated_fraction=first.metrics.get("truncated_fraction", 0.0),
         mean_kl=first.metrics.get("mean_kl", 0.0),
-        grad_norm=outcome.grad_norm,
+        grad_norm=first.grad_norm,
         mismatch=_mismatch(first.learner_logprobs, batch, version_before),
         num_updates=outcome.num_updates,
         num_tokens=batch.num_tokens,

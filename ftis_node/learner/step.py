@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+
+from ftis_node.errors import WorkerTaskError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,21 +34,27 @@ if TYPE_CHECKING:
     from ftis_node.learner.objective import Objective
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
-Between: TypeAlias = Callable[[], None]  # called between micro-batches; what it raises ends the step unapplied
+Between: TypeAlias = Callable[[], None]  # called between micro-batches; raises WorkerTaskError to stop the step
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """What the two passes found. `skipped` or `refused` say why the parameters hold no gradient to apply.
 
-    `learner_logprobs` is `[N, T]` float32 on the CPU, detached.
+    `learner_logprobs` is `[N, T]` float32 on the CPU, detached; `grad_norm` is the norm before clipping.
     """
 
     learner_logprobs: Tensor
     loss: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
+    grad_norm: float = 0.0
     skipped: str | None = None
     refused: str | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is a gradient to apply."""
+        return self.skipped is None and self.refused is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,6 @@ class StepOutcome:
 
     first: Gradients
     num_updates: int
-    grad_norm: float
     skipped: str | None
     refused: str | None
 
@@ -115,28 +122,40 @@ def take_step(
 ) -> StepOutcome:
     """`updates` optimiser steps on one batch, or fewer: it ends at the first that is skipped or refused.
 
-    After any end, an exception of `between` included, no gradient is left behind.
+    What is raised during the first update (by `between`, or for want of memory) leaves weights and optimiser as they
+    were. Later it cannot: then the step is done, with fewer updates.
     """
-    passes: list[Gradients] = []
-    grad_norm, num_updates = 0.0, 0
-    skipped = refused = None
+
+    def update(anchor: Tensor | None) -> Gradients:
+        gradients = compute_gradients(forward, batch, micro_batches, objective, anchor=anchor, between=between)
+        between()
+        return _apply(gradients, optimizer, max_grad_norm)
+
     try:
-        while num_updates < updates and skipped is None and refused is None:
-            optimizer.zero_grad(set_to_none=True)
-            anchor = passes[0].learner_logprobs if passes else None
-            passes.append(compute_gradients(forward, batch, micro_batches, objective, anchor=anchor, between=between))
-            skipped, refused = passes[-1].skipped, passes[-1].refused
-            if skipped is None and refused is None:
-                between()
-                norm = _clip(optimizer, max_grad_norm)
-                if norm is None:
-                    refused = "the gradient is not finite"
-                else:
-                    optimizer.step()
-                    grad_norm, num_updates = norm, num_updates + 1
+        first = last = update(None)
+        num_updates = int(first.is_usable)
+        while last.is_usable and num_updates < updates:
+            try:
+                last = update(first.learner_logprobs)
+            except (WorkerTaskError, torch.OutOfMemoryError) as error:
+                last = replace(first, refused=f"update {num_updates + 1} of {updates} was not done: {error}")
+            num_updates += int(last.is_usable)
     finally:
         optimizer.zero_grad(set_to_none=True)
-    return StepOutcome(passes[0], num_updates=num_updates, grad_norm=grad_norm, skipped=skipped, refused=refused)
+    return StepOutcome(first, num_updates=num_updates, skipped=last.skipped, refused=last.refused)
+
+
+def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Gradients:
+    """Clip and step if there is something to apply; returns `gradients` with the norm, or with why it was refused."""
+    if not gradients.is_usable:
+        return gradients
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
+    if not math.isfinite(norm):
+        return replace(gradients, refused="the gradient is not finite")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return replace(gradients, grad_norm=norm)
 
 
 def find_non_finite(learner_logprobs: Tensor, batch: Batch) -> str | None:
@@ -148,10 +167,3 @@ def find_non_finite(learner_logprobs: Tensor, batch: Batch) -> str | None:
     if not torch.isfinite(learner_logprobs).all():
         return "a learner log-prob is not finite"
     return None
-
-
-def _clip(optimizer: torch.optim.Optimizer, max_norm: float) -> float | None:
-    """Scale all gradients to a joint norm of at most `max_norm`; the norm before, or None if it is not finite."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm).item()
-    return norm if math.isfinite(norm) else None

@@ -94,8 +94,10 @@ async def _train(bench: Bench, learner: Learner, request: TrainRequest, emit: Em
 
 
 async def _export(bench: Bench, learner: Learner, request: ExportRequest, emit: Emitter) -> ExportReply:
+    from ftis_node.learner.export import export_policy
+
     def export(between: Between) -> ExportReply:
-        learner.export(Path(request.out), merge=request.merge)
+        export_policy(learner.policy, Path(request.out), merge=request.merge)
         return ExportReply(out=request.out, step=learner.state().step)
 
     return await bench.work(export, emit)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +57,8 @@ def resolve_model(model: str) -> ModelSource:
     if folder.is_dir():
         folder = folder.resolve()
         return _checked(ModelSource(name=folder.name, folder=folder))
-    if _looks_like_a_path(model):
-        raise ModelError(f"no such folder: {model}")
     if not HUB_ID.fullmatch(model):
-        raise ModelError(f"no such folder: {model} (and no hub id either, which looks like org/name)")
+        raise ModelError(f"no such folder: {model} (an id on the hub looks like org/name)")
     return _from_hub(model)
 
 
@@ -73,10 +70,6 @@ def _from_hub(repo: str) -> ModelSource:
         except ModelError as error:
             logger.info("the cached copy of %s is incomplete, fetching the rest: %s", repo, error)
     return _checked(ModelSource(name=repo, folder=fetch_snapshot(repo)))
-
-
-def _looks_like_a_path(model: str) -> bool:
-    return model.startswith((".", "~", "/", os.sep)) or model.endswith(("/", os.sep)) or model.count("/") > 1
 
 
 def _checked(source: ModelSource) -> ModelSource:

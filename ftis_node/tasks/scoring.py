@@ -75,9 +75,15 @@ class IsolatedScorer:
         await self.close()
 
     async def start(self) -> None:
-        """Starts the processes, if any task needs them; they get ready while the caller goes on."""
+        """Starts the processes, if any task needs them; they get ready while the caller goes on.
+
+        Raises WorkerDiedError where the system gives us no process.
+        """
         if self._isolated:
-            await self._running_pool()
+            try:
+                await self._running_pool()
+            except BrokenProcessPool as error:
+                raise WorkerDiedError(f"the scoring process cannot be started: {error}") from error
 
     async def score(self, item: TaskItem, texts: Sequence[str]) -> list[Score]:
         """The score of each text, in order.
@@ -118,8 +124,8 @@ class IsolatedScorer:
             except ProcessExpired as error:
                 log.warning("%s: the scoring process died of a text, exit code %s", item.ref, error.exitcode)
                 return UNSCORED
-            except BrokenProcessPool:
-                await self._drop_pool()
+            except BrokenProcessPool as error:
+                log.debug("%s: the pool broke under a text: %s", item.ref, error)
             except WorkerDiedError:
                 await self._drop_pool()
                 raise
@@ -131,7 +137,7 @@ class IsolatedScorer:
         raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
 
     async def _ask_worker(self, item: TaskItem, text: str) -> float:
-        """One text's reward. Raises what became of it otherwise, BrokenProcessPool where that had to do with us."""
+        """One text's reward, or what became of it as an exception: BrokenProcessPool where that is not its fault."""
         limits = self._limits
         pool = await self._running_pool()
         try:
@@ -154,17 +160,21 @@ class IsolatedScorer:
             future.cancel()
 
     async def _running_pool(self) -> Any:
-        """The pool with its processes started; a new one where the last one broke, which idle processes can do too."""
-        if self._pool is not None and not self._pool.active:
-            log.warning("the scoring process died, a new one is started")
-            await self._drop_pool()
+        """The pool with its processes started; a new one where the last one broke, which idle processes can do too.
+
+        Raises BrokenProcessPool where it cannot be started, or not any more.
+        """
         async with self._pool_change:
+            if self._pool is not None and not self._pool.active:
+                log.warning("the scoring process died, a new one is started")
+                await self._stop_pool()
+            if self._closed:
+                raise BrokenProcessPool("the scorer is closed")
             if self._pool is None:
-                limits = self._limits
                 self._pool = ProcessPool(
-                    max_workers=limits.num_workers,
+                    max_workers=self._limits.num_workers,
                     initializer=start_worker,
-                    initargs=(self._isolated, os.getpid(), limits.memory_limit_bytes),
+                    initargs=(self._isolated, os.getpid(), self._limits.memory_limit_bytes),
                     context=multiprocessing.get_context("spawn"),
                 )
                 await asyncio.to_thread(lambda pool: pool.active, self._pool)  # starts it
@@ -172,10 +182,13 @@ class IsolatedScorer:
 
     async def _drop_pool(self) -> None:
         async with self._pool_change:
-            pool, self._pool = self._pool, None
-            if pool is not None:
-                pool.stop()
-                await asyncio.to_thread(pool.join)
+            await self._stop_pool()
+
+    async def _stop_pool(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()
+            await asyncio.to_thread(pool.join)
 
 
 def _score_here(task: Task, item: TaskItem, text: str) -> Score:

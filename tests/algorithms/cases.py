@@ -63,7 +63,8 @@ def make_case(seed: int, num_completions: int, num_columns: int, regime: str) ->
     for marks in mask:
         behaviour = [generator.uniform(-8, 0) for _ in marks]
         learner = [value + log_ratio(generator, regime) for value in behaviour]
-        first = [value + generator.choice((0.0, generator.uniform(-0.5, 0.5))) for value in learner]
+        reach = 30.0 if regime == "beyond_clamp" else 0.5
+        first = [value + generator.choice((0.0, generator.uniform(-reach, reach))) for value in learner]
         for values, rows in ((learner, lp), (behaviour, lg), (first, anchor)):
             padded = [v if inside else generator.choice(PADDING) for v, inside in zip(values, marks, strict=True)]
             rows.append(padded)
@@ -84,8 +85,8 @@ def cases(draw: st.DrawFn) -> Case:
 CHOICES: dict[str, tuple[Any, ...]] = {
     "cap": (0.7, 1.3, 5.0, math.inf),
     "kl_estimator": KL_ESTIMATORS,
-    "eps_low": (0.0, 0.11, 1.0),
-    "eps_high": (0.0, 0.37, math.inf),
+    "eps_low": (0.003, 0.11, 1.0),
+    "eps_high": (0.003, 0.37, math.inf),
     "denominator": ("all", "kept"),
     "agg": ("seq_mean", "token_mean", "max_len"),
 }

@@ -42,6 +42,12 @@ def test_upper_clip(method: str, bound: float) -> None:
     assert value == pytest.approx(bound)
 
 
+def test_a_clip_of_nothing_stops_every_move_away_from_one() -> None:
+    value, gradient, _ = evaluate("vis", rows([[0.5], [0.1]], [[0.25], [0.2]], [1.0, 1.0]), eps_low=0.0, eps_high=0.0)
+    assert value == pytest.approx((1.0 + 0.5) / 2)
+    assert [row[0] for row in gradient] == pytest.approx([0.0, 0.25])
+
+
 def test_tis_shortens_a_ratio_of_ten_to_two() -> None:
     value, gradient, metrics = evaluate("tis", rows([[0.5, 0.2]], [[0.05, 0.4]], [1.0]))
     assert value == pytest.approx((2.0 + 0.5) / 2)
@@ -86,6 +92,11 @@ def test_the_default_filter_is_author_k3_at_50() -> None:
         assert evaluate(method, batch)[2]["kept_fraction"] == 0.5
     for method in ("tis", "nois", "vis"):
         assert evaluate(method, batch)[2]["kept_fraction"] == 1.0
+
+
+def test_a_threshold_does_nothing_to_a_method_without_the_filter() -> None:
+    batch = rows([[0.05]], [[0.5]], [-1.0])
+    assert evaluate("tis", batch, kl_threshold=0.0) == evaluate("tis", batch)
 
 
 def test_dr_grpo_divides_by_the_configured_length() -> None:

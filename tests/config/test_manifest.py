@@ -45,6 +45,9 @@ def test_the_run_id_is_the_documented_hash() -> None:
     assert manifest.run_id == hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_total_tokens = 200000"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -53,7 +56,8 @@ def test_the_run_id_is_the_documented_hash() -> None:
         ('name = "a"\ntask = "x"\n[method]\nname = "ppo"', "method.name"),
         ('name = "a"\ntask = "x"\n[step]\nown_groups = 0\nforeign_groups = 0', "a step would take nothing"),
         ('name = "a"\ntask = "x"\n[sampling]\nmax_prompt_tokens = 760', "no completion has room"),
-        ('name = "a"\ntask = "x"\n[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_total_tokens = 200000', "max_envelope_bytes"),
+        ('name = "a"\ntask = "x"\n' + TOO_LARGE, "max_envelope_bytes"),
+        ('name = "a"\ntask = "x"\n[method]\nkl_threshold = 5.0', "go together"),
         ('name = "A b"\ntask = "x"', "name"),
         ("name = ", "no TOML"),
     ],

@@ -355,6 +355,15 @@ async def test_close_ends_every_request(open_tiny: OpenTiny) -> None:
     assert [type(outcome) for outcome in outcomes] == [WorkerTaskError] * 2
 
 
+@pytest.mark.parametrize("bad_id", [-1, 96])
+async def test_a_prompt_of_another_vocabulary_is_refused_alone(open_tiny: OpenTiny, bad_id: int) -> None:
+    engine = open_tiny(tiny_model())
+    requests = [make_request([1, 2]), make_request([1, bad_id])]
+    good, bad = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
+    assert len(good.completions) == 4
+    assert isinstance(bad, ValueError)
+
+
 @pytest.mark.parametrize("change", [{"prompt_ids": ()}, {"num_completions": 0}, {"max_tokens": 0}])
 def test_a_request_without_an_answer_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least one"):

@@ -68,7 +68,8 @@ async def echo(request: Echo, emit: Emitter) -> EchoReply:
 
 
 async def fail(request: Fail, emit: Emitter) -> EchoReply:
-    raise {"value": ValueError, "model": ModelError, "nan": NonFiniteError}[request.kind]("this one is on purpose")
+    kinds = {"value": ValueError, "model": ModelError, "nan": NonFiniteError, "cancelled": asyncio.CancelledError}
+    raise kinds[request.kind]("this one is on purpose")
 
 
 async def die(request: Die, emit: Emitter) -> EchoReply:

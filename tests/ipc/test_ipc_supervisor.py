@@ -81,6 +81,8 @@ async def test_a_failed_request_is_typed_and_the_worker_goes_on(make_supervisor:
     pid = supervisor.pid
     with pytest.raises(WorkerTaskError, match="echo: ValueError: this one is on purpose"):
         await supervisor.call(Fail(kind="value"), EchoReply)
+    with pytest.raises(WorkerTaskError, match="echo: CancelledError"):
+        await supervisor.call(Fail(kind="cancelled"), EchoReply, timeout_s=5)
     with pytest.raises(NonFiniteError, match="on purpose"):
         await supervisor.call(Fail(kind="nan"), EchoReply)
     with pytest.raises(ModelError) as caught:
@@ -288,6 +290,29 @@ async def test_run_ends_with_its_task_group(make_supervisor: MakeSupervisor) -> 
         assert pid is not None
         running.cancel()
     assert is_gone(pid)
+
+
+async def test_run_returns_when_the_worker_is_stopped_and_two_stops_are_one(
+    make_supervisor: MakeSupervisor, tmp_path: Path
+) -> None:
+    supervisor = make_supervisor()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(supervisor.run())
+        await asyncio.sleep(0)
+        await supervisor.call(ECHO, EchoReply)
+        tasks.create_task(supervisor.stop())
+        tasks.create_task(supervisor.stop())
+    assert (tmp_path / "closed").exists()
+    assert supervisor.state is WorkerState.STOPPED
+
+
+async def test_a_stopped_worker_can_be_started_again(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    await supervisor.stop()
+    await supervisor.start()
+    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
+    assert supervisor.restarts == 0
 
 
 async def test_ctrl_c_does_not_reach_a_worker_and_sigterm_ends_it(

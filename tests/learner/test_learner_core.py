@@ -12,6 +12,7 @@ from tiny_models import make_model
 from ftis_node.errors import ConfigError, FtisError, MachineError
 from ftis_node.ipc.weights import WeightStore, probe_logprobs
 from ftis_node.learner.core import Learner
+from ftis_node.learner.export import export_newest, export_policy
 from ftis_node.learner.messages import FULL_LEARNING_RATE, LORA_LEARNING_RATE, LoraSettings
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
 
@@ -206,12 +207,12 @@ def test_export_merged_is_a_plain_model(model_folder, tmp_path, lora):
     learner = Learner(make_boot(model_folder, tmp_path, lora=lora, learning_rate=1e-2))
     for step in (1, 2):
         proof = learner.train(random_groups(seed=step), step=step).proof
-    learner.export(tmp_path / "out", merge=True)
+    export_policy(learner.policy, tmp_path / "out", merge=True)
     source = resolve_model(str(tmp_path / "out"))
     assert proof.max_difference(probe_logprobs(load_causal_lm(source), proof.probe_ids)) < 1e-5
     assert load_tokenizer(source).fingerprint == learner.policy.tokenizer.fingerprint
     with pytest.raises(ConfigError, match="is not an empty folder"):
-        learner.export(tmp_path / "out", merge=True)
+        export_policy(learner.policy, tmp_path / "out", merge=True)
 
 
 def test_export_of_the_adapter_alone(model_folder, tmp_path):
@@ -220,7 +221,24 @@ def test_export_of_the_adapter_alone(model_folder, tmp_path):
     learner = Learner(make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2))
     for step in (1, 2):
         proof = learner.train(random_groups(seed=step), step=step).proof
-    learner.export(tmp_path / "out", merge=False)
+    export_policy(learner.policy, tmp_path / "out", merge=False)
     assert not (tmp_path / "out" / "model.safetensors").exists()
     adapted = PeftModel.from_pretrained(load_causal_lm(resolve_model(str(model_folder))), tmp_path / "out")
     assert proof.max_difference(probe_logprobs(adapted, proof.probe_ids)) < 1e-5
+
+
+def test_export_out_of_a_home_reads_it_only(model_folder, tmp_path):
+    """Another process may be writing there: its half-written folders, and damaged ones, stay where they are."""
+    boot = make_boot(model_folder, tmp_path / "home")
+    with pytest.raises(ConfigError, match="nothing to export yet"):
+        export_newest(boot, tmp_path / "early", merge=True)
+    learner = Learner(boot)
+    proofs = {step: learner.train(random_groups(seed=step), step=step).proof for step in (1, 2)}
+    checkpoints = tmp_path / "home" / "checkpoints"
+    (checkpoints / ".step-00000003.incomplete-1234").mkdir()
+    (checkpoints / "step-00000002" / "state.json").write_text("{")
+    before = sorted(tmp_path.glob("home/**/*"))
+    assert export_newest(boot, tmp_path / "out", merge=True) == 1
+    assert sorted(tmp_path.glob("home/**/*")) == before
+    exported = load_causal_lm(resolve_model(str(tmp_path / "out")))
+    assert proofs[1].max_difference(probe_logprobs(exported, proofs[1].probe_ids)) < 1e-5

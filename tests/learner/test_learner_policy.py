@@ -119,15 +119,16 @@ def test_adapter_for_no_layer_is_refused(model_folder, tmp_path):
 
 
 def test_model_that_bends_its_logits_is_refused(model_folder, tmp_path):
-    """Such as a soft cap: log-probs from the output head alone would be wrong."""
+    """Such as by a scale or a soft cap: log-probs from the output head alone would be wrong."""
     policy = load_policy(make_boot(model_folder, tmp_path))
     head = policy.causal_lm.forward
 
-    def capped(**inputs):
+    def scaled(**inputs):
         answer = head(**inputs)
-        answer.logits = 2 * torch.tanh(answer.logits / 2)
+        answer.logits = 3 * answer.logits
         return answer
 
-    policy.causal_lm.forward = capped
+    check_logits(policy)
+    policy.causal_lm.forward = scaled
     with pytest.raises(ModelError, match="tiny changes its logits after the output head"):
         check_logits(policy)

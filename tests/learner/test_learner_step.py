@@ -114,7 +114,7 @@ def test_clipped_to_the_joint_norm(model, batch):
     before = flat_weights(model)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     outcome = step(model, sgd, random_groups(), max_grad_norm=0.01)
-    assert outcome.grad_norm > 0.02
+    assert outcome.first.grad_norm > 0.02
     assert (flat_weights(model) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
@@ -145,7 +145,7 @@ def test_non_finite_batch_is_refused_and_nothing_moves(model, fault):
     groups, reason = NOT_APPLIED[fault]
     outcome = step(model, optimizer, groups)
     assert reason in outcome.refused
-    assert (outcome.num_updates, outcome.grad_norm, outcome.skipped) == (0, 0.0, None)
+    assert (outcome.num_updates, outcome.first.grad_norm, outcome.skipped) == (0, 0.0, None)
     assert_untouched(model, optimizer, before)
 
 
@@ -214,6 +214,27 @@ def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatc
     for logprobs, anchor in later:
         assert not torch.equal(logprobs, first[0])  # the model moved
         assert (anchor is None) if not uses_anchor else torch.equal(anchor, first[0])
+
+
+def test_stopped_in_a_later_update_the_step_is_done_with_fewer(model, batch):
+    """The first update cannot be taken back: were the step to count as not done, it would be applied twice."""
+    micro_batches = make_micro_batches(batch, max_tokens=60)
+    calls = []
+
+    def between():
+        calls.append(None)
+        if len(calls) > 3 * len(micro_batches):
+            raise WorkerTaskError("told to stop")
+
+    before, optimizer = flat_weights(model), optimizer_of(model)
+    objective = make_objective("ftis", {})
+    outcome = take_step(
+        Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0, updates=3, between=between
+    )
+    assert (outcome.num_updates, outcome.skipped) == (1, None)
+    assert outcome.refused == "update 2 of 3 was not done: told to stop"
+    assert not torch.equal(flat_weights(model), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,14 @@ def test_prompt_is_the_chat_template_up_to_the_assistant(tokenizer):
     assert all(type(token) is int for token in ids)
 
 
-def test_decode_keeps_spaces_as_they_were_sampled(tokenizer):
+def test_decode_keeps_spaces_as_they_were_sampled():
+    """Also where the tokenizer's own configuration asks for them to be tidied."""
+    made = make_tokenizer()
+    made.clean_up_tokenization_spaces = True
+    made.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
     text = "it is n't , 42 . <answer> 7 </answer>"
-    assert tokenizer.decode(tokenizer._tokenizer.encode(text)) == text
+    assert made.decode(made.encode(text)) != text
+    assert PromptTokenizer(made, name="tidy").decode(made.encode(text)) == text
 
 
 def test_numbers_of_the_vocabulary(tokenizer):

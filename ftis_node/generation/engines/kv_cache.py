@@ -1,8 +1,10 @@
-"""Rows of a key-value cache that come and go: repeat, drop, trim and join.
+"""Rows of a key-value cache that come and go: grow, repeat, drop, trim and join.
 
 A cache holds keys and values `[R, heads, S, D]` a layer. All rows end at the same column; shorter ones are padded on
 the left, and a mask `[R, S]` says which columns are real. So new rows join a running batch by padding whichever side
 is shorter, and when the longest row leaves, the columns that only it used are cut off.
+
+Transformers' own layer copies everything to append one column. Here a layer keeps spare columns and writes into them.
 """
 
 from __future__ import annotations
@@ -12,12 +14,42 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+SPARE_COLUMNS = 64
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
+    """A layer whose `keys` and `values` are the used part of larger buffers."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Append columns; returns all keys and values."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states, value_states
+            return self.keys, self.values
+        start = self.keys.shape[2]
+        end = start + key_states.shape[2]
+        if self._buffers is None or self._buffers[0].shape[2] < end:
+            self._buffers = _with_spare(self.keys, end), _with_spare(self.values, end)
+        keys, values = self._buffers
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
+        return self.keys, self.values
+
+    def replace(self, keys: Tensor, values: Tensor) -> None:
+        """Other rows or columns from now on."""
+        self.keys, self.values, self._buffers = keys, values, None
 
 
 def empty_cache() -> Any:
-    """A cache without rows. Made without a configuration, so that sliding-window layers keep all columns, too."""
-    return DynamicCache()
+    """A cache without rows, all of whose layers keep all columns, also those of sliding-window attention."""
+    return Cache(layer_class_to_replicate=GrowingLayer)
 
 
 def select_rows(cache: Any, mask: Tensor, rows: Tensor) -> Tensor:
@@ -25,21 +57,30 @@ def select_rows(cache: Any, mask: Tensor, rows: Tensor) -> Tensor:
     mask = mask.index_select(0, rows)
     first = int(mask.any(dim=0).to(torch.uint8).argmax())
     for layer in cache.layers:
-        layer.keys = layer.keys.index_select(0, rows)[:, :, first:]
-        layer.values = layer.values.index_select(0, rows)[:, :, first:]
+        keys, values = layer.keys[:, :, first:], layer.values[:, :, first:]
+        layer.replace(keys.index_select(0, rows), values.index_select(0, rows))
     return mask[:, first:]
 
 
 def join(cache: Any, mask: Tensor, other: Any, other_mask: Tensor) -> Tensor:
     """Append the rows of `other` to `cache`. Returns the mask of both."""
-    num_columns = max(mask.shape[1], other_mask.shape[1])
-    for layer, other_layer in zip(cache.layers, other.layers, strict=True):
-        layer.keys = torch.cat([_widen(layer.keys, num_columns), _widen(other_layer.keys, num_columns)])
-        layer.values = torch.cat([_widen(layer.values, num_columns), _widen(other_layer.values, num_columns)])
-    masks = [pad(each, (num_columns - each.shape[1], 0)) for each in (mask, other_mask)]
-    return torch.cat(masks)
+    width = max(mask.shape[1], other_mask.shape[1])
+    for layer, new in zip(cache.layers, other.layers, strict=True):
+        layer.replace(
+            torch.cat([_widened(layer.keys, width), _widened(new.keys, width)]),
+            torch.cat([_widened(layer.values, width), _widened(new.values, width)]),
+        )
+    return torch.cat([pad(each, (width - each.shape[1], 0)) for each in (mask, other_mask)])
 
 
-def _widen(states: Tensor, num_columns: int) -> Tensor:
-    """Pad `[R, heads, S, D]` on the left to `num_columns`."""
-    return pad(states, (0, 0, num_columns - states.shape[2], 0))
+def _widened(states: Tensor, width: int) -> Tensor:
+    """`[R, heads, S, D]` padded on the left to `width` columns."""
+    return pad(states, (0, 0, width - states.shape[2], 0))
+
+
+def _with_spare(states: Tensor, num_columns: int) -> Tensor:
+    """A buffer that begins with `states` and has room for `num_columns` and some more."""
+    num_rows, num_heads, num_used, width = states.shape
+    buffer = states.new_empty(num_rows, num_heads, num_columns + SPARE_COLUMNS, width)
+    buffer[:, :, :num_used] = states
+    return buffer

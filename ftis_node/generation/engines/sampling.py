@@ -48,10 +48,12 @@ def choose_tokens(logits: Tensor, settings: RowSettings, uniforms: Tensor, *, nu
     scale = torch.where(is_greedy, 1.0, settings.temperature)
     logprobs = torch.log_softmax(logits.float() / scale[:, None], dim=-1)
     candidates = logprobs[:, :num_ids]
-    ids = candidates.argmax(dim=-1)
-    if not bool(is_greedy.all()):
-        drawn = draw(keep_likely(candidates.exp(), settings), uniforms)
-        ids = torch.where(is_greedy, ids, drawn)
+    if bool(is_greedy.all()):
+        ids = candidates.argmax(dim=-1)
+    else:
+        ids = draw(keep_likely(candidates.exp(), settings), uniforms)
+        if bool(is_greedy.any()):
+            ids = torch.where(is_greedy, candidates.argmax(dim=-1), ids)
     return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1)
 
 

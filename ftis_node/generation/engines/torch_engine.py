@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from ftis_node.errors import EngineError, MachineError, WorkerTaskError
-from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.engines.attention import use_grouped_attention
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.engines.decoder import ActiveRequest, Decoder
 from ftis_node.generation.engines.in_place import load_in_place
 from ftis_node.ipc.weights import probe_logprobs
@@ -105,7 +105,9 @@ class TorchEngine:
         return self._decoder.tokens_made
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
-        """One group; see `base.Engine`."""
+        """One group; see `base.Engine`. Raises ValueError for a prompt with an id that is no token."""
+        if not all(0 <= token_id < self._settings.vocab_size for token_id in request.prompt_ids):
+            raise ValueError(f"the prompt has an id outside the vocabulary of {self._settings.vocab_size}")
         job = _Job(request)
         self._waiting.append(job)
         self._wake_driver()

@@ -1,0 +1,43 @@
+"""The trained model in the hub's format: by the learner at work, or out of its home while it works or rests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import ConfigError
+from ftis_node.learner.checkpoint import newest_usable, owner_of, restore_weights
+from ftis_node.learner.policy import load_policy, merged_weights
+from ftis_node.models import export_adapter, export_model
+
+if TYPE_CHECKING:
+    from ftis_node.learner.messages import LearnerBoot
+    from ftis_node.learner.policy import Policy
+
+
+def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
+    """Write `policy` to the folder `out`; `merge` False: the LoRA adapter alone, where there is one.
+
+    Raises ConfigError where `out` exists and is not an empty folder.
+    """
+    if merge or policy.adapted is None:
+        weights = merged_weights(policy, policy.compute_dtype)
+        export_model(policy.causal_lm, policy.tokenizer, out, state_dict=weights)
+    else:
+        export_adapter(policy.adapted, policy.tokenizer, out)
+
+
+def export_newest(boot: LearnerBoot, out: Path, *, merge: bool) -> int:
+    """Export from the newest checkpoint that can be read; returns the step it is of. Only reads the learner's home.
+
+    Raises ConfigError where nothing was trained there yet, and as `export_policy` and `newest_usable` do.
+    """
+    policy = load_policy(boot)
+    trainable = policy.trainable()
+    shapes = {name: value.shape for name, value in trainable.items()}
+    found, _ = newest_usable(Path(boot.checkpoints_dir), owner=owner_of(policy, boot), shapes=shapes)
+    if found is None:
+        raise ConfigError(f"nothing to export yet: there is no checkpoint in {boot.checkpoints_dir}")
+    restore_weights(found, trainable)
+    export_policy(policy, out, merge=merge)
+    return found.state.step

@@ -1,0 +1,132 @@
+"""Real nodes for tests: `ftis-node` as a process, its home, and what it leaves behind when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ftis_node.telemetry.events import read_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+STOP_LIMIT_S = 10.0
+ANY_PORT = "/ip4/127.0.0.1/tcp/0"
+MANIFEST = """
+name = "test"
+task = "arithmetic"
+[sampling]
+group_size = 4
+max_prompt_tokens = 32
+max_completion_tokens = 6
+max_total_tokens = 48
+[step]
+own_groups = 4
+foreign_groups = 4
+patience_s = {patience_s}
+[optimizer]
+learning_rate = 1e-4
+[eval]
+every_steps = 2
+limit = 32
+"""
+
+
+def write_manifest(path: Path, *, patience_s: float) -> Path:
+    """A small run of 4 + 4 groups of 4 completions a step."""
+    path.write_text(MANIFEST.format(patience_s=patience_s))
+    return path
+
+
+@dataclass
+class RunningNode:
+    """One `ftis-node` process and its home."""
+
+    process: subprocess.Popen[bytes]
+    home: Path
+    log: Path
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        return read_events(self.home / "events.jsonl", name=name)
+
+    def processes(self) -> list[psutil.Process]:
+        """The node and everything it started."""
+        node = psutil.Process(self.process.pid)
+        return [node, *node.children(recursive=True)]
+
+    def wait_for(self, condition: Callable[[], Any], *, timeout_s: float) -> Any:
+        """What `condition` gives as soon as it is true; fails when the node ends before, or the time is over."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if found := condition():
+                return found
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            time.sleep(0.05)
+        raise AssertionError(f"not within {timeout_s} s: {self.log.read_text()[-3000:]}")
+
+    def wait(self, *, timeout_s: float) -> int:
+        return self.process.wait(timeout=timeout_s)
+
+    def stop(self, number: int = signal.SIGTERM) -> float:
+        """Sends a signal and waits; returns the seconds that it took. Fails where a process is left."""
+        family = self.processes()
+        started_at = time.monotonic()
+        os.kill(self.process.pid, number)
+        self.process.wait(timeout=STOP_LIMIT_S + 20)
+        took_s = time.monotonic() - started_at
+        _, alive = psutil.wait_procs(family, timeout=3)
+        assert not alive, f"left running: {[process.cmdline() for process in alive]}"
+        return took_s
+
+    def status(self) -> dict[str, Any]:
+        """`status --json`."""
+        done = subprocess.run(
+            [sys.executable, "-m", "ftis_node", "status", "--json", "--home", str(self.home)],
+            capture_output=True,
+            check=True,
+        )
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+
+@contextmanager
+def started(home: Path, *arguments: str) -> Iterator[RunningNode]:
+    """`ftis-node ARGUMENTS --home HOME`, killed with all it started when the block ends."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    log = home.with_suffix(".log")
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ftis_node", *arguments, "--home", str(home)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if arguments[0] == "bootstrap" else output,
+            stderr=output,
+        )
+    node = RunningNode(process, home, log)
+    try:
+        yield node
+    finally:
+        family = node.processes() if process.poll() is None else []
+        for member in family:
+            if member.is_running():
+                member.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@contextmanager
+def bootstrap(home: Path) -> Iterator[str]:
+    """A running bootstrap node; gives its address."""
+    with started(home, "bootstrap", "--listen", ANY_PORT) as node:
+        assert node.process.stdout is not None
+        yield node.process.stdout.readline().decode().strip()

@@ -1,0 +1,104 @@
+"""A node ends in order whenever it is told to: within ten seconds, nothing left running, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.node.support import ANY_PORT, STOP_LIMIT_S, RunningNode, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+START_S = 120.0
+
+
+@pytest.fixture
+def join(tmp_path: Path, tiny_models: Mapping[str, Path]) -> tuple[str, ...]:
+    """Arguments of a node that works alone, without waiting for anybody."""
+    run = write_manifest(tmp_path / "run.toml", patience_s=0.5)
+    return ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
+
+
+def _while_starting(node: RunningNode) -> object:
+    return node.events("start")
+
+
+def _while_loading(node: RunningNode) -> object:
+    return len(node.processes()) > 1
+
+
+def _while_generating(node: RunningNode) -> object:
+    return node.events("admitted") and not node.events("taken")
+
+
+def _while_training(node: RunningNode) -> object:
+    return len(node.events("step")) >= 2 and len(node.events("taken")) > 4 * len(node.events("step"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", [_while_starting, _while_loading, _while_generating, _while_training])
+def test_sigterm_at_any_moment_ends_the_node_in_order(
+    tmp_path: Path, join: tuple[str, ...], moment: Callable[[RunningNode], object]
+) -> None:
+    home = tmp_path / "node"
+    with started(home, *join) as node:
+        node.wait_for(lambda: moment(node), timeout_s=START_S)
+        assert node.stop() < STOP_LIMIT_S
+        assert node.process.returncode == 0, node.log.read_text()[-3000:]
+        assert not (home / "run").exists(), "sockets are left"
+        steps = [event["step"] for event in node.events("step")]
+    if not steps:
+        return
+    admitted = {event["group"] for event in node.events("admitted")}
+    with started(home, *join, "--steps", str(steps[-1] + 1)) as again:
+        assert again.wait(timeout_s=START_S) == 0, again.log.read_text()[-3000:]
+    all_steps = [event["step"] for event in again.events("step")]
+    assert all_steps == list(range(1, steps[-1] + 2)), "it went on at the next step"
+    used = [event["group"] for event in again.events("taken")]
+    assert set(used[-4:]) & admitted, "the groups that were ready before were used"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_everything_dies_with_a_killed_daemon_and_the_next_start_goes_on(tmp_path: Path, join: tuple[str, ...]) -> None:
+    home = tmp_path / "node"
+    with started(home, *join) as node:
+        node.wait_for(lambda: len(node.events("step")) >= 2, timeout_s=START_S)
+        family = node.processes()
+        assert len(family) >= 4, "daemon, two workers, p2pd"
+        os.kill(node.process.pid, signal.SIGKILL)
+        node.process.wait()
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive, f"outlived their daemon: {[process.cmdline() for process in alive]}"
+        before = [event["step"] for event in node.events("step")]
+    with started(home, *join, "--steps", str(before[-1] + 2)) as again:
+        assert again.wait(timeout_s=START_S) == 0, again.log.read_text()[-3000:]
+    steps = [event["step"] for event in again.events("step")]
+    assert steps[-1] == before[-1] + 2
+    assert sorted(set(steps)) == list(range(1, steps[-1] + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_killed_costs_no_group(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+    with started(tmp_path / "node", *join, "--steps", "6") as node:
+        node.wait_for(lambda: len(node.events("step")) >= 1, timeout_s=START_S)
+        workers = [process for process in node.processes() if "worker" in " ".join(process.cmdline())]
+        assert len(workers) == 2
+        for worker in workers:
+            worker.kill()
+        assert node.wait(timeout_s=START_S) == 0, node.log.read_text()[-3000:]
+    status = node.status()
+    assert status["generation"]["restarts"] == 1
+    assert status["learner"]["restarts"] == 1
+    assert status["learner"]["step"] == 6
+    assert status["learner"]["own_groups"] == 6 * 4
+    numbers = [event["number"] for event in node.events("announced")]
+    assert numbers == list(range(1, len(numbers) + 1)), "no number was lost or given twice"

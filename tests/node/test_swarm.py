@@ -1,0 +1,92 @@
+"""The whole path: two real nodes with unlike models over loopback, from prompts to each other's gradients."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.records.codec import unpack_group
+from ftis_node.records.envelope import open_envelope
+from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+STEPS = 4
+START_S = 120.0
+
+
+def _ftis(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "ftis_node", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_unlike_nodes_learn_from_each_other(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+    run = write_manifest(tmp_path / "run.toml", patience_s=60.0)
+    with ExitStack() as stack:
+        address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
+        common = ("--run", str(run), "--peers", address, "--listen", ANY_PORT, "--steps", str(STEPS))
+        nodes = {
+            size: stack.enter_context(started(tmp_path / size, "join", "--model", str(model), "--name", size, *common))
+            for size, model in tiny_models.items()
+        }
+        for node in nodes.values():
+            assert node.wait(timeout_s=START_S + 60 * STEPS) == 0, node.log.read_text()[-3000:]
+    numbers = {size: {event["group"] for event in node.events("announced")} for size, node in nodes.items()}
+    for size, other in (("s", "m"), ("m", "s")):
+        node = nodes[size]
+        status = node.status()
+        assert status["learner"]["step"] == STEPS
+        assert status["learner"]["own_groups"] == STEPS * 4
+        assert status["learner"]["foreign_groups"] >= (STEPS - 1) * 4
+        assert status["swarm"]["groups_received"] >= status["learner"]["foreign_groups"]
+        assert status["swarm"]["groups_confirmed"] > 0
+        assert status["swarm"]["groups_refused"] == {}
+        assert [entry["step"] for entry in status["eval"]] == [0, 2, 4]
+        admitted = [event for event in node.events("admitted") if not event["own"]]
+        assert {event["group"] for event in admitted} <= numbers[other], (
+            "every foreign group was announced by the other"
+        )
+        taken = [event["group"] for event in node.events("taken")]
+        assert len(taken) == len(set(taken)), "no group was used twice"
+        steps = node.events("step")
+        assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
+        assert status["generation"]["policy_version"] == status["model"]["policy_version"]
+    _check_exports(nodes["s"].home, tmp_path)
+
+
+def _check_exports(home: Path, tmp_path: Path) -> None:
+    """What the commands say of a stopped node's home."""
+    groups = json.loads(_ftis("replay", "list", "--json", "--limit", "1000", "--home", str(home)))
+    assert {group["own"] for group in groups} == {True, False}
+    shown = json.loads(_ftis("replay", "show", groups[0]["id"][:12], "--json", "--home", str(home)))
+    assert len(shown["completions"]) == 4
+    _ftis("replay", "export", "--format", "envelope", "--out", str(tmp_path / "envelopes"), "--home", str(home))
+    files = list((tmp_path / "envelopes").iterdir())
+    assert len(files) == len(groups)
+    envelope = open_envelope(files[0].read_bytes())
+    assert envelope.is_signed_by(unpack_group(envelope.body).sender)
+    _ftis("replay", "export", "--format", "jsonl", "--out", str(tmp_path / "groups.jsonl"), "--home", str(home))
+    rows = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
+    assert len(rows) == len(groups)
+    _ftis("replay", "export", "--format", "parquet", "--out", str(tmp_path / "groups.parquet"), "--home", str(home))
+    assert (tmp_path / "groups.parquet").read_bytes()[:4] == b"PAR1"
+    peers = json.loads(_ftis("peers", "--json", "--home", str(home)))
+    assert sum(peer["groups_accepted"] for peer in peers) == sum(not group["own"] for group in groups)
+    _ftis("export", "--out", str(tmp_path / "trained"), "--home", str(home))
+    figures = json.loads(
+        _ftis("eval", "--model", str(tmp_path / "trained"), "--task", "arithmetic", "--limit", "32", "--json",
+              "--max-tokens", "48")
+    )  # fmt: skip
+    last = json.loads(_ftis("status", "--json", "--home", str(home)))["eval"][-1]
+    assert figures["pass_at_1"] == last["pass_at_1"], "the exported model is the one that was evaluated"
+    assert figures["n"] == 32
