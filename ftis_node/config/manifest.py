@@ -91,7 +91,9 @@ class MethodSection(Section):
     @model_validator(mode="after")
     def _threshold_has_its_estimator(self) -> MethodSection:
         if (self.kl_estimator is None) != (self.kl_threshold is None):
-            raise ValueError("kl_estimator and kl_threshold go together: a threshold means nothing without its estimator")
+            raise ValueError(
+                "kl_estimator and kl_threshold go together: a threshold means nothing without its estimator"
+            )
         return self
 
     def loss_parameters(self) -> dict[str, float | str]:

@@ -24,7 +24,8 @@ from ftis_node.gossip.entries import is_timely, unseal
 if TYPE_CHECKING:
     from ftis_node.gossip.entries import Entry
 
-MAX_KEYS_PER_REQUEST = 16
+MAX_KEYS_PER_FIND = 16
+MAX_KEYS_PER_STORE = 256
 MAX_MEMBERS_PER_BUCKET = 256  # with 512-byte entries: a reply of 16 buckets stays under 3 MiB
 MAX_STORED_KEYS = 16384
 
@@ -52,29 +53,31 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
 
 
 class RequestBounds(AuthorizerBase):  # type: ignore[misc]
-    """Refuses requests that would cost too much work or memory. Signs nothing: entries are signed themselves."""
+    """Cuts down requests that would cost too much work or memory. Signs nothing: entries are signed themselves.
+
+    No request is refused as a whole: hivemind takes a peer that refuses for a dead one, forgets it, meets it again, and
+    hands it the same entries once more, without end.
+    """
 
     def __init__(self) -> None:
         self.storage: Any = None  # the node's local storage, once there is one
 
     async def validate_request(self, request: Any) -> bool:
-        """Whether a peer's request is worked on."""
+        """Cuts a peer's request down to what is worked on."""
         if isinstance(request, dht_pb2.FindRequest):
-            return len(request.keys) <= MAX_KEYS_PER_REQUEST
+            del request.keys[MAX_KEYS_PER_FIND:]
         if isinstance(request, dht_pb2.StoreRequest):
-            return len(request.keys) <= MAX_KEYS_PER_REQUEST and all(
-                self._has_room(key, subkey) for key, subkey in zip(request.keys, request.subkeys, strict=False)
-            )
+            for column in (request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache):
+                del column[MAX_KEYS_PER_STORE:]
+            for key in request.keys:
+                self._bound_bucket(key)
         return True
 
-    def _has_room(self, key: bytes, subkey: bytes) -> bool:
-        """Whether a bucket has room for one more. Whole buckets are not taken over: members renew their entries."""
-        if subkey == b"":  # hivemind's mark of a whole dictionary
-            return False
+    def _bound_bucket(self, key: bytes) -> None:
+        """Has a bucket give up the entry that expires first for each one above its bound."""
         stored = self.storage.get(DHTID.from_bytes(key))
-        if stored is None or not isinstance(stored.value, DictionaryDHTValue):
-            return True
-        return len(stored.value) < MAX_MEMBERS_PER_BUCKET or MSGPackSerializer.loads(subkey) in stored.value
+        if stored is not None and isinstance(stored.value, DictionaryDHTValue):
+            stored.value.maxsize = MAX_MEMBERS_PER_BUCKET
 
     async def sign_request(self, request: Any, service_public_key: Any) -> None:
         """Nothing to sign."""

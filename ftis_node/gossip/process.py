@@ -60,13 +60,17 @@ def p2pd_arguments(
     ]
     if settings.announce:
         arguments.append(f"-announceAddrs={','.join(settings.announce)}")
+    if settings.use_nat_helpers:
+        arguments.append("-autonat=1")
     if is_public:
         arguments.append("-forceReachabilityPublic=1")
     elif settings.use_nat_helpers:
-        arguments += ["-autonat=1", "-natPortMap=1", "-autoRelay=1"]
+        arguments += ["-natPortMap=1", "-autoRelay=1"]
+        if settings.is_unreachable:
+            arguments.append("-forceReachabilityPrivate=1")
         relays = [peer for peer in settings.peers if "/p2p-circuit/" not in peer]
-        if relays:
-            arguments.append(f"-trustedRelays={','.join(relays)}")
+        if relays:  # these alone: with discovery p2pd waits for four candidates, or three minutes
+            arguments += ["-relayDiscovery=0", f"-trustedRelays={','.join(relays)}"]
     return arguments
 
 

@@ -26,6 +26,7 @@ class NetworkSettings:
     announce: tuple[str, ...] = ()  # told to others instead of what is found; without /p2p/ID
     peers: tuple[str, ...] = ()  # dialled first: bootstrap nodes, or any member
     use_nat_helpers: bool = True  # port mapping, reachability checks, hole punching, a relay where we are not reachable
+    is_unreachable: bool = False  # nobody can dial us: take a relay at once instead of finding that out
     start_timeout_s: float = 30.0
     num_start_tries: int = 2
     stop_timeout_s: float = 2.0

@@ -37,7 +37,7 @@ class Liveness:
         """A heartbeat came."""
         self.num_silent_ticks = 0
         self.is_busy = heartbeat.num_in_flight > 0
-        if not self.is_busy or heartbeat.progress > self.last_progress:
+        if heartbeat.progress > self.last_progress:  # a request that begins is progress, too
             self.num_stalled_ticks = 0
         self.last_progress = heartbeat.progress
 

@@ -166,7 +166,8 @@ def _watch_training(
     """Until both nodes have ended. Raises FtisError as soon as one fails."""
     while True:
         curves = {size: read_curves(home / "events.jsonl") for size, home in homes.items()}
-        watch(f"training, {plan.steps} steps", curves)
+        has_begun = any(curve.pass_at_1 for curve in curves.values())
+        watch(f"training, {plan.steps} steps" if has_begun else "starting two nodes", curves)
         codes = [node.exit_code for node in nodes]
         for node, code in zip(nodes, codes, strict=True):
             if code:

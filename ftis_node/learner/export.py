@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
 from ftis_node.learner.checkpoint import newest_usable, owner_of, restore_weights
-from ftis_node.learner.policy import load_policy, merged_weights
+from ftis_node.learner.policy import ADAPTER, load_policy, merged_weights
 from ftis_node.models import export_adapter, export_model
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
         weights = merged_weights(policy, policy.compute_dtype)
         export_model(policy.causal_lm, policy.tokenizer, out, state_dict=weights)
     else:
+        # What others can find the model by: its id on the hub, or else the folder here.
+        is_on_hub = "/" in policy.source.name
+        base = policy.source.name if is_on_hub else str(policy.source.folder)
+        policy.adapted.peft_config[ADAPTER].base_model_name_or_path = base
         export_adapter(policy.adapted, policy.tokenizer, out)
 
 

@@ -46,7 +46,8 @@ def export_model(
 def export_adapter(adapted_model: Any, tokenizer: PromptTokenizer, out: Path) -> None:
     """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does."""
     with _whole_folder(out) as folder:
-        adapted_model.save_pretrained(folder)
+        # "auto" would ask the hub whether the embedding was resized; adapters here never touch it.
+        adapted_model.save_pretrained(folder, save_embedding_layers=False)
         tokenizer.save(folder)
 
 

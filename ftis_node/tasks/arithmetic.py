@@ -1,4 +1,4 @@
-"""The task `arithmetic`: one sum or difference of two numbers below a hundred.
+"""The task `arithmetic`: one sum or difference of two numbers of two digits.
 
 It exists so that a swarm can be seen to learn on two CPU cores in minutes: prompts of six characters, answers of at
 most three digits, and no data file. A real example, index 0 of the training split:
@@ -27,7 +27,9 @@ from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.base import TaskItem
 
-NUM_OPERANDS: Final = 100  # operands are 0 to 99
+SMALLEST: Final = 10
+NUM_OPERANDS: Final = 90  # operands are 10 to 99
+OPERANDS: Final = range(SMALLEST, SMALLEST + NUM_OPERANDS)
 NUM_TRAIN: Final = 2**31
 NUM_HELD_OUT: Final = 512  # problems of each kind that training never shows; also the length of every test split
 
@@ -119,14 +121,14 @@ def _draw(kinds: tuple[Kind, ...], seed: str) -> Problem:
     """A problem with both operands uniform, made a difference's larger-first where the kind asks for it."""
     bits, left = divmod(_hash(seed), NUM_OPERANDS)
     bits, right = divmod(bits, NUM_OPERANDS)
-    problem = Problem(kinds[bits % len(kinds)], left, right)
+    problem = Problem(kinds[bits % len(kinds)], SMALLEST + left, SMALLEST + right)
     return problem if problem.kind == "add" else problem.canonical
 
 
 @cache
 def _held_out(kind: Kind) -> tuple[Problem, ...]:
     """The held-out problems of one kind in canonical form, smallest hash first."""
-    everything = (Problem(kind, left, right) for left in range(NUM_OPERANDS) for right in range(left + 1))
+    everything = (Problem(kind, left, right) for left in OPERANDS for right in range(SMALLEST, left + 1))
     return tuple(sorted(everything, key=lambda problem: _hash(problem.text))[:NUM_HELD_OUT])
 
 

@@ -6,7 +6,6 @@ returns a `Task` whose name is the entry point's. Built-in names cannot be taken
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import FtisError, TaskError
@@ -14,7 +13,7 @@ from ftis_node.tasks.base import Task
 from ftis_node.tasks.spec import FILE_TASKS, TaskPart, TaskSpec, parse_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
 ENTRY_POINT_GROUP: Final = "ftis_node.tasks"
 SPLITS: Final = ("train", "test")
@@ -71,6 +70,8 @@ def _load_part(part: TaskPart, split: str) -> Task:
 
 
 def _load_plugin(name: str, split: str) -> Task:
+    from importlib.metadata import entry_points
+
     plugins = {plugin.name: plugin for plugin in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in plugins:
         raise TaskError(f"unknown task {name!r}: known are {', '.join(_known_names(plugins))}")
@@ -87,7 +88,7 @@ def _load_plugin(name: str, split: str) -> Task:
     return task
 
 
-def _known_names(plugins: Mapping[str, EntryPoint]) -> list[str]:
+def _known_names(plugins: Iterable[str]) -> list[str]:
     built_in = ["arithmetic", "arithmetic:add", "arithmetic:sub", "gsm8k", "gsm8k:PATH", "math500", "math500:PATH"]
     return [*built_in, "rg:NAME of reasoning-gym", *sorted(plugins)]
 

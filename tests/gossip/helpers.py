@@ -34,7 +34,7 @@ def settings(folder: Path, **changes: Any) -> NetworkSettings:
     return NetworkSettings(**values | changes)
 
 
-async def eventually(condition: Callable[[], Any | Awaitable[Any]], *, within_s: float = 30.0) -> Any:
+async def eventually(condition: Callable[[], Any | Awaitable[Any]], *, within_s: float = 40.0) -> Any:
     """Waits until `condition` holds and returns what it gave. Fails with its text after `within_s` seconds."""
     deadline = asyncio.get_running_loop().time() + within_s
     while True:
@@ -86,6 +86,11 @@ def process_is_gone(pid: int) -> bool:
             return file.read().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def files_under(folder: Path) -> list[Path]:
+    """All that lies in a folder but folders: files, sockets, links."""
+    return [path for path in folder.rglob("*") if not path.is_dir()]
 
 
 def random_id() -> bytes:

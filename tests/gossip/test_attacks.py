@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from ftis_node.gossip import GossipLimits
-from ftis_node.gossip.bindings import PeerID
+from ftis_node.gossip.bindings import DHTID, PeerID, dht_pb2
+from ftis_node.gossip.door import MAX_KEYS_PER_FIND
 from ftis_node.gossip.entries import EntryKind, seal
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.names import Service, protocol, record_key, topic
@@ -107,11 +108,41 @@ async def test_a_record_cannot_be_overwritten_by_another(pair: tuple[Libp2pGossi
         assert await attacker.get_record(victim.peer_id) == b"mine"
 
 
-async def test_a_huge_directory_request_harms_nobody(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+async def test_only_a_few_keys_of_many_are_worked_on(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     victim, attacker = pair
     assert attacker._link.session is not None
     node = attacker._link.session.directory._node
-    assert await node.protocol.call_find(PeerID.from_base58(victim.peer_id), [node.node_id] * 50_000) is None
-    assert victim.process_id is not None
-    assert victim.counters.restarts == 0
-    assert await victim.publish_record(b"still here", ttl_s=60)
+    request = dht_pb2.FindRequest(keys=[node.node_id.to_bytes()] * 10_000, peer=node.protocol.node_info)
+    found = await node.protocol.get_stub(PeerID.from_base58(victim.peer_id)).rpc_find(request, timeout=20)
+    assert len(found.results) == MAX_KEYS_PER_FIND
+
+
+async def test_neighbours_in_the_directory_keep_each_other(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+    for node, other in (pair, pair[::-1]):
+        assert node._link.session is not None
+        table = node._link.session.directory._node.protocol.routing_table
+        await eventually(lambda table=table, other=other: PeerID.from_base58(other.peer_id) in table)
+    num_met = 0
+
+    def on_meeting(*args: object) -> None:
+        nonlocal num_met
+        num_met += 1
+
+    table.add_or_update_node, original = on_meeting, table.add_or_update_node
+    await asyncio.sleep(1)
+    table.add_or_update_node = original
+    assert num_met < 20  # a directory in which nodes lose and meet each other again never rests
+
+
+async def test_a_stale_copy_does_not_hide_a_newer_record(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
+    owner, reader = pair
+    assert owner._link.session is not None
+    assert reader._link.session is not None
+    key = DHTID.generate(source=record_key("r", owner.peer_id))
+    storages = [node._link.session.directory._node.protocol.storage for node in pair if node._link.session]
+    assert await owner.publish_record(b"old", ttl_s=60)
+    old = storages[1].get(key)
+    assert await owner.publish_record(b"new", ttl_s=90)
+    del storages[1][key]
+    assert storages[1].store(key, old.value, old.expiration_time)
+    assert await reader.get_record(owner.peer_id) == b"new"

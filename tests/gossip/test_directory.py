@@ -5,12 +5,19 @@ from __future__ import annotations
 import struct
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ftis_node.gossip.bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
-from ftis_node.gossip.door import MAX_KEYS_PER_REQUEST, MAX_MEMBERS_PER_BUCKET, EntryValidator, RequestBounds
+from ftis_node.gossip.door import (
+    MAX_KEYS_PER_FIND,
+    MAX_KEYS_PER_STORE,
+    MAX_MEMBERS_PER_BUCKET,
+    EntryValidator,
+    RequestBounds,
+)
 from ftis_node.gossip.entries import EntryKind, pack_addresses, seal, unpack_addresses, unseal
 from ftis_node.gossip.names import NUM_MEMBER_BUCKETS, bucket_key, bucket_of, check_run_id, record_key
 from ftis_node.records.identity import Identity
@@ -29,7 +36,9 @@ def _record(raw: bytes, *, key: str, subkey: str | None = None, expires_at: floa
     )
 
 
-def _sealed(identity: Identity = OWNER, kind: EntryKind = EntryKind.RECORD, payload: bytes = b"x", **changes: Any) -> bytes:
+def _sealed(
+    identity: Identity = OWNER, kind: EntryKind = EntryKind.RECORD, payload: bytes = b"x", **changes: Any
+) -> bytes:
     return seal(identity, kind, changes.get("run_id", "r"), payload, expires_at=changes.get("expires_at", SOON))
 
 
@@ -92,39 +101,40 @@ def test_a_run_id_longer_than_the_entry_is_refused() -> None:
     assert unseal(raw, max_record_bytes=2048) is None
 
 
-class _Storage(dict[Any, Any]):
-    """Stands for hivemind's local storage: values by key, each with `.value`."""
-
-
 @pytest.fixture
 def bounds() -> RequestBounds:
     bounds = RequestBounds()
-    bounds.storage = _Storage()
+    bounds.storage = {}
     return bounds
 
 
-def _store(*subkeys: bytes) -> Any:
-    return dht_pb2.StoreRequest(keys=[bytes(20)] * len(subkeys), subkeys=subkeys)
-
-
-async def test_requests_are_bounded(bounds: RequestBounds) -> None:
-    for num_keys, is_fine in ((MAX_KEYS_PER_REQUEST, True), (MAX_KEYS_PER_REQUEST + 1, False)):
-        assert await bounds.validate_request(dht_pb2.FindRequest(keys=[bytes(20)] * num_keys)) is is_fine
-        assert await bounds.validate_request(_store(*[MSGPackSerializer.dumps("a")] * num_keys)) is is_fine
+async def test_requests_are_cut_not_refused(bounds: RequestBounds) -> None:
+    find = dht_pb2.FindRequest(keys=[bytes(20)] * 1000)
+    assert await bounds.validate_request(find)
+    assert len(find.keys) == MAX_KEYS_PER_FIND
+    many = 1000
+    store = dht_pb2.StoreRequest(
+        keys=[bytes(20)] * many,
+        subkeys=[b""] * many,
+        values=[b""] * many,
+        expiration_time=[0.0] * many,
+        in_cache=[False] * many,
+    )
+    assert await bounds.validate_request(store)
+    columns = (store.keys, store.subkeys, store.values, store.expiration_time, store.in_cache)
+    assert {len(column) for column in columns} == {MAX_KEYS_PER_STORE}
     assert await bounds.validate_request(dht_pb2.PingRequest())
 
 
-async def test_a_full_bucket_takes_no_new_member_but_renews_old_ones(bounds: RequestBounds) -> None:
+async def test_a_bucket_does_not_outgrow_its_bound(bounds: RequestBounds) -> None:
     bucket = DictionaryDHTValue()
-    for number in range(MAX_MEMBERS_PER_BUCKET):
-        bucket.store(f"peer {number}", b"", SOON)
-    bounds.storage[DHTID(0)] = type("Stored", (), {"value": bucket})
-    assert await bounds.validate_request(_store(MSGPackSerializer.dumps("peer 0")))
-    assert not await bounds.validate_request(_store(MSGPackSerializer.dumps("new peer")))
-
-
-async def test_a_whole_bucket_is_not_taken_over(bounds: RequestBounds) -> None:
-    assert not await bounds.validate_request(_store(b""))
+    bounds.storage[DHTID(0)] = SimpleNamespace(value=bucket)
+    for number in range(MAX_MEMBERS_PER_BUCKET + 10):
+        assert await bounds.validate_request(dht_pb2.StoreRequest(keys=[bytes(20)]))
+        bucket.store(f"peer {number}", b"", SOON + number)
+    assert len(bucket) == MAX_MEMBERS_PER_BUCKET
+    assert "peer 9" not in bucket
+    assert "peer 10" in bucket
 
 
 def test_addresses_fit_or_are_left_out() -> None:

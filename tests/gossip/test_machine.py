@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ftis_node.errors import UsageError
@@ -95,14 +97,14 @@ time.sleep(60)
 
 
 async def test_a_launched_program_dies_with_its_parent() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT.format(launcher=str(LAUNCHER))], stdout=subprocess.PIPE, text=True
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT.format(launcher=str(LAUNCHER)), stdout=asyncio.subprocess.PIPE
     )
-    with parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        await eventually(lambda: "sleep" in Path(f"/proc/{pid}/comm").read_text())
-        parent.kill()
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    await eventually(lambda: psutil.Process(pid).name() == "sleep")
+    parent.kill()
+    await parent.wait()
     try:
         await eventually(lambda: process_is_gone(pid), within_s=5)
     finally:
@@ -112,7 +114,10 @@ async def test_a_launched_program_dies_with_its_parent() -> None:
 
 def test_a_program_whose_parent_has_ended_already_is_not_launched() -> None:
     done = subprocess.run(
-        [sys.executable, "-I", "-S", LAUNCHER, "1", "/bin/echo", "launched"], capture_output=True, text=True, check=False
+        [sys.executable, "-I", "-S", LAUNCHER, "1", "/bin/echo", "launched"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "the parent has ended" in done.stderr

@@ -72,6 +72,8 @@ def test_bad_listen_addresses(text: str) -> None:
 
 
 def test_the_room_itself_loads_nothing_heavy() -> None:
-    code = "import sys, ftis_node.gossip as g; sys.exit(str(sorted({'hivemind', 'torch', 'google'} & set(sys.modules))))"
+    code = (
+        "import sys, ftis_node.gossip as g; sys.exit(str(sorted({'hivemind', 'torch', 'google'} & set(sys.modules))))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "[]"

@@ -19,7 +19,7 @@ from ftis_node.gossip import FetchOutcome, SwarmPhase
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.records.identity import Identity
-from tests.gossip.helpers import Shelf, announce_until_heard, eventually, process_is_gone, settings
+from tests.gossip.helpers import Shelf, announce_until_heard, eventually, files_under, process_is_gone, settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -67,6 +67,20 @@ async def test_members_that_know_only_a_bootstrap_node_find_each_other(start: St
         for other, heard in zip(others, await announce_until_heard(node, others, shelf.ids[0]), strict=True):
             fetched = await other.fetch(heard.sender, [heard.payload])
             assert fetched.bodies == tuple(shelf.bodies.values())
+
+
+async def test_bootstrap_nodes_hold_one_directory_together(start: Start) -> None:
+    first = await start(run_id=None)
+    second = await start(run_id=None, peers=tuple(first.addresses))
+    await eventually(second.connected_peers)
+    nodes = [await start(peers=tuple(bootstrap.addresses)) for bootstrap in (first, second)]
+    for node in nodes:
+        await eventually(lambda node=node: node.state.state is SwarmPhase.CONNECTED)
+    waiting = asyncio.create_task(first.run_until_closed())
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await first.close()
+    await asyncio.wait_for(waiting, 5)
 
 
 async def test_a_dead_bootstrap_node_leaves_a_node_solo_until_it_answers(start: Start) -> None:
@@ -129,7 +143,7 @@ async def test_closing_is_quick_and_leaves_no_process_and_no_file(start: Start, 
     async with asyncio.timeout(5):
         await asyncio.gather(first.close(), second.close())
     assert all(map(process_is_gone, pids))
-    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+    assert files_under(tmp_path) == []
     assert [announcement async for announcement in first.announcements()] == []
 
 

@@ -110,6 +110,8 @@ async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     if boot.fault == "slow":
         time.sleep(1.5)  # noqa: ASYNC251 - as the loading of a model does
     yield {Echo: echo, Fail: fail, Die: die, Sleep: Sleeper(trace).sleep}
+    if boot.fault == "slow-end":
+        await asyncio.sleep(0.8)  # as the saving of a model does
     (trace / "closed").touch()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -150,8 +152,6 @@ def test_resume_takes_back_versions_newer_than_the_checkpoint(model_folder, tmp_
 
 
 def test_resume_publishes_again_what_the_store_lost(model_folder, tmp_path):
-    import shutil
-
     boot = make_boot(model_folder, tmp_path)
     proof = Learner(boot).train(random_groups(), step=1).proof
     shutil.rmtree(tmp_path / "weights")
@@ -215,14 +215,17 @@ def test_export_merged_is_a_plain_model(model_folder, tmp_path, lora):
         export_policy(learner.policy, tmp_path / "out", merge=True)
 
 
-def test_export_of_the_adapter_alone(model_folder, tmp_path):
+@pytest.mark.parametrize("name", ["tiny", "org/tiny"])
+def test_export_of_the_adapter_alone(model_folder, tmp_path, name):
     from peft import PeftModel
 
-    learner = Learner(make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2))
+    learner = Learner(make_boot(model_folder, tmp_path, model_name=name, lora=LORA, learning_rate=1e-2))
     for step in (1, 2):
         proof = learner.train(random_groups(seed=step), step=step).proof
     export_policy(learner.policy, tmp_path / "out", merge=False)
     assert not (tmp_path / "out" / "model.safetensors").exists()
+    base = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert base == (str(model_folder) if name == "tiny" else name)
     adapted = PeftModel.from_pretrained(load_causal_lm(resolve_model(str(model_folder))), tmp_path / "out")
     assert proof.max_difference(probe_logprobs(adapted, proof.probe_ids)) < 1e-5
 

@@ -158,6 +158,18 @@ def test_non_finite_learner_is_refused(model):
     assert not optimizer.state
 
 
+def test_non_finite_loss_is_refused(model):
+    """Every input is finite: a sequence ratio of exp(80) times a large advantage is not, in float32."""
+    optimizer = optimizer_of(model)
+    before = remembered(model, optimizer)
+    batch = make_batch([make_group([[1, 2], [3]], [0.0, 1e6], logprobs=[[-200.0, -200.0], [-200.0]])])
+    objective = make_objective("gspo", {}, "mean")
+    micro_batches = make_micro_batches(batch, max_tokens=60)
+    outcome = take_step(Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0)
+    assert (outcome.refused, outcome.num_updates) == ("the loss is not finite", 0)
+    assert_untouched(model, optimizer, before)
+
+
 def test_non_finite_gradient_is_refused(model):
     """Log-probs are sound, their gradient overflows on its way to the weights."""
     optimizer = optimizer_of(model)
@@ -214,6 +226,17 @@ def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatc
     for logprobs, anchor in later:
         assert not torch.equal(logprobs, first[0])  # the model moved
         assert (anchor is None) if not uses_anchor else torch.equal(anchor, first[0])
+
+
+def test_each_update_has_its_own_gradient(model, batch):
+    """At a rate of 0 the model does not move, so that every update must find the same gradient."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    norms = []
+    optimizer.register_step_pre_hook(lambda *_: norms.append(flat_gradient(model).norm().item()))
+    micro_batches = make_micro_batches(batch, max_tokens=60)
+    take_step(Forward(model), batch, micro_batches, make_objective("tis", {}), optimizer, max_grad_norm=1e9, updates=3)
+    assert norms == [pytest.approx(norms[0], rel=1e-5)] * 3
+    assert norms[0] > 0
 
 
 def test_stopped_in_a_later_update_the_step_is_done_with_fewer(model, batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import time
 from typing import ClassVar
@@ -35,10 +36,11 @@ class HostileTask:
         match completion_text:
             case "sleep":
                 time.sleep(600)
-            case "integer":  # C code that holds the interpreter's lock and answers to no Python signal handler
-                return float(len(bin(7 ** (7**9))))
+            case "stuck":  # in C code that holds the interpreter's lock and runs no Python signal handler
+                return float(sum(range(10**13)))
             case "memory":
-                return float(len(bytearray(8 << 30)))
+                mmap.mmap(-1, 2 << 30).close()
+                return 0.0
             case "segfault":
                 ctypes.string_at(0)
             case "exit":

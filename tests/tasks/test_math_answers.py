@@ -70,6 +70,7 @@ def test_reward_needs_format_and_answer(task: Task, completion: str, reward: flo
         ("x^2 + 2x + 1", "(x+1)^2"),
         ("5", "x = 5"),
         ("90^\\circ", "90"),
+        ("?!", "?!"),  # what the library cannot read still equals itself
     ],
 )
 def test_equal_answers(reference: str, answer: str) -> None:
@@ -103,6 +104,14 @@ def test_the_commonest_attacks_cost_nothing(answer: str) -> None:
     began = time.monotonic()
     assert not answers_agree("72", answer)
     assert time.monotonic() - began < 0.1
+
+
+def test_a_parser_that_raises_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("math_verify.verify", fail)
+    assert not answers_agree("72", "72.0")
 
 
 @pytest.mark.slow

@@ -1,0 +1,231 @@
+"""Tiny models for swarms on two CPU cores: real Qwen2 architecture, partly competent in `arithmetic`, no download.
+
+Both sizes are trained, by supervision, on training problems of `arithmetic` of which most carry a wrong answer: s adds
+ten to the result (as if it carried once too often), m adds one. So greedy decoding is mostly wrong in a systematic way
+that differs by size, while sampling finds the right answer often enough for reinforcement to build on: the setting of
+the F-TIS paper's experiments in miniature.
+
+The weights of the layers learn by Muon (torch.optim.Muon; Jordan et al. 2024), embedding and norms by AdamW: for sums
+of digits this needs about a third of AdamW's steps. One thread, own random state: the same seed gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from ftis_node.lab.tiny_tokenizer import MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
+from ftis_node.tasks.arithmetic import ArithmeticTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+Size = Literal["s", "m"]
+
+WRONG_FRACTION: Final = 0.7
+NUM_PROBLEMS: Final = 16384  # distinct draws of the training split that are shown
+BATCH_SIZE: Final = 64
+WARM_UP_STEPS: Final = 30
+MAX_ANSWER_TOKENS: Final = 6
+IGNORED: Final = -100  # positions without a loss
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What makes one size: its shape, how it is trained, and the mistake it learns."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    initializer_range: float
+    num_steps: int
+    mistake: int
+    matrix_learning_rate: float = 0.02
+    vector_learning_rate: float = 4e-3
+
+
+RECIPES: Final[dict[Size, Recipe]] = {
+    "s": Recipe(64, 256, 2, 2, 1, initializer_range=0.06, num_steps=500, mistake=10),
+    "m": Recipe(128, 512, 3, 4, 2, initializer_range=0.04, num_steps=320, mistake=1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TinyReport:
+    """What was made. `pass_at_1` is greedy, on the held-out problems; `mistaken` the share of the size's own mistake."""
+
+    num_parameters: int
+    pass_at_1: float
+    mistaken: float
+    seconds: float
+
+
+def make_tiny(
+    size: Size,
+    out: Path,
+    *,
+    seed: int = 0,
+    scale: float = 1.0,
+    progress: Callable[[float, str], None] = lambda fraction, what: None,
+) -> TinyReport:
+    """Makes the model of that size and its tokenizer in the folder `out`, in the hub's format.
+
+    `scale` multiplies the training steps; below 1 the model is less competent. `progress` hears how much is done.
+    """
+    started_at = time.monotonic()
+    recipe, tokenizer = RECIPES[size], make_tokenizer()
+    with _one_thread_and_own_randomness(seed):
+        model = Qwen2ForCausalLM(_config(recipe, tokenizer))
+        num_steps = max(1, round(scale * recipe.num_steps))
+        problems = _Problems(tokenizer, recipe.mistake)
+        _train(model, problems, recipe, num_steps=num_steps, seed=seed, progress=progress)
+        model.generation_config = GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+        right, mistaken = grade(model, tokenizer, mistake=recipe.mistake)
+    progress(1.0, "done")
+    return TinyReport(model.num_parameters(), right, mistaken, time.monotonic() - started_at)
+
+
+def _config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_key_value_heads,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=recipe.initializer_range,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+class _Problems:
+    """Training problems as tensors, each with its right and with its mistaken answer.
+
+    `token_ids` and `labels` are [2, P, T] integers: first right, then mistaken; labels are IGNORED outside the answer.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, mistake: int) -> None:
+        task = ArithmeticTask("train")
+        problems = [task.problem(index) for index in range(NUM_PROBLEMS)]
+        prompts = [_encode_prompt(tokenizer, problem.text) for problem in problems]
+        answers = [[_encode_answer(tokenizer, problem.answer + off) for problem in problems] for off in (0, mistake)]
+        width = max(len(prompt) + len(answer) for row in answers for prompt, answer in zip(prompts, row, strict=True))
+        pad_id = tokenizer.pad_token_id
+        self.token_ids = torch.full((2, len(problems), width), pad_id)
+        self.labels = torch.full((2, len(problems), width), IGNORED)
+        for kind, row in enumerate(answers):
+            for index, (prompt, answer) in enumerate(zip(prompts, row, strict=True)):
+                end = len(prompt) + len(answer)
+                self.token_ids[kind, index, :end] = torch.tensor(prompt + answer)
+                self.labels[kind, index, len(prompt) : end] = torch.tensor(answer)
+
+
+def _encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    messages = [{"role": "user", "content": text}]
+    ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return ids
+
+
+def _encode_answer(tokenizer: PreTrainedTokenizerFast, answer: int) -> list[int]:
+    ids: list[int] = tokenizer.encode(str(answer), add_special_tokens=False)
+    return [*ids, int(tokenizer.eos_token_id)]
+
+
+def _train(
+    model: Qwen2ForCausalLM,
+    problems: _Problems,
+    recipe: Recipe,
+    *,
+    num_steps: int,
+    seed: int,
+    progress: Callable[[float, str], None],
+) -> None:
+    """Supervised steps with a learning rate that rises, then falls to nearly nothing in a straight line."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizers = _optimizers(model, recipe)
+    num_problems = problems.token_ids.shape[1]
+    for step in range(num_steps):
+        factor = min(1.0, (step + 1) / WARM_UP_STEPS) * (1.0 - 0.98 * step / num_steps)
+        chosen = torch.randint(num_problems, (BATCH_SIZE,), generator=generator)
+        kind = (torch.rand(BATCH_SIZE, generator=generator) < WRONG_FRACTION).long()
+        _answer_loss(model, problems.token_ids[kind, chosen], problems.labels[kind, chosen]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["full_lr"] * factor
+            optimizer.step()
+            optimizer.zero_grad()
+        progress(step / num_steps, f"step {step} of {num_steps}")
+
+
+def _optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    embedding = model.get_input_embeddings().weight
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
+    others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=recipe.matrix_learning_rate, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=recipe.vector_learning_rate, betas=(0.9, 0.99), weight_decay=0.0),
+    ]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["full_lr"] = group["lr"]
+    return optimizers
+
+
+def _answer_loss(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of the answers' tokens; the output head runs on their positions alone."""
+    hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
+    answered = labels[:, 1:] != IGNORED
+    return cross_entropy(model.lm_head(hidden[answered]), labels[:, 1:][answered])
+
+
+@torch.no_grad()
+def grade(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, mistake: int) -> tuple[float, float]:
+    """Shares of held-out problems that greedy decoding answers rightly, and with the systematic mistake."""
+    task = ArithmeticTask("test")
+    problems = [task.problem(index) for index in range(len(task))]
+    texts = _decode_greedily(model, tokenizer, [_encode_prompt(tokenizer, problem.text) for problem in problems])
+    right = sum(text == str(problem.answer) for text, problem in zip(texts, problems, strict=True))
+    mistaken = sum(text == str(problem.answer + mistake) for text, problem in zip(texts, problems, strict=True))
+    return right / len(problems), mistaken / len(problems)
+
+
+def _decode_greedily(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[list[int]]
+) -> list[str]:
+    batch: Any = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+    out = model.generate(**batch, max_new_tokens=MAX_ANSWER_TOKENS, do_sample=False)
+    answers = out[:, batch["input_ids"].shape[1] :]
+    return [text.strip() for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
+
+
+@contextmanager
+def _one_thread_and_own_randomness(seed: int) -> Iterator[None]:
+    """One core, and random numbers that neither depend on nor disturb anybody else's."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,50 @@
+"""A node that is killed by SIGKILL cannot end its scoring process: that ends by itself, idle, asleep or busy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PARENT = """
+    import asyncio, sys
+    from ftis_node.tasks.scoring import IsolatedScorer, ScoringLimits
+    from tests.tasks.hostile_task import HostileTask
+
+    async def main():
+        task = HostileTask()
+        scorer = IsolatedScorer(task, limits=ScoringLimits(time_limit_s=2))
+        (inverse, _), = await scorer.score(task[0], ["pid"])
+        print(round(1 / inverse), flush=True)
+        await scorer.score(task[0], [sys.argv[1]])
+        await asyncio.sleep(600)
+
+    if __name__ == "__main__":
+        asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("order", "end_s"), [("1", 20), ("sleep", 20), ("stuck", 40)])
+def test_the_process_dies_with_a_parent_that_is_killed(tmp_path: Path, order: str, end_s: float) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), order]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
+        assert parent.stdout
+        worker = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.3)
+        parent.kill()
+    _, alive = psutil.wait_procs([worker], timeout=end_s)
+    for process in alive:
+        process.kill()
+    assert not alive
