@@ -115,7 +115,7 @@ class StepSection(Section):
     )
     steps_ahead: int = Field(
         default=1, ge=0, le=64,
-        description="Steps by which generation may run ahead of training; own slots are own_groups x (1 + steps_ahead).",
+        description="Steps that generation may run ahead of training; own slots are own_groups x (1 + steps_ahead).",
     )  # fmt: skip
     max_version_lag: int = Field(
         default=8,

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 HEADER = """# Configuration
 
-Two files, two questions. The **run manifest** is what all nodes of a swarm agree on; its hash is the run id, so changing
-one value makes another swarm. **node.toml**, in the node's home, is what may differ from node to node. Flags win over
-environment variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`), these over `node.toml`, that over the defaults.
+Two files, two questions. The **run manifest** is what all nodes of a swarm agree on; its hash is the run id, so
+changing one value makes another swarm. **node.toml**, in the node's home, is what may differ from node to node. Flags
+win over environment variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`), these over `node.toml`, that over the defaults.
 
 Unknown keys are refused by name.
 """

@@ -63,7 +63,7 @@ RECIPES: Final[dict[Size, Recipe]] = {
 
 @dataclass(frozen=True, slots=True)
 class TinyReport:
-    """What was made. `pass_at_1` is greedy, on the held-out problems; `mistaken` the share of the size's own mistake."""
+    """What was made: greedy pass@1 on the held-out problems, and the share of them with the size's own mistake."""
 
     num_parameters: int
     pass_at_1: float
@@ -167,7 +167,8 @@ def _train(
         factor = min(1.0, (step + 1) / WARM_UP_STEPS) * (1.0 - 0.98 * step / num_steps)
         chosen = torch.randint(num_problems, (BATCH_SIZE,), generator=generator)
         kind = (torch.rand(BATCH_SIZE, generator=generator) < WRONG_FRACTION).long()
-        _answer_loss(model, problems.token_ids[kind, chosen], problems.labels[kind, chosen]).backward()
+        loss = _answer_loss(model, problems.token_ids[kind, chosen], problems.labels[kind, chosen])
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:

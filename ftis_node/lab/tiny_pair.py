@@ -7,13 +7,15 @@ import queue
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
+from ftis_node.lab.tiny import RECIPES, make_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.queues import Queue
     from pathlib import Path
 
-SIZES = ("s", "m")
+    from ftis_node.lab.tiny import Size
+
 POLL_S = 0.5
 
 
@@ -22,10 +24,10 @@ def make_pair(folder: Path, *, seed: int, watch: Callable[[str], None]) -> Mappi
 
     Raises FtisError where making one fails.
     """
-    targets = {size: folder / f"{size}-{seed}" for size in SIZES}
+    targets = {size: folder / f"{size}-{seed}" for size in RECIPES}
     missing = {size: target for size, target in targets.items() if not (target / "config.json").exists()}
     spawn = multiprocessing.get_context("spawn")
-    progress: Queue[tuple[str, float]] = spawn.Queue()
+    progress: Queue[tuple[Size, float]] = spawn.Queue()
     workers = {
         size: spawn.Process(target=_make, args=(size, target, seed, progress)) for size, target in missing.items()
     }
@@ -50,10 +52,8 @@ def make_pair(folder: Path, *, seed: int, watch: Callable[[str], None]) -> Mappi
     return targets
 
 
-def _make(size: str, target: Path, seed: int, progress: Queue[tuple[str, float]]) -> None:
+def _make(size: Size, target: Path, seed: int, progress: Queue[tuple[Size, float]]) -> None:
     """In a process of its own: the model appears at `target` when it is whole."""
-    from ftis_node.lab.tiny import make_tiny
-
     temporary = target.with_name(target.name + ".making")
     make_tiny(size, temporary, seed=seed, progress=lambda fraction, _: progress.put((size, fraction)))
     temporary.rename(target)

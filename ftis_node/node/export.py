@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
@@ -25,16 +22,11 @@ def export_model_of(home: Home, out: Path, *, merge: bool) -> int:
 
     Raises ConfigError where no node has run with the home, or `out` is in use.
     """
-    from ftis_node.learner.core import Learner
+    from ftis_node.learner.export import export_newest
 
     if not home.settings.exists() or not home.run_toml.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
     settings = NodeSettings.model_validate(json.loads(home.settings.read_text()))
     manifest = load_manifest(str(home.run_toml))
     boot = learner_boot(settings, manifest, resolve_model(settings.model), home)
-    with (
-        tempfile.TemporaryDirectory() as scratch
-    ):  # a learner publishes what it resumes: not into the running node's folder
-        learner = Learner(msgspec.structs.replace(boot, weights_dir=scratch))
-        learner.export(out, merge=merge)
-        return learner.state().step
+    return export_newest(boot, out, merge=merge)

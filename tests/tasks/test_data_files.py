@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -197,10 +196,9 @@ def test_a_hub_that_refuses_is_a_network_error(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.slow
 @pytest.mark.usefixtures("hub_away")
 def test_a_hub_that_is_away_is_a_network_error_without_long_tries() -> None:
-    began = time.monotonic()
     with pytest.raises(NetworkError) as caught:
         load_task("gsm8k", split="test")
-    assert time.monotonic() - began < 20  # by itself the library tries for 24 s where it is refused, 400 s where not
+    assert "OfflineModeIsEnabled" in str(caught.value)  # by itself the library would try for 24 s, or for 400 s
     assert "cannot get openai/gsm8k from the hub" in str(caught.value)
     assert "gsm8k:PATH" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -101,9 +101,9 @@ def test_unequal_answers(reference: str, answer: str) -> None:
     ["9^9^9^9", "9^{9^{9^{9}}}", "9**9**9**9", "2^{99999999}", "99999999!", "9" * 400, "1+" * 5000 + "1"],
 )
 def test_the_commonest_attacks_cost_nothing(answer: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert not answers_agree("72", answer)
-    assert time.monotonic() - began < 0.1
+    assert time.process_time() - began < 0.1
 
 
 def test_a_parser_that_raises_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

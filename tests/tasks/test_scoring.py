@@ -59,7 +59,7 @@ async def test_a_text_that_takes_too_long_is_cut_off_in_time(scorer: IsolatedSco
     await scorer.score(ITEM, ["1"])  # started
     began = time.monotonic()
     assert await scorer.score(ITEM, ["stuck"]) == [UNSCORED]
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 3
 
 
 async def test_a_group_of_slow_texts_is_given_up_as_one() -> None:

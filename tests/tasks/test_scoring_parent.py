@@ -22,7 +22,7 @@ PARENT = """
 
     async def main():
         task = HostileTask()
-        scorer = IsolatedScorer(task, limits=ScoringLimits(time_limit_s=2))
+        scorer = IsolatedScorer(task, limits=ScoringLimits(time_limit_s=1))
         (inverse, _), = await scorer.score(task[0], ["pid"])
         print(round(1 / inverse), flush=True)
         await scorer.score(task[0], [sys.argv[1]])
@@ -33,8 +33,9 @@ PARENT = """
 """
 
 
-@pytest.mark.parametrize(("order", "end_s"), [("1", 20), ("sleep", 20), ("stuck", 40)])
-def test_the_process_dies_with_a_parent_that_is_killed(tmp_path: Path, order: str, end_s: float) -> None:
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("order", ["1", "sleep", "stuck"])
+def test_the_process_dies_with_a_parent_that_is_killed(tmp_path: Path, order: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -44,7 +45,7 @@ def test_the_process_dies_with_a_parent_that_is_killed(tmp_path: Path, order: st
         worker = psutil.Process(int(parent.stdout.readline()))
         time.sleep(0.3)
         parent.kill()
-    _, alive = psutil.wait_procs([worker], timeout=end_s)
+    _, alive = psutil.wait_procs([worker], timeout=60)  # what is stuck needs 3 s of processor time to end
     for process in alive:
         process.kill()
     assert not alive
