@@ -49,7 +49,7 @@ def make_pair(folder: Path, *, seed: int, watch: Callable[[str], None]) -> Mappi
     for size, worker in workers.items():
         if not (targets[size] / "config.json").exists():
             raise FtisError(f"making the tiny model {size} failed with exit code {worker.exitcode}")
-    return targets
+    return {str(size): target for size, target in targets.items()}
 
 
 def _make(size: Size, target: Path, seed: int, progress: Queue[tuple[Size, float]]) -> None:
