@@ -105,7 +105,7 @@ async def built_parts(settings: NodeSettings, plan: RunPlan, home: Home) -> Asyn
             disk=disk,
             slots=Slots(step.own_groups * (1 + step.steps_ahead), held=reader.own_held()),
             events=events,
-            figures=Figures(evaluations=_past_evaluations(home)),
+            figures=Figures(evaluations=_past_evaluations(home), step=_last_noted_step(home)),
         )
         served = Served(parts)
         parts.gossip.serve(served.lookup, on_confirm=served.confirmed, answer=served.answer)
@@ -214,6 +214,11 @@ def _past_evaluations(home: Home) -> list[EvalStatus]:
     """The evaluations of former starts, from the event trail."""
     fields = EvalStatus.__struct_fields__
     return [EvalStatus(**{name: event[name] for name in fields}) for event in read_events(home.events, name="eval")]
+
+
+def _last_noted_step(home: Home) -> int:
+    """The newest step in the event trail; the learner may have done one more."""
+    return max((event["step"] for event in read_events(home.events, name="step")), default=0)
 
 
 def _report_skipped(events: EventTrail, skipped: CheckpointSkipped) -> None:

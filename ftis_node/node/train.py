@@ -137,6 +137,8 @@ class TrainLoop:
         if returned:
             log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
         self._parts.slots.hold(self._parts.reader.own_held())
+        if state.last_report is not None and state.step > self.step:
+            self._note(state.last_report)  # the learner finished this step, but the daemon did not live to hear of it
         self._parts.figures.step = state.step
         self._parts.figures.policy_version = state.policy_version
         if state.weights is not None:

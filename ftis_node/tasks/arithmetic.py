@@ -1,11 +1,12 @@
-"""The task `arithmetic`: one sum or difference of two numbers of two digits.
+"""The task `arithmetic`: one sum or difference, where both numbers and the answer have two digits.
 
-It exists so that a swarm can be seen to learn on two CPU cores in minutes: prompts of six characters, answers of at
-most three digits, and no data file. A real example, index 0 of the training split:
+It exists so that a swarm can be seen to learn on two CPU cores in minutes: prompts of six characters, answers of two,
+and no data file. That every digit has its fixed place matters: a model of two layers learns such sums in seconds, and
+with answers of one to three digits often not at all. A real example, index 0 of the training split:
 
-    prompt   [{"role": "user", "content": "61-55="}]
-    answer   "6"
-    reward   1.0 for "6" (white space around it is ignored), 0.0 for anything else
+    prompt   [{"role": "user", "content": "25-15="}]
+    answer   "10"
+    reward   1.0 for "10" (white space around it is ignored), 0.0 for anything else
 
 Three specs share the problems: `arithmetic` asks both kinds, `arithmetic:add` and `arithmetic:sub` one of them, so
 that experiments can start from models with different expertise.
@@ -27,18 +28,16 @@ from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.base import TaskItem
 
-SMALLEST: Final = 10
-NUM_OPERANDS: Final = 90  # operands are 10 to 99
-OPERANDS: Final = range(SMALLEST, SMALLEST + NUM_OPERANDS)
+TWO_DIGITS: Final = range(10, 100)  # both operands and the answer
 NUM_TRAIN: Final = 2**31
-NUM_HELD_OUT: Final = 512  # problems of each kind that training never shows; also the length of every test split
+NUM_HELD_OUT: Final = 256  # problems of each kind that training never shows
 
 Kind = Literal["add", "sub"]
 PARTS: Final[dict[str, tuple[Kind, ...]]] = {"both": ("add", "sub"), "add": ("add",), "sub": ("sub",)}
 
 
 class Problem(NamedTuple):
-    """`left` plus or minus `right`; a difference is never negative."""
+    """`left` plus or minus `right`."""
 
     kind: Kind
     left: int
@@ -51,8 +50,13 @@ class Problem(NamedTuple):
 
     @property
     def answer(self) -> int:
-        """The right answer, 0 to 198."""
+        """The right answer."""
         return self.left + self.right if self.kind == "add" else self.left - self.right
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the task asks it: the answer has two digits, as the operands have."""
+        return self.answer in TWO_DIGITS
 
     @property
     def canonical(self) -> Problem:
@@ -78,7 +82,7 @@ class ArithmeticTask:
         self._kinds = PARTS[parts]
 
     def __len__(self) -> int:
-        return NUM_TRAIN if self.split == "train" else NUM_HELD_OUT
+        return NUM_TRAIN if self.split == "train" else NUM_HELD_OUT * len(self._kinds)
 
     def __getitem__(self, index: int) -> TaskItem:
         if not 0 <= index < len(self):
@@ -104,9 +108,10 @@ class ArithmeticTask:
 
 
 def _training_problem(kinds: tuple[Kind, ...], index: int) -> Problem:
-    """The first draw for `index` that is not held out."""
-    draws = (_draw(kinds, f"train/{index}/{attempt}") for attempt in count())
-    return next(problem for problem in draws if problem.canonical not in _held_out_set())
+    """The first draw for `index` that is asked and not held out; its kind is drawn before, so that kinds are even."""
+    kind = kinds[_hash(f"train/{index}") % len(kinds)]
+    draws = (_draw(kind, f"train/{index}/{attempt}") for attempt in count())
+    return next(draw for draw in draws if draw.is_asked and draw.canonical not in _held_out_set())
 
 
 def _held_out_problem(kinds: tuple[Kind, ...], index: int) -> Problem:
@@ -117,19 +122,19 @@ def _held_out_problem(kinds: tuple[Kind, ...], index: int) -> Problem:
     return Problem(problem.kind, problem.right, problem.left) if swap else problem
 
 
-def _draw(kinds: tuple[Kind, ...], seed: str) -> Problem:
-    """A problem with both operands uniform, made a difference's larger-first where the kind asks for it."""
-    bits, left = divmod(_hash(seed), NUM_OPERANDS)
-    bits, right = divmod(bits, NUM_OPERANDS)
-    problem = Problem(kinds[bits % len(kinds)], SMALLEST + left, SMALLEST + right)
-    return problem if problem.kind == "add" else problem.canonical
+def _draw(kind: Kind, seed: str) -> Problem:
+    """Both operands uniform; the larger one first in a difference."""
+    bits, left = divmod(_hash(seed), len(TWO_DIGITS))
+    problem = Problem(kind, TWO_DIGITS[left], TWO_DIGITS[bits % len(TWO_DIGITS)])
+    return problem if kind == "add" else problem.canonical
 
 
 @cache
 def _held_out(kind: Kind) -> tuple[Problem, ...]:
     """The held-out problems of one kind in canonical form, smallest hash first."""
-    everything = (Problem(kind, left, right) for left in OPERANDS for right in range(SMALLEST, left + 1))
-    return tuple(sorted(everything, key=lambda problem: _hash(problem.text))[:NUM_HELD_OUT])
+    pairs = (Problem(kind, left, right) for left in TWO_DIGITS for right in TWO_DIGITS if right <= left)
+    asked = (problem for problem in pairs if problem.is_asked)
+    return tuple(sorted(asked, key=lambda problem: _hash(problem.text))[:NUM_HELD_OUT])
 
 
 @cache
