@@ -56,8 +56,18 @@ class LearnerSection(Section):
     )
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of the worker; 0: half of the cores.")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="Newest checkpoints kept.")
-    step_timeout_s: float = Field(
-        default=3600.0, gt=0, le=86400, description="A step that takes longer counts as hung."
+    checkpoint_every_steps: int = Field(
+        default=1, ge=1, le=100000,
+        description="Steps between checkpoints; one is also written at a clean end. Large models: more than 1.",
+    )  # fmt: skip
+    recompute_activations: bool = Field(
+        default=False, description="Gradient checkpointing: less memory for about a third more time."
+    )
+    stall_timeout_s: float = Field(
+        default=1800.0,
+        gt=0,
+        le=86400,
+        description="A step without any progress for so long is hung: the worker restarts.",
     )
 
 

@@ -1,8 +1,10 @@
 """Names for what a model and a tokenizer *are*, so that two nodes can tell whether theirs are the same.
 
-Tokenizer: sha256 over the vocabulary with its ids, the merges, the special tokens and the chat template, and over how
-a few awkward texts are split. The texts stand for the normaliser and the splitting rules: the libraries write those
-down differently from release to release, but they split alike. Two nodes with one fingerprint read each other's ids.
+Tokenizer: sha256 over the vocabulary with its ids, the merges and the special tokens, and over how a few awkward texts
+are split. The texts stand for the normaliser and the splitting rules: the libraries write those down differently from
+release to release, but they split alike. Two nodes with one fingerprint read each other's ids. The chat template is no
+part of it: relatives with the same ids differ in it (a default system prompt, say), and whether two nodes' prompts are
+equal is compared prompt by prompt.
 
 Model: sha256 over the configuration, the tensors' names, types and shapes, and a sample of each weight file's bytes. It
 reads a few hundred kilobytes of a model of any size; it tells models apart, it does not prove that no bit was changed.
@@ -45,7 +47,6 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
             "merges": _merges(tokenizer),
             "special": [[token, added.content] for token, added in _added(tokenizer) if added.special],
             "ends": [tokenizer.bos_token_id, tokenizer.eos_token_id],
-            "chat_template": tokenizer.chat_template,
             "probes": [tokenizer.encode(text, add_special_tokens=False) for text in PROBE_TEXTS],
         }
     )

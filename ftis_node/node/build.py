@@ -18,6 +18,7 @@ from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.gossip import GossipLimits, NetworkSettings
+from ftis_node.ipc.spec import Timing
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.models import load_tokenizer, pick_device, resolve_model
@@ -97,6 +98,7 @@ async def built_parts(settings: NodeSettings, plan: RunPlan, home: Home) -> Asyn
                 learner_boot(settings, manifest, source, home),
                 sockets_dir=home.sockets,
                 log_path=home.logs / "learner.log",
+                timing=Timing(stall_timeout_s=settings.learner.stall_timeout_s),
                 on_checkpoint_skipped=lambda skipped: _report_skipped(events, skipped),
             ),
             gossip=_make_gossip(network, identity, manifest),
@@ -195,6 +197,8 @@ def learner_boot(settings: NodeSettings, manifest: RunManifest, source: ModelSou
         seed=settings.seed,
         num_threads=threads_of(settings.learner.threads),
         keep_checkpoints=settings.learner.keep_checkpoints,
+        checkpoint_every_steps=settings.learner.checkpoint_every_steps,
+        recompute_activations=settings.learner.recompute_activations,
     )
 
 

@@ -126,7 +126,8 @@ class TrainLoop:
         self._note(reply.report)
         if reply.weights is not None and reply.proof is not None:
             await self._hand_over(reply.weights, reply.proof)
-        reason = ReleaseReason.REFUSED if reply.report.refused else ReleaseReason.TRAINED
+        changed_nothing = reply.report.refused and reply.report.num_updates == 0
+        reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
         await parts.disk(parts.buffer.release_step, step, reason)
         await parts.disk(parts.buffer.prune, max_disk_bytes=parts.settings.buffer.max_disk_bytes)
         parts.slots.hold(parts.reader.own_held())

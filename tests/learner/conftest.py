@@ -13,6 +13,8 @@ for folder in (HERE, HERE.parent / "models"):  # for `learner_rig` and `tiny_mod
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
+from tiny_models import save_tiny  # noqa: E402  found by the path above
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():
@@ -21,6 +23,4 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
-    from tiny_models import save_tiny
-
     return save_tiny(tmp_path_factory.mktemp("learner") / "tiny", seed=5)

@@ -113,13 +113,12 @@ def test_fingerprint_sees_what_changes_the_ids(tokenizer, change):
     assert PromptTokenizer(made, name="other").fingerprint != tokenizer.fingerprint
 
 
-def test_fingerprint_sees_template_and_special_tokens(tokenizer):
+def test_fingerprint_sees_special_tokens_but_not_the_template(tokenizer):
     other_template = make_tokenizer(chat_template="{{ messages[0]['content'] }}")
+    assert PromptTokenizer(other_template, name="x").fingerprint == tokenizer.fingerprint
     other_end = make_tokenizer()
     other_end.eos_token = "<|endoftext|>"
-    prints = {PromptTokenizer(made, name="x").fingerprint for made in (make_tokenizer(), other_template, other_end)}
-    assert len(prints) == 3
-    assert tokenizer.fingerprint in prints
+    assert PromptTokenizer(other_end, name="x").fingerprint != tokenizer.fingerprint
 
 
 def test_damaged_tokenizer_is_a_model_error(folder, tmp_path):

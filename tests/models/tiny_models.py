@@ -1,9 +1,16 @@
-"""Models small enough to train in a test, made here: random Qwen2 weights and a real byte-level BPE tokenizer."""
+"""Models small enough to train in a test, made here: random Qwen2 weights and a real byte-level BPE tokenizer.
+
+The libraries are imported with this file, so that the seconds this takes count towards no test's time limit.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,9 +31,6 @@ CORPUS = [
 
 def make_tokenizer(*, chat_template: str | None = CHAT_TEMPLATE) -> Any:
     """A Qwen2 tokenizer with 300 ids, its merges learnt from a few sentences."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import Qwen2Tokenizer
-
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -48,9 +52,6 @@ def make_tokenizer(*, chat_template: str | None = CHAT_TEMPLATE) -> Any:
 
 def make_model(*, tied: bool = True, seed: int = 0, hidden_size: int = 64) -> Any:
     """A random two-layer Qwen2 in float32. Its weights are large enough that log-probs differ between tokens."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     config = Qwen2Config(
         vocab_size=EMBEDDING_ROWS,
         hidden_size=hidden_size,
@@ -71,8 +72,6 @@ def save_tiny(
     folder: Path, *, tied: bool = True, dtype: str = "float32", max_shard_size: str = "5GB", seed: int = 0
 ) -> Path:
     """Write such a model with its tokenizer to `folder` as the hub would hold it."""
-    import torch
-
     model = make_model(tied=tied, seed=seed).to(getattr(torch, dtype))
     model.generation_config.eos_token_id = [2, 0]
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -88,7 +88,7 @@ def test_everything_dies_with_a_killed_daemon_and_the_next_start_goes_on(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_worker_that_is_killed_costs_no_group(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+def test_a_worker_that_is_killed_costs_no_group(tmp_path: Path, join: tuple[str, ...]) -> None:
     with started(tmp_path / "node", *join, "--steps", "6") as node:
         node.wait_for(lambda: len(node.events("step")) >= 1, timeout_s=START_S)
         workers = [process for process in node.processes() if "worker" in " ".join(process.cmdline())]
