@@ -1,7 +1,7 @@
 """A bootstrap node: address book and relay for any number of runs, member of none.
 
-It holds the directory through which members of a run find each other, and relays for those that cannot be dialled. It
-reads no topic, so it forwards no announcement: members connect to each other.
+It holds the directory through which members of a run find each other, passes on announcements, and relays bodies
+between members that cannot dial each other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.base import GossipCounters, GossipLimits
 from ftis_node.gossip.dialling import Dialler
+from ftis_node.gossip.forwarding import Forwarder
 from ftis_node.gossip.link import Link
 from ftis_node.gossip.session import Session, Station
 
@@ -29,7 +30,8 @@ class BootstrapNode:
     def __init__(self, settings: NetworkSettings, *, identity: Identity, limits: GossipLimits | None = None) -> None:
         self._settings = settings
         self._dialler = Dialler(settings, rng=random.Random())
-        self._ended: asyncio.Future[None] = asyncio.Future()
+        self._has_ended = asyncio.Event()
+        self._error: BaseException | None = None
         self.peer_id = identity.peer_id
         self.addresses: list[str] = []
         self.counters = GossipCounters()
@@ -49,7 +51,9 @@ class BootstrapNode:
 
     async def run_until_closed(self) -> None:
         """Waits until the node is closed. Raises what ended it otherwise."""
-        await asyncio.shield(self._ended)
+        await self._has_ended.wait()
+        if self._error is not None:
+            raise self._error
 
     async def close(self) -> None:
         """Leaves."""
@@ -60,16 +64,18 @@ class BootstrapNode:
         return [] if self._link.session is None else await self._link.session.control.connected_peers()
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
+        """One life of p2pd."""
         self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]
         on_ready()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_dialling(session), name="bootstrap-dial")
+            group.create_task(Forwarder(session, look_s=self._settings.forward_s).run(), name="bootstrap-forward")
+
+    async def _keep_dialling(self, session: Session) -> None:
         while True:
             await self._dialler.dial_given(session)
             await asyncio.sleep(self._settings.check_s)
 
     def _on_end(self, error: BaseException | None) -> None:
-        if self._ended.done():
-            return
-        if error is None:
-            self._ended.set_result(None)
-        else:
-            self._ended.set_exception(error)
+        self._error = error
+        self._has_ended.set()

@@ -66,12 +66,6 @@ class Control:
         request = PSRequest(type=PSRequest.PUBLISH, topic=topic, data=payload)
         await self._call(Request(type=Request.PUBSUB, pubsub=request))
 
-    async def topic_peers(self, topic: str) -> list[str]:
-        """Connected peers that are subscribed to a topic."""
-        request = PSRequest(type=PSRequest.LIST_PEERS, topic=topic)
-        response = await self._call(Request(type=Request.PUBSUB, pubsub=request))
-        return [peer_id_text(raw) for raw in response.pubsub.peerIDs]
-
     @asynccontextmanager
     async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[Announcement]]:
         """Messages of a topic, own ones too, for as long as the context is open; they end with EOFError."""

@@ -7,13 +7,14 @@ start; others are met later with `join`. It keeps no cache: a record is asked fo
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.gossip.bindings import DHTID, P2P, DHTNode, Multiaddr, PeerID, dht_pb2
-from ftis_node.gossip.door import MAX_STORED_KEYS, EntryValidator, RequestBounds
-from ftis_node.gossip.entries import EntryKind, seal, unpack_addresses, unseal
+from ftis_node.gossip.bindings import DHTID, P2P, DHTNode, DictionaryDHTValue, Multiaddr, PeerID, dht_pb2
+from ftis_node.gossip.door import MAX_STORED_KEYS, EntryValidator, RequestBounds, unpack_bytes
+from ftis_node.gossip.entries import EntryKind, run_of, seal, unpack_addresses, unseal
 from ftis_node.gossip.names import bucket_key, bucket_of, record_key
 
 if TYPE_CHECKING:
@@ -99,6 +100,13 @@ class Directory:
                 if entry is not None and entry.peer_id != self._identity.peer_id:
                     members[entry.peer_id] = unpack_addresses(entry.payload)
         return members
+
+    def runs_in_sight(self) -> set[str]:
+        """Runs with a member whose entry is stored here."""
+        stored_values = [stored.value for _, stored in self._node.protocol.storage.items()]
+        buckets = [value for value in stored_values if isinstance(value, DictionaryDHTValue)]
+        firsts = [packed for bucket in buckets for _, (packed, _) in itertools.islice(bucket.items(), 1)]
+        return {run for packed in firsts if (run := run_of(unpack_bytes(packed) or b"")) is not None}
 
     async def lost(self) -> None:
         """Returns when the connection to p2pd has ended, or its reader has failed."""

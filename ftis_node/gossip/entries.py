@@ -67,16 +67,27 @@ def seal(identity: Identity, kind: EntryKind, run_id: str, payload: bytes, *, ex
     return _HEAD.pack(kind, identity.peer, expires_at, signature, len(run)) + run + payload
 
 
-def unseal(raw: bytes, *, max_record_bytes: int) -> Entry | None:
-    """The entry in `raw`, None where it is malformed, too large or not signed by the peer it names."""
+def run_of(raw: bytes) -> str | None:
+    """The run that an entry names, unchecked; None where it names none."""
     if len(raw) < _HEAD.size:
         return None
-    code, peer, expires_at, signature, num_run_bytes = _HEAD.unpack_from(raw)
+    num_run_bytes = raw[_HEAD.size - 1]
     run = raw[_HEAD.size : _HEAD.size + num_run_bytes]
-    payload = raw[_HEAD.size + num_run_bytes :]
-    if code not in tuple(EntryKind) or not run.isascii() or RUN_ID.fullmatch(run.decode("ascii")) is None:
+    if not run.isascii() or RUN_ID.fullmatch(run.decode("ascii")) is None:
         return None
-    kind, run_id = EntryKind(code), run.decode("ascii")
+    return run.decode("ascii")
+
+
+def unseal(raw: bytes, *, max_record_bytes: int) -> Entry | None:
+    """The entry in `raw`, None where it is malformed, too large or not signed by the peer it names."""
+    run_id = run_of(raw)
+    if run_id is None:
+        return None
+    code, peer, expires_at, signature, num_run_bytes = _HEAD.unpack_from(raw)
+    payload = raw[_HEAD.size + num_run_bytes :]
+    if code not in tuple(EntryKind):
+        return None
+    kind = EntryKind(code)
     if len(payload) > (max_record_bytes if kind is EntryKind.RECORD else MAX_MEMBER_BYTES):
         return None
     if not verify(peer, DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at), signature):

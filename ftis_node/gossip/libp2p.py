@@ -127,11 +127,8 @@ class Libp2pGossip(PeerCalls):
             return []
 
     async def members(self) -> list[str]:
-        """Connected members of this run."""
-        try:
-            return [] if self._link.session is None else await self._link.session.control.topic_peers(self._topics[0])
-        except (OSError, EOFError):  # p2pd is going down
-            return []
+        """Connected members of this run, as of the last look."""
+        return [] if self._link.session is None else self._membership.members
 
     async def _pull(self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float) -> Fetched:
         if self._link.session is None:

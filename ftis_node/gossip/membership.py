@@ -2,7 +2,7 @@
 
 | loop | consumes | produces | waits for |
 |---|---|---|---|
-| watch | p2pd's lists of peers | members, the standing | a second |
+| watch | p2pd's list of peers | questions to new ones; members, the standing | a second |
 | rounds | the given peers, the run's buckets | connections, our entry | its time, or the loss of the last member |
 
 A round dials the given peers, registers this node in its bucket, reads buckets until it knows enough members, and dials
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.dialling import Dialler, believable_addresses, choose_dials, connected_ids
 from ftis_node.gossip.entries import pack_addresses
-from ftis_node.gossip.names import NUM_MEMBER_BUCKETS, topic
+from ftis_node.gossip.names import NUM_MEMBER_BUCKETS
+from ftis_node.gossip.roster import Roster
 from ftis_node.gossip.standing import Standing
 
 if TYPE_CHECKING:
@@ -49,7 +50,13 @@ class Membership:
         self._next_round_at = 0.0  # time of the event loop
         self._alone = asyncio.Event()
         self._standing = Standing(num_given=len(self._dialler.given))
+        self._roster = Roster(_ask_nobody)
         self.addresses: list[str] = []
+
+    @property
+    def members(self) -> list[str]:
+        """Connected members, as of the last look."""
+        return self._roster.members
 
     def state(self) -> SwarmState:
         """Where the node stands, as of the last look."""
@@ -58,36 +65,40 @@ class Membership:
 
     async def keep(self, session: Session) -> None:
         """Both loops, for one life of p2pd. Raises OSError or EOFError in a group where that life ends."""
+        timeout_s = self._settings.dial_timeout_s
+        self._roster = Roster(lambda peer_id: session.speaks_run(peer_id, self._run_id, timeout_s=timeout_s))
         self._next_round_at = 0.0
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(session), name="gossip-watch")
+            group.create_task(self._watch(session, group), name="gossip-watch")
             group.create_task(self._rounds(session), name="gossip-rounds")
 
-    async def _watch(self, session: Session) -> None:
+    async def _watch(self, session: Session, group: asyncio.TaskGroup) -> None:
         while True:
+            self._roster.update(await self.look(session), group)
             await asyncio.sleep(self._settings.poll_s)
-            await self.look(session)
 
-    async def look(self, session: Session) -> None:
-        """Sees who is there, and by which addresses this node can be dialled."""
-        members = await session.control.topic_peers(topic(self._run_id, 0))
+    async def look(self, session: Session) -> set[str]:
+        """Sees who is connected, which it returns, and by which addresses this node can be dialled."""
         connected = await connected_ids(session)
+        num_members = len(connected.intersection(self._roster.members))
         self.addresses = [f"{address}/p2p/{self._peer_id}" for address in await session.control.identify()]
-        if self._standing.num_members and not members:
+        if self._standing.num_members and not num_members:
             self._alone.set()
         self._standing = Standing(
-            num_members=len(members),
+            num_members=num_members,
             num_connected=len(connected),
             num_given=len(self._dialler.given),
             num_given_connected=len(connected & self._dialler.given),
             dial_error=self._dialler.dial_error,
             has_looked=self._has_looked,
         )
+        return connected
 
     async def _rounds(self, session: Session) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             self._alone.clear()
+            self._roster.ask_again()
             await self._round(session)
             self._has_looked = True
             await self.look(session)
@@ -130,12 +141,15 @@ class Membership:
             del self._known[peer_id]
 
     async def _dial_members(self, session: Session) -> None:
-        members = await session.control.topic_peers(topic(self._run_id, 0))
         chosen = choose_dials(
             self._known,
             await connected_ids(session),
-            num_members=len(members),
+            num_members=len(self.members),
             num_wanted=self._settings.num_members_wanted,
             rng=self._rng,
         )
         await self._dialler.dial(session, {peer_id: self._known[peer_id] for peer_id in chosen})
+
+
+async def _ask_nobody(peer_id: str) -> bool | None:
+    return None

@@ -14,6 +14,7 @@ NUM_MEMBER_BUCKETS = 64
 class Service(StrEnum):
     """What a member may ask of another."""
 
+    HELLO = "hello"  # nothing; one empty item says that a member of this run is here
     FETCH = "fetch"  # ids; bodies come back
     CONFIRM = "confirm"  # ids; one empty item says that they were heard
     ASK = "ask"  # a question; answers come back

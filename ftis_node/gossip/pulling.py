@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.base import Fetched, FetchOutcome
-from ftis_node.gossip.bodies import outcome_of
+from ftis_node.gossip.bodies import Pull, outcome_of
 from ftis_node.gossip.control import Refused
 from ftis_node.gossip.frames import Frame, read_frame, write_frame
+from ftis_node.gossip.names import Service, protocol
 
 if TYPE_CHECKING:
-    from ftis_node.gossip.bodies import Pull
     from ftis_node.gossip.control import Control
 
 
@@ -35,6 +35,17 @@ async def pull_items(
         return pull.end(FetchOutcome.BROKEN)
     except RecordError as error:
         return pull.end(outcome_of(error))
+
+
+async def speaks_run(control: Control, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
+    """Whether a connected peer is a member of a run; None where it gave no answer that says so or not."""
+    pull = Pull(max_items=1, max_item_bytes=0, max_bytes=0)
+    hello = await pull_items(
+        control, peer_id, protocol(run_id, Service.HELLO), b"", pull=pull, idle_s=timeout_s, timeout_s=timeout_s
+    )
+    if hello.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY):
+        return True
+    return False if hello.outcome is FetchOutcome.UNREACHABLE else None
 
 
 async def _read_items(reader: asyncio.StreamReader, *, pull: Pull, idle_s: float) -> FetchOutcome:

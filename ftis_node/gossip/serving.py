@@ -28,11 +28,20 @@ class Services:
     @property
     def handlers(self) -> dict[Service, Handler]:
         """A peer's id and request in, items out, for each service."""
-        return {Service.FETCH: self._bodies, Service.CONFIRM: self._confirmation, Service.ASK: self._answers}
+        return {
+            Service.HELLO: self._hello,
+            Service.FETCH: self._bodies,
+            Service.CONFIRM: self._confirmation,
+            Service.ASK: self._answers,
+        }
 
     def use(self, lookup: Lookup, *, on_confirm: OnConfirm | None, answer: Answer | None) -> None:
         """Sets what serves."""
         self._lookup, self._on_confirm, self._answer = lookup, on_confirm, answer
+
+    async def _hello(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """One empty item."""
+        yield b""
 
     async def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         """Bodies held of the ids in `request`. Raises RecordError for a bad request."""

@@ -21,6 +21,7 @@ from ftis_node.gossip.directory import Directory
 from ftis_node.gossip.identity_file import write_identity_file
 from ftis_node.gossip.ports import check_free
 from ftis_node.gossip.process import P2pdProcess, p2pd_arguments
+from ftis_node.gossip.pulling import speaks_run
 from ftis_node.gossip.streams import StreamServer
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Session:
     control: Control
     directory: Directory
     listening_on: tuple[str, ...]
+
+    async def speaks_run(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
+        """Whether a connected peer is a member of a run; None where it did not answer."""
+        return await speaks_run(self.control, peer_id, run_id, timeout_s=timeout_s)
 
     async def lost(self) -> str:
         """Returns, when this life is over, how it ended."""

@@ -37,6 +37,7 @@ class NetworkSettings:
     heartbeat_s: float = 1.0  # of gossipsub: a new member misses what is announced in its first one
     poll_s: float = 1.0  # who is there
     check_s: float = 60.0  # are there enough members, do the given peers still answer; also the renewal of our entry
+    forward_s: float = 5.0  # a bootstrap node looks for runs whose announcements it passes on
     member_ttl_s: float = 300.0
     num_members_wanted: int = 8  # dialled up to; others may dial us beyond it
     retry: Backoff = field(default_factory=Backoff)  # between rounds of dialling while alone

@@ -6,8 +6,8 @@ that differs by size, while sampling finds the right answer often enough for rei
 the F-TIS paper's experiments in miniature.
 
 The matrices of the layers learn by Muon, embedding, biases and norms by AdamW: for sums of digits this needs about a
-third of AdamW's steps. Every layer starts by adding nothing to its input, which makes the outcome depend far less on the
-seed. One thread, own random state: the same seed gives the same bytes.
+third of AdamW's steps. Every layer starts by adding nothing to its input, which makes the outcome depend far less on
+the seed. One thread, own random state: the same seed gives the same bytes.
 """
 
 from __future__ import annotations

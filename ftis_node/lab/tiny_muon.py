@@ -1,8 +1,8 @@
 """Muon for the tiny models' matrices: momentum, made orthogonal, as the update (Jordan et al., 2024).
 
-`torch.optim.Muon` is the same rule, but it works in bfloat16, which a CPU without bfloat16 units emulates, and takes one
-matrix at a time. Here matrices of one shape go through the iteration together in float32: about four times as fast on
-one core.
+`torch.optim.Muon` is the same rule, but it works in bfloat16, which a CPU without bfloat16 units emulates, and takes
+one matrix at a time. Here matrices of one shape go through the iteration together in float32: about four times as fast
+on one core.
 """
 
 from __future__ import annotations

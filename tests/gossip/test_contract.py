@@ -102,9 +102,11 @@ async def test_a_full_queue_drops_the_oldest_and_counts_them(four: Four) -> None
     sender, receiver, _ = four.members
     await announce_until_heard(sender, [receiver], b"empty the queue")
     num_received, num_dropped = receiver.counters.announcements_received, receiver.counters.announcements_dropped
-    for number in range(40):
+    number = 0
+    while receiver.counters.announcements_received < num_received + 40:  # a busy machine's gossipsub loses some
         await sender.announce(b"flood %d" % number)
-    await eventually(lambda: receiver.counters.announcements_received >= num_received + 40)
+        await asyncio.sleep(0.005)
+        number += 1
     assert receiver.counters.announcements_dropped - num_dropped >= 40 - LIMITS.max_queued_announcements
     with pytest.raises(TimeoutError):
         await hear(receiver, b"flood 0", within_s=0.2)

@@ -69,6 +69,16 @@ async def test_members_that_know_only_a_bootstrap_node_find_each_other(start: St
             assert fetched.bodies == tuple(shelf.bodies.values())
 
 
+async def test_a_bootstrap_node_passes_announcements_on_and_is_no_member(start: Start) -> None:
+    bootstrap = await start(run_id=None, forward_s=0.2)
+    nowhere = {"peers": tuple(bootstrap.addresses), "announce": ("/ip4/127.0.0.1/tcp/1",)}
+    first, second = [await start(**nowhere) for _ in range(2)]  # these two cannot dial each other
+    await announce_until_heard(first, [second], b"through the bootstrap node")
+    assert [peer.peer_id for peer in await second.connected_peers()] == [bootstrap.peer_id]
+    assert await second.members() == []
+    assert second.state.state is SwarmPhase.SOLO
+
+
 async def test_bootstrap_nodes_hold_one_directory_together(start: Start) -> None:
     first = await start(run_id=None)
     second = await start(run_id=None, peers=tuple(first.addresses))

@@ -1,0 +1,49 @@
+"""A bootstrap node's service to runs that it is no member of: it passes their announcements on.
+
+Two members behind home routers often cannot reach each other but through a relay, and gossipsub does not use relays.
+Both reach the bootstrap node; where that reads their topic, it is a part of the topic's mesh, and what one says the
+other hears. Bodies go through the relay. Which runs there are stands in the part of the directory that the node stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.names import topic
+
+if TYPE_CHECKING:
+    from ftis_node.gossip.session import Session
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNS = 64
+
+
+class Forwarder:
+    """Reads the topics of the runs in sight, and drops what it reads."""
+
+    def __init__(self, session: Session, *, look_s: float) -> None:
+        self._session = session
+        self._look_s = look_s
+        self._reading: dict[str, asyncio.Task[None]] = {}  # by run
+
+    async def run(self) -> None:
+        """Until cancelled. Raises OSError or EOFError in a group where p2pd is lost."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._follow(self._session.directory.runs_in_sight(), group)
+                await asyncio.sleep(self._look_s)
+
+    def _follow(self, runs: set[str], group: asyncio.TaskGroup) -> None:
+        for run_id in set(self._reading) - runs:
+            self._reading.pop(run_id).cancel()
+        for run_id in sorted(runs - set(self._reading))[: MAX_RUNS - len(self._reading)]:
+            logger.info("forwarding announcements of run %s", run_id)
+            self._reading[run_id] = group.create_task(self._read(run_id), name=f"forward {run_id}")
+
+    async def _read(self, run_id: str) -> None:
+        async with self._session.control.subscribe(topic(run_id, 0)) as messages:
+            async for _ in messages:
+                pass
