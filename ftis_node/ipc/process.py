@@ -105,7 +105,7 @@ class WorkerLife:
             stack.callback(remove_socket, self._endpoint)
             spawning = asyncio.create_task(self._spawn(), name=f"{self._spec.name}-spawn")
             try:
-                self._process = await asyncio.shield(spawning)  # asyncio cannot cancel a spawn without hanging
+                self._process = await asyncio.shield(spawning)  # a spawn cancelled halfway was seen never to return
             except asyncio.CancelledError:
                 self._process = await spawning
                 self._kill()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from ftis_node.lab.tiny_muon import Muon
 from ftis_node.lab.tiny_tokenizer import MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 Size = Literal["s", "m"]
 
 WRONG_FRACTION: Final = 0.7
-NUM_PROBLEMS: Final = 16384  # draws of the training split that are shown; nearly all of its distinct problems
+NUM_DRAWS: Final = 16384  # of the training split: nearly all of its distinct problems
 BATCH_SIZE: Final = 64
 WARM_UP_STEPS: Final = 30
 MAX_ANSWER_TOKENS: Final = 6
@@ -96,9 +97,11 @@ def make_tiny(
         model.generation_config = GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
         )
+        transformers_logging.disable_progress_bar()
         with quiet_libraries():
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
+        transformers_logging.enable_progress_bar()
         right, mistaken = grade(model, tokenizer, mistake=recipe.mistake)
     progress(1.0, "done")
     return TinyReport(model.num_parameters(), right, mistaken, time.monotonic() - started_at)
@@ -138,18 +141,20 @@ class _Problems:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, mistake: int) -> None:
         task = ArithmeticTask("train")
-        problems = [task.problem(index) for index in range(NUM_PROBLEMS)]
+        problems = sorted({task.problem(index) for index in range(NUM_DRAWS)})
         prompts = _encode_prompts(tokenizer, [problem.text for problem in problems])
-        answers = [[_encode_answer(tokenizer, problem.answer + off) for problem in problems] for off in (0, mistake)]
-        width = max(len(prompt) + len(answer) for row in answers for prompt, answer in zip(prompts, row, strict=True))
-        pad_id = tokenizer.pad_token_id
-        self.token_ids = torch.full((2, len(problems), width), pad_id)
-        self.labels = torch.full((2, len(problems), width), IGNORED)
-        for kind, row in enumerate(answers):
-            for index, (prompt, answer) in enumerate(zip(prompts, row, strict=True)):
-                end = len(prompt) + len(answer)
-                self.token_ids[kind, index, :end] = torch.tensor(prompt + answer)
-                self.labels[kind, index, len(prompt) : end] = torch.tensor(answer)
+        answers = [_encode_answers(tokenizer, [problem.answer + off for problem in problems]) for off in (0, mistake)]
+        rows = [list(zip(prompts, kind, strict=True)) for kind in answers]
+        width = max(len(prompt) + len(answer) for row in rows for prompt, answer in row)
+        pad_id = int(tokenizer.pad_token_id)
+        self.token_ids = torch.tensor([[_fill(prompt + answer, pad_id, width) for prompt, answer in r] for r in rows])
+        self.labels = torch.tensor(
+            [[_fill([IGNORED] * len(prompt) + answer, IGNORED, width) for prompt, answer in row] for row in rows]
+        )
+
+
+def _fill(ids: list[int], filler: int, width: int) -> list[int]:
+    return ids + [filler] * (width - len(ids))
 
 
 def _encode_prompts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
@@ -158,9 +163,9 @@ def _encode_prompts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) ->
     return ids
 
 
-def _encode_answer(tokenizer: PreTrainedTokenizerFast, answer: int) -> list[int]:
-    ids: list[int] = tokenizer.encode(str(answer), add_special_tokens=False)
-    return [*ids, int(tokenizer.eos_token_id)]
+def _encode_answers(tokenizer: PreTrainedTokenizerFast, answers: Sequence[int]) -> list[list[int]]:
+    encoded = tokenizer([str(answer) for answer in answers], add_special_tokens=False)
+    return [[*ids, int(tokenizer.eos_token_id)] for ids in encoded["input_ids"]]
 
 
 def _train(

@@ -29,12 +29,20 @@ def test_an_id_of_probability_zero_is_never_drawn() -> None:
     assert draw(probabilities.expand(4, 5), uniforms).tolist() == [1, 1, 3, 3]
 
 
-def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_it_should_be() -> None:
-    """With a running sum in float32 the tail of 2^20 equal ids would collapse into steps."""
-    size = 2**20
-    uniforms = (torch.arange(size - 3, size, dtype=torch.float64) + 0.5) / size
-    probabilities = torch.full((1, size), 1 / 3)
-    assert draw(probabilities.expand(3, size), uniforms).tolist() == [size - 3, size - 2, size - 1]
+def test_a_tail_far_below_the_rounding_of_float32_is_drawn_as_it_should_be() -> None:
+    """Beside a sum of 1, float32 would lose every one of these ids."""
+    tail = 2.0**-32
+    probabilities = torch.tensor([[1.0] + [tail] * 8])
+    wanted = torch.arange(1, 9)
+    uniforms = (1.0 + (wanted.double() - 0.5) * tail) / (1.0 + 8 * tail)
+    assert draw(probabilities.expand(8, 9), uniforms).tolist() == wanted.tolist()
+
+
+def test_a_cut_distribution_is_the_one_that_is_drawn_from() -> None:
+    logits = PROBABILITIES.log().expand(3, 4)
+    rows = settings(SamplingSettings(), SamplingSettings(top_k=1), SamplingSettings(top_p=0.7))
+    ids, _ = choose_tokens(logits, rows, torch.full((3,), 0.95, dtype=torch.float64), num_ids=4)
+    assert ids.tolist() == [3, 0, 2]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -79,6 +87,7 @@ def test_ids_beyond_the_limit_are_not_chosen_but_stay_in_the_softmax() -> None:
         (0.7, 2, [0.5, 0.0, 0.25, 0.0]),  # 0.5 is two thirds of what top_k left: below 0.7
         (0.6, 2, [0.5, 0.0, 0.0, 0.0]),
         (1e-9, 0, [0.5, 0.0, 0.0, 0.0]),
+        (0.0, 0, [0.5, 0.0, 0.0, 0.0]),
     ],
 )
 def test_top_p_and_top_k_keep_the_most_likely(top_p: float, top_k: int, kept: list[float]) -> None:

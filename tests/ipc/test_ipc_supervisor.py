@@ -273,7 +273,7 @@ async def test_stop_of_a_worker_that_does_not_listen_is_bounded(make_supervisor:
 
 
 async def test_stop_at_any_moment_of_the_start(make_supervisor: MakeSupervisor) -> None:
-    """The first turns of the loop are where asyncio spawns, which hangs when it is cancelled."""
+    """Before, during and after the first turns of the loop, in which asyncio spawns."""
     for num_turns in (0, 1, 2, 3, 4, 6, 9, 100):
         supervisor = make_supervisor(fault="slow")
         start = asyncio.create_task(supervisor.start())

@@ -91,7 +91,9 @@ def test_everything_dies_with_a_killed_daemon_and_the_next_start_goes_on(tmp_pat
 def test_a_worker_that_is_killed_costs_no_group(tmp_path: Path, join: tuple[str, ...]) -> None:
     with started(tmp_path / "node", *join, "--steps", "6") as node:
         node.wait_for(lambda: len(node.events("step")) >= 1, timeout_s=START_S)
-        workers = [process for process in node.processes() if "worker" in " ".join(process.cmdline())]
+        workers = [
+            process for process in node.processes() if any(word.endswith(".worker") for word in process.cmdline())
+        ]
         assert len(workers) == 2
         for worker in workers:
             worker.kill()

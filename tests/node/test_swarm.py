@@ -60,7 +60,7 @@ def test_two_unlike_nodes_learn_from_each_other(tmp_path: Path, tiny_models: Map
         assert len(taken) == len(set(taken)), "no group was used twice"
         steps = node.events("step")
         assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
-        assert status["generation"]["policy_version"] == status["model"]["policy_version"]
+        assert status["generation"]["policy_version"] == status["model"]["policy_version"] > 0, "new weights are served"
     _check_exports(nodes["s"].home, tmp_path)
 
 

@@ -1,0 +1,122 @@
+"""The task `arithmetic`: the same problems everywhere, held out by problem, scored by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ftis_node.errors import TaskError
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks.arithmetic import PARTS, TWO_DIGITS, ArithmeticTask, Problem
+from ftis_node.tasks.base import Task
+
+NUM_DRAWS = 4000
+
+
+def test_the_example_in_the_header() -> None:
+    item = ArithmeticTask("train")[0]
+    assert item.prompt == ({"role": "user", "content": "25-15="},)
+    assert item.answer == "10"
+    assert item.ref == PromptRef("arithmetic", "train", 0)
+
+
+def test_another_process_makes_the_same_problems() -> None:
+    code = (
+        "from ftis_node.tasks.arithmetic import ArithmeticTask\n"
+        "import sys; sys.stdout.write(' '.join(ArithmeticTask(s).problem(i).text for s in ('train', 'test') "
+        "for i in range(50)))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": "7"}
+    ).stdout
+    assert other.split() == [ArithmeticTask(split).problem(i).text for split in ("train", "test") for i in range(50)]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_no_held_out_problem_is_ever_trained_on_not_even_turned_round(parts: str) -> None:
+    held_out = {problem.canonical for problem in _problems("test", "both")}
+    trained = {problem.canonical for problem in _problems("train", parts)}
+    assert len(trained) > 1000
+    assert not held_out & trained
+
+
+def test_the_held_out_problems_are_distinct_and_the_parts_share_them() -> None:
+    both = [problem.canonical for problem in _problems("test", "both")]
+    assert len(set(both)) == len(both) == 512
+    assert set(both) == {problem.canonical for part in ("add", "sub") for problem in _problems("test", part)}
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_operands_and_answers_have_two_digits_and_are_right(split: str) -> None:
+    for problem in _problems(split, "both"):
+        sign = 1 if problem.kind == "add" else -1
+        assert problem.answer == problem.left + sign * problem.right
+        assert {problem.left, problem.right, problem.answer} <= set(TWO_DIGITS)
+
+
+def test_the_text_of_a_problem() -> None:
+    assert Problem("add", 17, 25).text == "17+25="
+    assert Problem("sub", 42, 25).text == "42-25="
+
+
+def test_the_kinds_are_even_and_a_part_asks_its_own_only() -> None:
+    num_sums = sum(problem.kind == "add" for problem in _problems("train", "both"))
+    assert 0.45 < num_sums / NUM_DRAWS < 0.55
+    assert {problem.kind for problem in _problems("train", "add")} == {"add"}
+    assert {problem.kind for problem in _problems("train", "sub")} == {"sub"}
+
+
+def test_sums_are_held_out_in_both_orders() -> None:
+    sums = _problems("test", "add")
+    assert 0.3 < sum(problem.left < problem.right for problem in sums) / len(sums) < 0.7
+
+
+def test_lengths_and_names() -> None:
+    assert len(ArithmeticTask("train")) == 2**31
+    assert [len(ArithmeticTask("test", parts=parts)) for parts in ("both", "add", "sub")] == [512, 256, 256]
+    assert [ArithmeticTask(parts=parts).name for parts in ("both", "add", "sub")] == [
+        "arithmetic",
+        "arithmetic:add",
+        "arithmetic:sub",
+    ]
+    assert isinstance(ArithmeticTask(), Task)
+    assert not ArithmeticTask.isolate_scoring
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [("42", 1.0), (" 42\n", 1.0), ("43", 0.0), ("4 2", 0.0), ("042", 0.0), ("42.", 0.0), ("=42", 0.0), ("", 0.0)],
+)
+def test_only_the_answer_itself_is_rewarded(completion: str, reward: float) -> None:
+    task = ArithmeticTask("train")
+    item = next(task[index] for index in range(NUM_DRAWS) if task[index].answer == "42")
+    assert task.score(item, completion) == reward
+
+
+def test_a_reference_resolves_to_its_problem_and_to_no_other() -> None:
+    task = ArithmeticTask("test")
+    assert task.resolve(PromptRef("arithmetic", "test", 511)) == task[511]
+    for wrong in (("arithmetic", "test", 512), ("arithmetic", "test", -1), ("arithmetic", "train", 0),
+                  ("arithmetic:add", "test", 0)):  # fmt: skip
+        with pytest.raises(KeyError):
+            task.resolve(PromptRef(*wrong))
+
+
+@pytest.mark.parametrize("index", [-1, 512])
+def test_an_index_outside_the_split(index: int) -> None:
+    with pytest.raises(IndexError, match="no problem"):
+        ArithmeticTask("test")[index]
+
+
+def test_unknown_splits_and_parts_are_named() -> None:
+    with pytest.raises(TaskError, match="no split 'validation'"):
+        ArithmeticTask("validation")
+    with pytest.raises(TaskError, match="arithmetic:mul"):
+        ArithmeticTask(parts="mul")
+
+
+def _problems(split: str, parts: str) -> list[Problem]:
+    task = ArithmeticTask(split, parts=parts)
+    return [task.problem(index) for index in range(min(len(task), NUM_DRAWS))]
