@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.curves import Curves
     from ftis_node.lab.demo import DemoResult
 
-DEFAULT_STEPS = 60
+DEFAULT_STEPS = 40
 LOG_PERIOD_S = 10.0
 
 
