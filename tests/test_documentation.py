@@ -30,8 +30,8 @@ def test_the_readme_names_every_preset_and_room() -> None:
     assert rooms == set(re.findall(r"^  (\w+)/  ", README, flags=re.MULTILINE))
 
 
-def test_no_host_of_a_registry_and_no_path_of_a_machine_is_named() -> None:
-    forbidden = re.compile(r"pypi\.org|files\.pythonhosted|registry\.npmjs|deb\.debian|/work/|/root/")
+def test_no_host_of_a_registry_is_named() -> None:
+    forbidden = re.compile(r"pypi\.org|files\.pythonhosted|registry\.npmjs|deb\.debian")
     for path in ROOT.rglob("*"):
         parts = path.relative_to(ROOT).parts
         if not path.is_file() or parts[0] in {".git", ".venv", "demo-out"} or "__pycache__" in parts:
