@@ -30,7 +30,7 @@ class NetworkSettings:
     start_timeout_s: float = 30.0
     num_start_tries: int = 2
     stop_timeout_s: float = 2.0
-    control_timeout_s: float = 10.0  # p2pd's own answers
+    control_timeout_s: float = 20.0  # p2pd's own answers
     dial_timeout_s: float = 10.0
     directory_rpc_timeout_s: float = 3.0
     directory_timeout_s: float = 15.0  # one whole look-up or store

@@ -38,6 +38,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_every_digit_is_a_token_of_its_own(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("17+25= 1234")) == [*"17+25=", "Ġ", *"1234"]
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("1234")
+    assert [piece for piece, _ in pieces] == [*"1234"]  # by the split, not only because the corpus has no numbers
 
 
 def test_any_text_comes_back_from_its_ids(tokenizer: PreTrainedTokenizerFast) -> None:

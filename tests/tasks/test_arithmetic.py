@@ -22,6 +22,12 @@ def test_the_example_in_the_header() -> None:
     assert item.ref == PromptRef("arithmetic", "train", 0)
 
 
+def test_the_first_problems_stay_what_they_are() -> None:
+    """Nodes of two releases that disagree here would refuse each other"s groups."""
+    first = [ArithmeticTask("train").problem(index).text for index in range(8)]
+    assert first == ["25-15=", "98-68=", "69+11=", "76+16=", "36+63=", "72-24=", "53+35=", "10+74="]
+
+
 def test_another_process_makes_the_same_problems() -> None:
     code = (
         "from ftis_node.tasks.arithmetic import ArithmeticTask\n"
