@@ -76,8 +76,11 @@ async def test_questions_in_flight_are_bounded() -> None:
     peers = [f"peer {number}" for number in range(MAX_QUESTIONS_IN_FLIGHT + 4)]
     async with asyncio.TaskGroup() as group:
         for _ in range(2):
-            roster.update(peers, group)
+            roster.update(peers[:2], group)
             await asyncio.sleep(0)
+        assert num_asked == 2
+        roster.update(peers, group)
+        await asyncio.sleep(0)
         assert num_asked == MAX_QUESTIONS_IN_FLIGHT
         gate.set()
     await eventually(lambda: _look(roster, *peers))
