@@ -28,8 +28,8 @@ FLOORS = {
     "learner": 3,
     "gossip": 3,
     "node": 4,
-    "lab": 4,
-    "cli": 5,
+    "lab": 5,
+    "cli": 6,
 }
 TOP_FILES = {"__init__", "__main__"}
 HEAVY_HOMES = {

@@ -16,15 +16,21 @@ scalar to minimise. Behind them each file holds one idea and can be read beside 
     cross_tokenizer.py  completions of a peer with another vocabulary
 
 Nothing here holds state, logs, or knows a model, an optimiser or a network.
+
+The functions are imported at their first use: the daemon asks for `choose_groups` alone and must not load torch for it.
 """
 
 from __future__ import annotations
 
-from ftis_node.algorithms.advantages import group_advantages
-from ftis_node.algorithms.cross_tokenizer import cross_tokenizer_advantages
-from ftis_node.algorithms.group_choice import GroupChoice, choose_groups
-from ftis_node.algorithms.loss import policy_loss
-from ftis_node.algorithms.methods import METHODS, Method, find_method, method_parameters
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ftis_node.algorithms.advantages import group_advantages
+    from ftis_node.algorithms.cross_tokenizer import cross_tokenizer_advantages
+    from ftis_node.algorithms.group_choice import GroupChoice, choose_groups
+    from ftis_node.algorithms.loss import policy_loss
+    from ftis_node.algorithms.methods import METHODS, Method, find_method, method_parameters
 
 __all__ = [
     "METHODS",
@@ -37,3 +43,21 @@ __all__ = [
     "method_parameters",
     "policy_loss",
 ]
+
+_FILES = {
+    "group_advantages": "advantages",
+    "cross_tokenizer_advantages": "cross_tokenizer",
+    "GroupChoice": "group_choice",
+    "choose_groups": "group_choice",
+    "policy_loss": "loss",
+    "METHODS": "methods",
+    "Method": "methods",
+    "find_method": "methods",
+    "method_parameters": "methods",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)

@@ -11,7 +11,7 @@ import sys
 import typer
 
 from ftis_node import __version__
-from ftis_node.cli import bootstrap, demo, doctor, evaluate, export, join, peers, replay, status, tiny
+from ftis_node.cli import bootstrap, compare, demo, doctor, evaluate, export, join, peers, replay, status, tiny
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import set_up_logging
 
@@ -31,6 +31,7 @@ app.command("export")(export.export)
 app.command("tiny")(tiny.tiny)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
+app.command("compare")(compare.compare)
 
 INTERNAL_FAULT = 1
 INTERRUPTED = 130

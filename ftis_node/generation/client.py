@@ -98,6 +98,11 @@ class GenerationClient:
         self.tokens_made = 0
 
     @property
+    def newest(self) -> GenerationClient:
+        """What serves the newest weights: this very client."""
+        return self
+
+    @property
     def state(self) -> WorkerState:
         """Where the worker stands."""
         return self._supervisor.state

@@ -33,9 +33,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ftis_node.tasks.arithmetic import Kind
+
 Size = Literal["s", "m"]
 
 WRONG_FRACTION: Final = 0.7
+EXPERT_WRONG_FRACTION: Final = 0.6  # of the problems that a model is good at: right more often, greedily still wrong
+NOVICE_WRONG_FRACTION: Final = 0.85
 NUM_DRAWS: Final = 16384  # of the training split: nearly all of its distinct problems
 BATCH_SIZE: Final = 64
 WARM_UP_STEPS: Final = 30
@@ -81,18 +85,23 @@ def make_tiny(
     *,
     seed: int = 0,
     scale: float = 1.0,
+    expert_in: Kind | None = None,
+    mistake: int | None = None,
     progress: Callable[[float, str], None] = lambda fraction, what: None,
 ) -> TinyReport:
     """Makes the model of that size and its tokenizer in the folder `out`, in the hub's format.
 
-    `scale` multiplies the training steps; below 1 the model is less competent. `progress` hears how much is done.
+    With `expert_in` it is better at one kind of problem and worse at the other. `mistake` is what its wrong answers are
+    off by; None: the size's own. `scale` multiplies the training steps; below 1 the model is less competent.
+    `progress` hears how much is done.
     """
     started_at = time.monotonic()
     recipe, tokenizer = RECIPES[size], make_tokenizer()
     with _one_thread_and_own_randomness(seed):
         model = _silent_model(recipe, tokenizer)
         num_steps = max(1, round(scale * recipe.num_steps))
-        problems = _Problems(tokenizer, recipe.mistake)
+        mistake = recipe.mistake if mistake is None else mistake
+        problems = _Problems(tokenizer, mistake, expert_in)
         _train(model, problems, recipe, num_steps=num_steps, seed=seed, progress=progress)
         model.generation_config = GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
@@ -102,7 +111,7 @@ def make_tiny(
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
         transformers_logging.enable_progress_bar()
-        right, mistaken = grade(model, tokenizer, mistake=recipe.mistake)
+        right, mistaken = grade(model, tokenizer, mistake=mistake)
     progress(1.0, "done")
     return TinyReport(model.num_parameters(), right, mistaken, time.monotonic() - started_at)
 
@@ -137,9 +146,10 @@ class _Problems:
     """Training problems as tensors, each with its right and with its mistaken answer.
 
     `token_ids` and `labels` are [2, P, T] integers: first right, then mistaken; labels are IGNORED outside the answer.
+    `wrong_fraction` [P] says how often a problem comes with its mistaken answer.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, mistake: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, mistake: int, expert_in: Kind | None) -> None:
         task = ArithmeticTask("train")
         problems = sorted({task.problem(index) for index in range(NUM_DRAWS)})
         prompts = _encode_prompts(tokenizer, [problem.text for problem in problems])
@@ -151,6 +161,13 @@ class _Problems:
         self.labels = torch.tensor(
             [[_fill([IGNORED] * len(prompt) + answer, IGNORED, width) for prompt, answer in row] for row in rows]
         )
+        self.wrong_fraction = torch.tensor([_wrong_fraction(problem.kind, expert_in) for problem in problems])
+
+
+def _wrong_fraction(kind: Kind, expert_in: Kind | None) -> float:
+    if expert_in is None:
+        return WRONG_FRACTION
+    return EXPERT_WRONG_FRACTION if kind == expert_in else NOVICE_WRONG_FRACTION
 
 
 def _fill(ids: list[int], filler: int, width: int) -> list[int]:
@@ -184,7 +201,7 @@ def _train(
     for step in range(num_steps):
         factor = min(1.0, (step + 1) / WARM_UP_STEPS) * (1.0 - 0.98 * step / num_steps)
         chosen = torch.randint(num_problems, (BATCH_SIZE,), generator=generator)
-        kind = (torch.rand(BATCH_SIZE, generator=generator) < WRONG_FRACTION).long()
+        kind = (torch.rand(BATCH_SIZE, generator=generator) < problems.wrong_fraction[chosen]).long()
         loss = _answer_loss(model, problems.token_ids[kind, chosen], problems.labels[kind, chosen])
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -2,8 +2,8 @@
 
 A batch is a matrix of completion tokens, `[N, T]`; losses are computed on that. A micro-batch is what goes through the
 model at once, and says by index which of its positions predict which cells of the matrix. Between the two lies the
-seam: how the tokens of a micro-batch are laid out (today: one completion per row, padded on the right) is known to this
-file alone.
+seam: how the tokens of a micro-batch are laid out is known to this file (one completion a row, padded on the right) and
+to `shared_prompt.py` (one group per row) alone.
 
 Padding on the right needs no attention mask: a causal model never looks ahead, so no real token sees it.
 """
@@ -68,12 +68,16 @@ class MicroBatch:
     predictor_index  [M] int64, positions in the flattened `token_ids`: the output there predicts ...
     target_ids       [M] int64, ... this token, ...
     cell_index       [M] int64, ... which is this cell of the batch's flattened [N, T]
+    positions        [R, C] int64, each token's position in its own text; None: its column
+    attends          [R, C, C] bool, whether a token (second axis) sees another (third); None: all before it
     """
 
     token_ids: Tensor
     predictor_index: Tensor
     target_ids: Tensor
     cell_index: Tensor
+    positions: Tensor | None = None
+    attends: Tensor | None = None
 
 
 def make_batch(groups: Sequence[TrainGroup]) -> Batch:

@@ -27,11 +27,13 @@ from ftis_node.learner.objective import make_objective
 from ftis_node.learner.policy import load_policy
 from ftis_node.learner.publish import forget_newer, proof_of, publish, published_or_publish
 from ftis_node.learner.report import report_of
+from ftis_node.learner.shared_prompt import make_shared_micro_batches
 from ftis_node.learner.step import take_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ftis_node.learner.batch import Batch, MicroBatch
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, TrainGroup
     from ftis_node.learner.step import Between
 
@@ -116,7 +118,7 @@ class Learner:
             return StepReport(step=step, policy_version=self._policy_version, skipped="no groups")
         started = time.monotonic()
         batch = make_batch(groups)
-        micro_batches = make_micro_batches(batch, max_tokens=self._boot.micro_batch_tokens)
+        micro_batches = self._micro_batches(batch)
         try:
             outcome = take_step(
                 self.policy.logprobs,
@@ -136,6 +138,12 @@ class Learner:
         return report_of(
             outcome, batch, step=step, version_before=self._policy_version, duration_s=time.monotonic() - started
         )
+
+    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
+        """A row per group where the model can do it and groups are short, else a row per completion."""
+        max_tokens = self._boot.micro_batch_tokens
+        shared = make_shared_micro_batches(batch, max_tokens=max_tokens) if self.policy.shares_prompts else None
+        return make_micro_batches(batch, max_tokens=max_tokens) if shared is None else shared
 
     def _settle(self) -> None:
         """Have the present policy on disk, where it is due, and published. Does only what is still to be done."""

@@ -32,13 +32,24 @@ def completion_logprobs(
     """
     device = causal_lm.device
     decoder, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
-    hidden = decoder(input_ids=micro_batch.token_ids.to(device), use_cache=False).last_hidden_state
+    layout = _layout(micro_batch, device)
+    hidden = decoder(input_ids=micro_batch.token_ids.to(device), use_cache=False, **layout).last_hidden_state
     predictors = hidden.flatten(0, 1)[micro_batch.predictor_index.to(device)]
     targets = micro_batch.target_ids.to(device)
     chunks = zip(torch.split(predictors, head_chunk_tokens), torch.split(targets, head_chunk_tokens), strict=True)
     return torch.cat(
         [checkpoint(_chunk_logprobs, part, head, ids, temperature, use_reentrant=False) for part, ids in chunks]
     )
+
+
+def _layout(micro_batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
+    """Positions and mask as transformers takes them; nothing where rows are plain texts."""
+    if micro_batch.positions is None or micro_batch.attends is None:
+        return {}
+    return {
+        "position_ids": micro_batch.positions.to(device),
+        "attention_mask": micro_batch.attends[:, None].to(device),
+    }
 
 
 def _chunk_logprobs(hidden: Tensor, head: Any, target_ids: Tensor, temperature: float) -> Tensor:

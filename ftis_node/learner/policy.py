@@ -10,16 +10,21 @@ recomputed in the backward pass are the exception, since transformers does that 
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.batch import MicroBatch
+from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
+from ftis_node.learner.batch import MicroBatch, make_batch, make_micro_batches
 from ftis_node.learner.logprobs import completion_logprobs
+from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.learner.shared_prompt import make_shared_micro_batches
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
 from ftis_node.models.quiet import quiet_libraries
 
@@ -31,10 +36,13 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.messages import LearnerBoot, LoraSettings
 
+log = logging.getLogger(__name__)
+
 ADAPTER = "default"  # peft's name for the only adapter
 # Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
 # differ by that much between two ways of computing them; a soft cap or a logit scale moves them by far more.
 LOGITS_TOLERANCE = 0.25
+SHARED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: LOGITS_TOLERANCE}  # nats, between the two layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,7 @@ class Policy:
     adapted: Any | None
     compute_dtype: torch.dtype
     temperature: float
+    shares_prompts: bool
 
     def trainable(self) -> dict[str, Parameter]:
         """What the optimiser moves, by name."""
@@ -93,9 +102,10 @@ def load_policy(boot: LearnerBoot) -> Policy:
         adapted=adapted,
         compute_dtype=getattr(torch, boot.dtype),
         temperature=boot.temperature,
+        shares_prompts=False,
     )
     check_logits(policy)
-    return policy
+    return replace(policy, shares_prompts=can_share_prompts(policy))
 
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
@@ -136,8 +146,6 @@ def merged_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def check_logits(policy: Policy) -> None:
     """Compare our log-probs with the model's own logits. Raises ModelError for a model that treats them further."""
-    from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
-
     ids = torch.tensor([probe_token_ids(policy.tokenizer.vocab_size)])
     positions = torch.arange(ids.shape[1] - 1)
     micro_batch = MicroBatch(token_ids=ids, predictor_index=positions, target_ids=ids[0, 1:], cell_index=positions)
@@ -150,6 +158,32 @@ def check_logits(policy: Policy) -> None:
             f"{policy.source.name} changes its logits after the output head (log-probs are off by {difference:.2g}): "
             "such models cannot be trained here"
         )
+
+
+@torch.no_grad()
+def can_share_prompts(policy: Policy) -> bool:
+    """Whether the model honours a mask over completions side by side: not where it is recurrent, or makes its own."""
+    ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
+    quarter = len(ids) // 4
+    answers = (ids[quarter : 2 * quarter], ids[2 * quarter :])
+    completions = tuple(
+        TrainCompletion(token_ids=answer.tobytes(), logprobs=bytes(4 * len(answer)), reward=0.0) for answer in answers
+    )
+    batch = make_batch([TrainGroup("probe", "probe", True, 0, ids[:quarter].tobytes(), completions)])
+    shared = make_shared_micro_batches(batch, max_tokens=batch.num_tokens + len(ids))
+    if shared is None:
+        return False
+    layouts = (shared, make_micro_batches(batch, max_tokens=2 * len(ids)))
+    values = []
+    for (micro_batch,) in layouts:
+        matrix = torch.zeros(batch.mask.numel())
+        try:
+            matrix[micro_batch.cell_index] = policy.logprobs(micro_batch).cpu()
+        except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            log.info("%s takes no mask over completions side by side: %s", policy.source.name, error)
+            return False
+        values.append(matrix)
+    return bool((values[0] - values[1]).abs().max() < SHARED_TOLERANCES[policy.compute_dtype])
 
 
 def _adapter_deltas(causal_lm: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:

@@ -14,6 +14,7 @@ of the first user message.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ModelError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.models.source import ModelSource
 
 GENERATION_CONFIG_FILE = "generation_config.json"
+MAX_REMEMBERED_PROMPTS = 4096
 
 
 class PromptTokenizer:
@@ -35,6 +37,7 @@ class PromptTokenizer:
 
     def __init__(self, tokenizer: Any, *, name: str, extra_eos_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._encoded: dict[str, tuple[int, ...]] = {}
         self.name = name
         self.eos_ids: tuple[int, ...] = tuple(
             sorted({int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None})
@@ -45,7 +48,18 @@ class PromptTokenizer:
         self.fingerprint: str = tokenizer_fingerprint(tokenizer)
 
     def encode_prompt(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
-        """The ids of `messages` up to the point where the assistant speaks. Raises ModelError for a broken template."""
+        """The ids of `messages` up to the point where the assistant speaks. Raises ModelError for a broken template.
+
+        The last ones are remembered: a node meets a prompt at generation, at the door and again at every evaluation.
+        """
+        key = json.dumps(messages, sort_keys=True)
+        if (known := self._encoded.get(key)) is None:
+            known = self._encoded[key] = tuple(self._encode(messages))
+            if len(self._encoded) > MAX_REMEMBERED_PROMPTS:
+                del self._encoded[next(iter(self._encoded))]
+        return list(known)
+
+    def _encode(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         from jinja2 import TemplateError
 
         if self._tokenizer.chat_template is None:

@@ -10,21 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
-from ftis_node.generation.engines.base import EngineSettings
-from ftis_node.generation.messages import GenerationBoot
-from ftis_node.gossip import GossipLimits, NetworkSettings
-from ftis_node.ipc.spec import Timing
-from ftis_node.learner.client import LearnerClient
-from ftis_node.learner.messages import LearnerBoot, LoraSettings
-from ftis_node.models import load_tokenizer, pick_device, resolve_model
+from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.background import in_background
 from ftis_node.node.disk import Disk
 from ftis_node.node.figures import Figures
+from ftis_node.node.makers import Ingredients, ProcessMakers
 from ftis_node.node.parts import Parts
 from ftis_node.node.serve import Served
 from ftis_node.node.slots import Slots
@@ -40,11 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ftis_node.config.home import Home
-    from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.learner.messages import CheckpointSkipped
-    from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.node.makers import Makers
     from ftis_node.node.plan import RunPlan
+    from ftis_node.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +44,20 @@ NAME_LENGTH = 8
 
 
 @asynccontextmanager
-async def built_parts(settings: NodeSettings, plan: RunPlan, home: Home) -> AsyncIterator[Parts]:
+async def built_parts(
+    settings: NodeSettings, plan: RunPlan, home: Home, makers: Makers | None = None
+) -> AsyncIterator[Parts]:
     """The running parts of a node; everything is stopped and saved when the block ends, however it ends.
+
+    `makers` None: workers in processes of their own and a real network.
 
     Raises ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
-    network = _network_settings(settings, home)  # a malformed address is found before anything starts
+    makers = makers or ProcessMakers(settings, home)  # a malformed address is found before anything starts
     identity = Identity.load_or_create(home.identity)
     source = await in_background(resolve_model, settings.model)
     tokenizer = await in_background(load_tokenizer, source)
-    task, eval_task = await in_background(_load_tasks, plan)
+    task, eval_tasks = await in_background(load_tasks, plan)
     home.run_toml.write_text(plan.manifest.to_toml())
     home.settings.write_text(settings.model_dump_json(indent=1))
     async with AsyncExitStack() as stack:
@@ -74,6 +70,8 @@ async def built_parts(settings: NodeSettings, plan: RunPlan, home: Home) -> Asyn
         reader = ReplayReader(home.replay)
         stack.callback(reader.close)
         manifest, step = plan.manifest, plan.manifest.step
+        ingredients = Ingredients(settings, manifest, home, identity, source, tokenizer, events)
+        generation = makers.generation(ingredients)
         parts = Parts(
             settings=settings,
             manifest=manifest,
@@ -83,25 +81,12 @@ async def built_parts(settings: NodeSettings, plan: RunPlan, home: Home) -> Asyn
             source=source,
             tokenizer=tokenizer,
             task=task,
-            eval_task=eval_task,
-            scorer=IsolatedScorer(*(known for known in (task, eval_task) if known is not None)),
-            generation=GenerationClient(
-                _generation_boot(settings, source, tokenizer),
-                sockets_dir=home.sockets,
-                log_path=home.logs / "generation.log",
-                num_threads=threads_of(settings.generation.threads),
-                request_timeout_s=settings.generation.request_timeout_s,
-                proof_tolerance=PROOF_TOLERANCES[_dtype(settings)],
-                on_problem=lambda problem: events.write("proof_failed", problem=problem),
-            ),
-            learner=LearnerClient(
-                learner_boot(settings, manifest, source, home),
-                sockets_dir=home.sockets,
-                log_path=home.logs / "learner.log",
-                timing=Timing(stall_timeout_s=settings.learner.stall_timeout_s),
-                on_checkpoint_skipped=lambda skipped: _report_skipped(events, skipped),
-            ),
-            gossip=_make_gossip(network, identity, manifest),
+            eval_tasks=eval_tasks,
+            scorer=IsolatedScorer(task, *eval_tasks),
+            generation=generation,
+            evaluated=generation.newest,
+            learner=makers.learner(ingredients),
+            gossip=makers.gossip(ingredients),
             buffer=buffer,
             reader=reader,
             disk=disk,
@@ -144,74 +129,9 @@ async def _stop(parts: Parts) -> None:
     parts.events.write("stop", step=parts.figures.step)
 
 
-def _load_tasks(plan: RunPlan) -> tuple[Any, Any]:
-    """The task to train on and the held-out one to evaluate on."""
-    task = load_task(plan.task_spec, split="train")
-    return task, load_task(plan.eval_spec, split="test") if plan.eval_spec else None
-
-
-def _network_settings(settings: NodeSettings, home: Home) -> NetworkSettings:
-    return NetworkSettings(sockets_dir=home.sockets / "net", listen=settings.listen, peers=settings.peers)
-
-
-def _make_gossip(network: NetworkSettings, identity: Identity, manifest: RunManifest) -> Any:
-    from ftis_node.gossip.libp2p import Libp2pGossip
-
-    limits = GossipLimits(max_body_bytes=manifest.wire.max_envelope_bytes)
-    return Libp2pGossip(network, identity=identity, run_id=manifest.run_id, limits=limits)
-
-
-def _generation_boot(settings: NodeSettings, source: ModelSource, tokenizer: PromptTokenizer) -> GenerationBoot:
-    return GenerationBoot(
-        model=str(source.folder),
-        engine=settings.engine,
-        eos_ids=tokenizer.eos_ids,
-        settings=EngineSettings(
-            vocab_size=tokenizer.vocab_size,
-            device=settings.device,
-            dtype=_dtype(settings),
-            max_batch=settings.generation.max_batch,
-        ),
-    )
-
-
-def learner_boot(settings: NodeSettings, manifest: RunManifest, source: ModelSource, home: Home) -> LearnerBoot:
-    adapter, optimizer = settings.lora_adapter, manifest.optimizer
-    return LearnerBoot(
-        model=str(source.folder),
-        model_name=source.name,
-        run_id=manifest.run_id,
-        checkpoints_dir=str(home.checkpoints),
-        weights_dir=str(home.weights),
-        method=manifest.method.name,
-        method_params=dict(manifest.method.loss_parameters()),
-        advantage_scale=manifest.method.advantage_scale,
-        temperature=manifest.sampling.temperature,
-        learning_rate=optimizer.lora_learning_rate if settings.lora else optimizer.learning_rate,
-        max_grad_norm=optimizer.max_grad_norm,
-        updates_per_batch=optimizer.updates_per_batch,
-        micro_batch_tokens=settings.learner.micro_batch_tokens,
-        lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
-        dtype=_dtype(settings),
-        device=settings.device,
-        seed=settings.seed,
-        num_threads=threads_of(settings.learner.threads),
-        keep_checkpoints=settings.learner.keep_checkpoints,
-        checkpoint_every_steps=settings.learner.checkpoint_every_steps,
-        recompute_activations=settings.learner.recompute_activations,
-    )
-
-
-def _dtype(settings: NodeSettings) -> Any:
-    """The format the weights are computed in: what was asked for, else float32 on a CPU and bfloat16 on a GPU."""
-    if settings.dtype != "auto":
-        return settings.dtype
-    return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"
-
-
-def threads_of(asked: int) -> int:
-    """Threads of one worker: two workers share the cores."""
-    return asked or max(1, (os.cpu_count() or 2) // 2)
+def load_tasks(plan: RunPlan) -> tuple[Task, tuple[Task, ...]]:
+    """The task to train on and the held-out ones to evaluate on."""
+    return load_task(plan.task_spec, split="train"), tuple(load_task(spec, split="test") for spec in plan.eval_specs)
 
 
 def _past_evaluations(home: Home) -> list[EvalStatus]:
@@ -223,8 +143,3 @@ def _past_evaluations(home: Home) -> list[EvalStatus]:
 def _last_noted_step(home: Home) -> int:
     """The newest step in the event trail; the learner may have done one more."""
     return max((event["step"] for event in read_events(home.events, name="step")), default=0)
-
-
-def _report_skipped(events: EventTrail, skipped: CheckpointSkipped) -> None:
-    log.warning("checkpoint %s is skipped: %s", skipped.name, skipped.reason)
-    events.write("checkpoint_skipped", name=skipped.name, reason=skipped.reason)

@@ -9,7 +9,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.models import resolve_model
-from ftis_node.node.build import learner_boot
+from ftis_node.node.makers import learner_boot
 
 if TYPE_CHECKING:
     from pathlib import Path

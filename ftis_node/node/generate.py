@@ -40,7 +40,7 @@ class GenerateLoop:
     def __init__(self, parts: Parts, scored: asyncio.Queue[Group]) -> None:
         self._parts = parts
         self._scored = scored
-        self._order = PromptOrder(len(parts.task), parts.settings.seed, parts.identity.peer_id)
+        self._order = prompt_order(parts)
         self._position = parts.buffer.last_number()
         self._sampling = SamplingSettings(
             temperature=parts.manifest.sampling.temperature,
@@ -110,3 +110,10 @@ class GenerateLoop:
             policy_version_newest=result.policy_version_newest,
             created_at=time.time(),
         )
+
+
+def prompt_order(parts: Parts) -> PromptOrder:
+    """Vertical: this node's own order through the task. Horizontal: the run's, so that all answer the same problems."""
+    if parts.manifest.step.share == "horizontal":
+        return PromptOrder(len(parts.task), seed=0, peer_id=parts.manifest.run_id)
+    return PromptOrder(len(parts.task), parts.settings.seed, parts.identity.peer_id)

@@ -34,6 +34,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ftis_node.node.directory import DirectoryLoop
+from ftis_node.node.gate import PatientGate
 from ftis_node.node.generate import GenerateLoop
 from ftis_node.node.http import serve_status
 from ftis_node.node.intake import IntakeLoop
@@ -55,16 +56,11 @@ LINGER_LOOK_S = 0.2
 
 async def run_loops(parts: Parts, *, steps: int | None) -> None:
     """Runs the loops until the last step is done or until cancelled. Raises what a loop raised."""
-    scored: asyncio.Queue[Group] = asyncio.Queue(parts.slots.capacity)
     intake = IntakeLoop(parts)
     pull = PullLoop(parts, intake)
-    train = TrainLoop(parts, intake, last_step=steps)
+    train = TrainLoop(parts, PatientGate(parts, intake), last_step=steps)
     status = StatusLoop(parts)
-    loops: dict[str, Coroutine[None, None, None]] = {
-        "generate": GenerateLoop(parts, scored).run(),
-        "publish": PublishLoop(parts, scored, intake).run(),
-        "pull": pull.run(),
-        "intake": intake.run(),
+    loops = rollout_loops(parts, intake, pull) | {
         "directory": DirectoryLoop(parts, pull).run(),
         "status": status.run(),
         "generation worker": parts.generation.run(),
@@ -83,6 +79,17 @@ async def run_loops(parts: Parts, *, steps: int | None) -> None:
         finally:
             await status.refresh(state="stopped")
             await parts.disk(status.save)
+
+
+def rollout_loops(parts: Parts, intake: IntakeLoop, pull: PullLoop) -> dict[str, Coroutine[None, None, None]]:
+    """The loops that bring groups, own and peers', into the buffer: what trains on them is the train loop's affair."""
+    scored: asyncio.Queue[Group] = asyncio.Queue(parts.slots.capacity)
+    return {
+        "generate": GenerateLoop(parts, scored).run(),
+        "publish": PublishLoop(parts, scored, intake).run(),
+        "pull": pull.run(),
+        "intake": intake.run(),
+    }
 
 
 async def _linger(parts: Parts) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from ftis_node.generation.evaluate import Generator
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.generation.client import GenerationClient
     from ftis_node.gossip.base import Gossip
-    from ftis_node.learner.client import LearnerClient
+    from ftis_node.ipc.supervisor import WorkerState
+    from ftis_node.ipc.weights import PublishedWeights, WeightProof
+    from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.disk import Disk
     from ftis_node.node.figures import Figures
@@ -22,6 +27,47 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import Task
     from ftis_node.tasks.scoring import IsolatedScorer
     from ftis_node.telemetry.events import EventTrail
+
+
+class Generation(Generator, Protocol):
+    """What the loops want of generation: `generation.client.GenerationClient`, or an engine in this process.
+
+    `newest` is what evaluations ask: the part itself, unless it serves old weights on purpose.
+    """
+
+    @property
+    def engine(self) -> str: ...
+    @property
+    def policy_version(self) -> int: ...
+    @property
+    def newest(self) -> Generator: ...
+    @property
+    def state(self) -> WorkerState: ...
+    @property
+    def is_alive(self) -> bool: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def tokens_per_s(self) -> float: ...
+    async def start(self) -> None: ...
+    async def run(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def update_weights(self, weights: PublishedWeights, proof: WeightProof | None = None) -> None: ...
+
+
+class Learning(Protocol):
+    """What the loops want of the learner: `learner.client.LearnerClient`, or a learner in this process."""
+
+    @property
+    def worker_state(self) -> WorkerState: ...
+    @property
+    def state(self) -> LearnerState | None: ...
+    @property
+    def restarts(self) -> int: ...
+    async def start(self) -> LearnerState: ...
+    async def run(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def train(self, groups: Sequence[TrainGroup], *, step: int) -> TrainReply: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +82,11 @@ class Parts:
     source: ModelSource
     tokenizer: PromptTokenizer
     task: Task
-    eval_task: Task | None
+    eval_tasks: tuple[Task, ...]
     scorer: IsolatedScorer
-    generation: GenerationClient
-    learner: LearnerClient
+    generation: Generation
+    evaluated: Generator
+    learner: Learning
     gossip: Gossip
     buffer: ReplayBuffer
     reader: ReplayReader

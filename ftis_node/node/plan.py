@@ -19,8 +19,8 @@ class RunPlan:
 
     manifest: RunManifest
     task_spec: str
-    eval_spec: str | None
-    """What is evaluated on; None: this node has no held-out problems."""
+    eval_specs: tuple[str, ...]
+    """What is evaluated on; empty: this node has no held-out problems."""
 
 
 def plan_run(run: str | None, task: str | None, *, eval_task: str | None = None, home: Home) -> RunPlan:
@@ -37,7 +37,7 @@ def plan_run(run: str | None, task: str | None, *, eval_task: str | None = None,
     manifest = manifest.model_copy(update={"task": spec.canonical})
     _check_same_run(manifest, home)
     held_out = parse_spec(eval_task) if eval_task else held_out_spec(spec)
-    return RunPlan(manifest=manifest, task_spec=str(spec), eval_spec=str(held_out) if held_out else None)
+    return RunPlan(manifest=manifest, task_spec=str(spec), eval_specs=(str(held_out),) if held_out else ())
 
 
 def _check_same_run(manifest: RunManifest, home: Home) -> None:

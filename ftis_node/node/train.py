@@ -10,9 +10,8 @@ goes back to READY unless the learner's checkpoint shows that the step was done.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,35 +20,31 @@ import numpy as np
 from ftis_node.errors import WorkerDiedError, WorkerError
 from ftis_node.generation.evaluate import evaluate
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
-from ftis_node.node.patience import Outlook, StepNeeds, may_start
-from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
 from ftis_node.telemetry.status import EvalStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftis_node.config.manifest import Share
     from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.messages import LearnerState, StepReport
-    from ftis_node.node.intake import IntakeLoop
+    from ftis_node.node.gate import StepGate
     from ftis_node.node.parts import Parts
     from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.lifecycle import ChoiceRule
+    from ftis_node.tasks.base import Task
 
 log = logging.getLogger(__name__)
-
-LOOK_AGAIN_S = 0.5  # patience and staleness pass without an event
 
 
 class TrainLoop:
     """One step after the other, up to `last_step` where given."""
 
-    def __init__(self, parts: Parts, intake: IntakeLoop, *, last_step: int | None) -> None:
+    def __init__(self, parts: Parts, gate: StepGate, *, last_step: int | None) -> None:
         self._parts = parts
-        self._intake = intake
+        self._gate = gate
         self._last_step = last_step
-        self._started_at = time.monotonic()
-        self._own_ready_since: float | None = None
-        step = parts.manifest.step
-        self._needs = StepNeeds(own=step.own_groups, foreign=step.foreign_groups, patience_s=step.patience_s)
 
     @property
     def step(self) -> int:
@@ -61,68 +56,39 @@ class TrainLoop:
         await self.resume(await self._parts.learner.start())
         await self._evaluate_if_due()
         while self._last_step is None or self.step < self._last_step:
-            await self._wait_for_groups()
-            groups = await self._parts.disk(
-                self._parts.buffer.take, self.step + 1, own=self._needs.own, foreign=self._needs.foreign
-            )
-            await self._train(groups)
+            await self._gate.wait(self.step + 1)
+            await self._train(await self._take(self.step + 1))
             await self._evaluate_if_due()
 
-    async def _wait_for_groups(self) -> None:
-        """Returns when the step may start; releases on the way what has grown stale."""
-        while True:
-            self._intake.stored.clear()
-            await self._release_unusable()
-            if may_start(self._needs, await self._outlook()):
-                return
-            try:
-                await asyncio.wait_for(self._intake.stored.wait(), LOOK_AGAIN_S)
-            except TimeoutError:
-                continue
-
-    async def _outlook(self) -> Outlook:
-        own_ready, foreign_ready = self._parts.reader.ready_counts()
-        now = time.monotonic()
-        if own_ready < self._needs.own:
-            self._own_ready_since = None
-        elif self._own_ready_since is None:
-            self._own_ready_since = now
-        return Outlook(
-            own_ready=own_ready,
-            foreign_ready=foreign_ready,
-            waited_s=now - (self._own_ready_since or now),
-            uptime_s=now - self._started_at,
-            has_members=bool(await self._parts.gossip.members()),
+    async def _take(self, step: int) -> list[StoredGroup]:
+        """READY -> TAKEN for the groups of a step; what the run's rule passes over is released."""
+        parts, wanted = self._parts, self._parts.manifest.step
+        groups, discarded = await parts.disk(
+            parts.buffer.take, step, own=wanted.own_groups, foreign=wanted.foreign_groups, rule=self._rule(step)
         )
+        for group in groups:
+            parts.events.write("taken", group=group.id, step=step)
+        for passed_over in discarded:
+            parts.events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
+        return groups
 
-    async def _release_unusable(self) -> None:
-        parts = self._parts
-        freshness = Freshness(
-            now=time.time(),
-            max_age_s=parts.manifest.step.max_age_s,
-            policy_version=parts.figures.policy_version,
-            max_version_lag=parts.manifest.step.max_version_lag,
-        )
-        stale = await parts.disk(parts.buffer.release_stale, freshness)
-        evicted = await parts.disk(parts.buffer.evict_foreign, keep=parts.settings.buffer.max_ready_groups)
-        for groups, reason in ((stale, ReleaseReason.STALE), (evicted, ReleaseReason.EVICTED)):
-            for group in groups:
-                parts.events.write("released", group=group.id, reason=reason)
-        if stale:
-            parts.slots.hold(parts.reader.own_held())
+    def _rule(self, step: int) -> ChoiceRule:
+        """How this run chooses a step's groups."""
+        wanted = self._parts.manifest.step
+        if wanted.choice == "sapo":
+            return partial(choose_sapo, seed=step)
+        return choose_same_prompts if wanted.share == "horizontal" else choose_newest
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """One step, from TAKEN groups to RELEASED ones and a new version in the generator."""
         parts, step = self._parts, self.step + 1
-        for group in groups:
-            parts.events.write("taken", group=group.id, step=step)
         try:
-            reply = await parts.learner.train([_train_group(group) for group in groups], step=step)
+            share = parts.manifest.step.share
+            reply = await parts.learner.train([train_group(group, share=share) for group in groups], step=step)
         except WorkerDiedError as error:
             parts.events.write("step_lost", step=step, error=str(error))
             await self.resume(await parts.learner.start())
             return
-        self._own_ready_since = None
         self._note(reply.report)
         if reply.weights is not None and reply.proof is not None:
             await self._hand_over(reply.weights, reply.proof)
@@ -173,31 +139,37 @@ class TrainLoop:
 
     async def _evaluate_if_due(self) -> None:
         """Greedy pass@1 on held-out problems at step 0, every so many steps, and at the last one."""
-        parts, settings = self._parts, self._parts.manifest.eval
-        if parts.eval_task is None:
-            return
-        due = settings.every_steps and (self.step % settings.every_steps == 0 or self.step == self._last_step)
-        if not due or any(entry.step == self.step for entry in parts.figures.evaluations):
-            return
+        every_steps = self._parts.manifest.eval.every_steps
+        due = every_steps and (self.step % every_steps == 0 or self.step == self._last_step)
+        known = {entry.task for entry in self._parts.figures.evaluations if entry.step == self.step}
+        for task in self._parts.eval_tasks if due else ():
+            if task.name not in known:
+                await self._evaluate(task)
+
+    async def _evaluate(self, task: Task) -> None:
+        parts = self._parts
         result = await evaluate(
-            parts.generation,
-            parts.eval_task,
+            parts.evaluated,
+            task,
             parts.tokenizer,
             scorer=parts.scorer,
-            limit=settings.limit,
+            limit=parts.manifest.eval.limit,
             completion_limit=parts.manifest.sampling.completion_limit,
         )
-        entry = EvalStatus(step=self.step, task=parts.eval_task.name, pass_at_1=result.pass_at_1, n=result.n)
+        entry = EvalStatus(step=self.step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
         parts.figures.evaluations.append(entry)
         parts.events.write("eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n)
         log.info("step %d: pass@1 %.3f on %d problems of %s", entry.step, entry.pass_at_1, entry.n, entry.task)
 
 
-def _train_group(group: StoredGroup) -> TrainGroup:
-    """A stored group as the learner takes it: with our rewards, and one advantage group per generator's group."""
+def train_group(group: StoredGroup, *, share: Share) -> TrainGroup:
+    """A stored group as the learner takes it, with our rewards.
+
+    Vertical: one advantage group per generator's group. Horizontal: one per prompt, over all its generators.
+    """
     return TrainGroup(
         group_id=group.id.hex(),
-        advantage_key=group.id.hex(),
+        advantage_key=group.id.hex() if share == "vertical" else str(group.group.prompt_ref),
         own=group.own,
         policy_version=group.group.policy_version,
         prompt_ids=np.asarray(group.prompt_ids, dtype="<i4").tobytes(),

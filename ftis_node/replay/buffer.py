@@ -9,14 +9,14 @@ import json
 import sqlite3
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.database import open_writer
-from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_foreign, choose_own
+from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_newest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
+    from ftis_node.replay.lifecycle import ChoiceRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class StoredGroup:
     group: Group
     rewards: tuple[float, ...]
     prompt_ids: tuple[int, ...]
+
+
+class Taken(NamedTuple):
+    """The groups of a step, and what was given up unused when they were chosen."""
+
+    groups: list[StoredGroup]
+    discarded: list[Candidate]
 
 
 class ReplayBuffer:
@@ -81,15 +89,19 @@ class ReplayBuffer:
             return False
         return True
 
-    def take(self, step: int, *, own: int, foreign: int) -> list[StoredGroup]:
-        """READY -> TAKEN: up to `own` own and `foreign` foreign groups for optimiser step `step`."""
+    def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
+        """READY -> TAKEN: up to `own` own and `foreign` foreign groups for optimiser step `step`, chosen by `rule`.
+
+        What the rule passed over: READY -> RELEASED(discarded).
+        """
         with self._transaction():
-            candidates = self._candidates()
-            chosen = choose_own(candidates, own) + choose_foreign(candidates, foreign)
+            selection = rule(self._candidates(), own, foreign)
             self._db.executemany(
-                "UPDATE groups SET state = ?, step = ? WHERE id = ?", [(State.TAKEN, step, c.id) for c in chosen]
+                "UPDATE groups SET state = ?, step = ? WHERE id = ?",
+                [(State.TAKEN, step, candidate.id) for candidate in selection.taken],
             )
-        return [self._load(candidate.id) for candidate in chosen]
+            self._set_released(selection.discarded, ReleaseReason.DISCARDED)
+        return Taken([self._load(candidate.id) for candidate in selection.taken], list(selection.discarded))
 
     def release_step(self, step: int, reason: ReleaseReason) -> int:
         """TAKEN -> RELEASED for all groups of a step; returns how many."""
@@ -164,14 +176,19 @@ class ReplayBuffer:
     def _release(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
         if groups:
             with self._transaction():
-                self._db.executemany(
-                    "UPDATE groups SET state = ?, reason = ? WHERE id = ?",
-                    [(State.RELEASED, reason, group.id) for group in groups],
-                )
+                self._set_released(groups, reason)
+
+    def _set_released(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
+        self._db.executemany(
+            "UPDATE groups SET state = ?, reason = ? WHERE id = ?",
+            [(State.RELEASED, reason, group.id) for group in groups],
+        )
 
     def _candidates(self) -> list[Candidate]:
         rows = self._db.execute(
-            "SELECT id, sender, own, arrival, created_at, policy_version FROM groups WHERE state = ?", (State.READY,)
+            "SELECT id, sender, own, arrival, created_at, policy_version, task, prompt_index, rewards"
+            " FROM groups WHERE state = ?",
+            (State.READY,),
         )
         return [
             Candidate(
@@ -181,6 +198,9 @@ class ReplayBuffer:
                 arrival=row["arrival"],
                 created_at=row["created_at"],
                 policy_version=row["policy_version"],
+                task=row["task"],
+                prompt_index=row["prompt_index"],
+                rewards=tuple(json.loads(row["rewards"])),
             )
             for row in rows
         ]

@@ -2,7 +2,7 @@
 
     WAITING --admit--> READY --take(step)--> TAKEN --release(trained)--> RELEASED
        |                 |                     `----give_back-----------> READY
-       |                 `--release(stale | evicted)--------------------> RELEASED
+       |                 `--release(stale | evicted | discarded)--------> RELEASED
        `--cancel (a slot is given back; nothing was stored)
 
 A slot is charged before a group exists (WAITING, in memory only: nothing was acknowledged, so a crash loses nothing)
@@ -12,12 +12,12 @@ and freed after training and the hand-over of the weights, so staleness is bound
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ftis_node.algorithms import choose_groups
 
 
 class State(StrEnum):
@@ -35,6 +35,7 @@ class ReleaseReason(StrEnum):
     STALE = "stale"  # too old, or sampled too many versions ago
     EVICTED = "evicted"  # newer groups needed its place
     REFUSED = "refused"  # the learner refused the step it was in
+    DISCARDED = "discarded"  # the run's rule passed it over
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,51 @@ class Candidate:
     arrival: int
     created_at: float
     policy_version: int
+    task: str = ""
+    prompt_index: int = 0
+    rewards: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a rule makes of the READY groups: those of the step, and those given up unused. The rest stays READY."""
+
+    taken: tuple[Candidate, ...]
+    discarded: tuple[Candidate, ...] = ()
+
+
+ChoiceRule: TypeAlias = Callable[[Sequence[Candidate], int, int], Selection]
+"""Candidates, numbers of own and of foreign groups wanted; what is to become of them."""
+
+
+def choose_newest(candidates: Sequence[Candidate], own: int, foreign: int) -> Selection:
+    """All own groups in their order, and the newest foreign ones in turn over their senders."""
+    return Selection((*choose_own(candidates, own), *choose_foreign(candidates, foreign)))
+
+
+def choose_same_prompts(candidates: Sequence[Candidate], own: int, foreign: int) -> Selection:
+    """For the horizontal mode: as `choose_newest`, with peers' answers to the step's own prompts before all others."""
+    mine = choose_own(candidates, own)
+    prompts = {(candidate.task, candidate.prompt_index) for candidate in mine}
+    matching = [c for c in candidates if not c.own and (c.task, c.prompt_index) in prompts]
+    chosen = choose_foreign(matching, foreign)
+    others = [c for c in candidates if not c.own and (c.task, c.prompt_index) not in prompts]
+    return Selection((*mine, *chosen, *choose_foreign(others, foreign - len(chosen))))
+
+
+def choose_sapo(candidates: Sequence[Candidate], own: int, foreign: int, *, seed: int) -> Selection:
+    """Swarm sAmpling (arXiv 2509.08721): a uniform draw among groups that teach something; all others are given up.
+
+    What was not drawn is given up too: the next step draws from what the swarm makes until then.
+    """
+    ordered = sorted(candidates, key=lambda c: (c.sender, c.arrival))
+    mine, theirs = [c for c in ordered if c.own], [c for c in ordered if not c.own]
+    choice = choose_groups(
+        [c.rewards for c in mine], [c.rewards for c in theirs], num_own=own, num_foreign=foreign, seed=seed
+    )
+    taken = [mine[position] for position in choice.own] + [theirs[position] for position in choice.foreign]
+    ids = {candidate.id for candidate in taken}
+    return Selection(tuple(taken), tuple(c for c in ordered if c.id not in ids))
 
 
 def choose_own(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

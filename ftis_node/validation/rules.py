@@ -17,10 +17,8 @@ from ftis_node.records.group import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import Completion, Group
+    from ftis_node.records.group import Group
     from ftis_node.validation.context import DoorContext
 
 LOGPROB_SLACK = 1e-3  # rounding may lift a certain token's log-prob a little above 0
@@ -105,16 +103,13 @@ def logprobs_possible(envelope: Envelope, group: Group, context: DoorContext) ->
 
 def finishes_agree(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
     """A completion that claims to have stopped ends with an end-of-sequence id, any other has none."""
-    eos_ids = np.asarray(context.tokenizer.eos_ids)
+    eos_ids = frozenset(context.tokenizer.eos_ids)
     for completion in group.completions:
-        if not _finish_agrees(completion, np.isin(completion.token_ids, eos_ids)):
+        *before, last = completion.token_ids.tolist()
+        stopped = completion.finish_reason is FinishReason.STOP
+        if (last in eos_ids) != stopped or not eos_ids.isdisjoint(before):
             return Refusal("finish", f"finish reason {completion.finish_reason.value!r} does not fit its tokens")
     return None
-
-
-def _finish_agrees(completion: Completion, is_eos: NDArray[np.bool_]) -> bool:
-    stopped = completion.finish_reason is FinishReason.STOP
-    return bool(is_eos[-1]) == stopped and not is_eos[:-1].any()
 
 
 def rewards_possible(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:

@@ -74,7 +74,7 @@ def test_a_group_is_admitted_once(buffer: ReplayBuffer, reader: ReplayReader) ->
 
 def test_a_step_takes_what_was_admitted_and_gets_it_back_unchanged(buffer: ReplayBuffer) -> None:
     fill(buffer, own=3, ann=2)
-    taken = buffer.take(1, own=2, foreign=1)
+    taken = buffer.take(1, own=2, foreign=1).groups
     assert [group.own for group in taken] == [True, True, False]
     assert [group.group.number for group in taken] == [1, 2, 2], "own: oldest first; foreign: newest first"
     assert taken[0].prompt_ids == tuple(PROMPT_IDS)
@@ -84,12 +84,12 @@ def test_a_step_takes_what_was_admitted_and_gets_it_back_unchanged(buffer: Repla
 
 def test_no_group_is_taken_twice(buffer: ReplayBuffer, reader: ReplayReader) -> None:
     fill(buffer, own=4)
-    first = {group.id for group in buffer.take(1, own=3, foreign=0)}
-    second = {group.id for group in buffer.take(2, own=3, foreign=0)}
+    first = {group.id for group in buffer.take(1, own=3, foreign=0).groups}
+    second = {group.id for group in buffer.take(2, own=3, foreign=0).groups}
     assert (len(first), len(second)) == (3, 1)
     assert not first & second
     assert buffer.release_step(1, ReleaseReason.TRAINED) == 3
-    assert not buffer.take(3, own=9, foreign=9)
+    assert not buffer.take(3, own=9, foreign=9).groups
     assert reader.figures().released == {"trained": 3}
     assert reader.figures().trained_own == 3
 
@@ -105,7 +105,7 @@ def test_the_checkpoint_decides_what_a_crash_undid(path: Path, buffer: ReplayBuf
     assert resumed.reconcile(1) == 4, "step 2 was trained and step 3 taken, but the checkpoint holds step 1 alone"
     assert reader.ready_counts() == (2, 2)
     assert reader.figures().trained_own == 1
-    assert len(resumed.take(2, own=9, foreign=9)) == 4
+    assert len(resumed.take(2, own=9, foreign=9).groups) == 4
     assert resumed.reconcile(2) == 0, "the checkpoint holds step 2: its groups are trained"
     assert reader.figures().trained_foreign == 3
     resumed.close()
@@ -214,7 +214,7 @@ def test_what_was_acknowledged_survives_a_kill(path: Path) -> None:
     process.stdout.close()
     buffer = ReplayBuffer(path)
     assert buffer.last_number() >= acknowledged
-    assert len(buffer.take(1, own=1000, foreign=0)) == buffer.last_number()
+    assert len(buffer.take(1, own=1000, foreign=0).groups) == buffer.last_number()
     buffer.close()
 
 

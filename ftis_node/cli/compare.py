@@ -1,0 +1,178 @@
+"""`ftis-node compare`: an experiment, methods x pairings x seeds, with its table, curves and plots."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftis_node.cli.progress import show_fraction
+from ftis_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.lab.compare import Standing
+    from ftis_node.lab.grid import Experiment
+
+DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
+DEFAULT_STEPS = 40
+TINY_PAIRS = ("size", "expertise", "peft")
+TINY_PRESET = "arithmetic-compare"
+MINUTE_S = 60
+
+
+def compare(
+    pair: Annotated[
+        list[str] | None,
+        typer.Option("--pair", help="size, expertise, peft, or DIR,DIR (DIR:lora trains an adapter); repeatable."),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option("--methods", help="Comma-separated; alone, or METHOD, or METHOD:parameter=value.")
+    ] = DEFAULT_METHODS,
+    share: Annotated[
+        str, typer.Option("--share", help="vertical, horizontal, sapo:I/J; comma-separated.")
+    ] = "vertical",
+    delay: Annotated[
+        str, typer.Option("--delay", help="none, fixed:K, lognormal:MIN-MAX, in steps; comma-separated.")
+    ] = "none",
+    nodes: Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")] = "2",
+    lies: Annotated[
+        str, typer.Option("--lies", help="What the last node lies about: none, rewards, logprobs, positives.")
+    ] = "none",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed.")] = 0,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")] = DEFAULT_STEPS,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Preset or TOML file for all that is not given here.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.")] = None,
+    ood_task: Annotated[
+        str | None, typer.Option("--ood-task", help="Task SPEC that is evaluated and never trained on.")
+    ] = None,
+    kl_estimator: Annotated[str | None, typer.Option("--kl-estimator", help="What the filter reads.")] = None,
+    kl_threshold: Annotated[float | None, typer.Option("--kl-threshold", help="Where the filter cuts.")] = None,
+    lora_rank: Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")] = 8,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, help="Trials side by side; 0: one a core, or one on a GPU.")
+    ] = 0,
+    device: Annotated[Device, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")] = Path("compare-out"),
+) -> None:
+    """Compare methods: real nodes over an in-process network, the same number of completions in every update.
+
+    Writes results.json, curves.csv, curves.png and table.md. Run again, it goes on with what is missing.
+    """
+    from ftis_node.config.node import LoraSection
+    from ftis_node.lab.compare import run_trials
+    from ftis_node.lab.grid import Experiment, models_folder
+    from ftis_node.lab.pairs import make_models, resolve_pair, tiny_models
+    from ftis_node.lab.report import write_report
+
+    pairs = tuple(pair or ["size"])
+    base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
+    task_spec, eval_specs = _specs(task or base.task, ood_task)
+    models = models_folder(out)
+    experiment = Experiment(
+        base=base,
+        pairs=tuple(resolve_pair(name, models, seed=0) for name in pairs),
+        methods=_split(methods),
+        task_spec=task_spec,
+        eval_specs=eval_specs,
+        steps=steps,
+        seeds=range(seed, seed + seeds),
+        lora_adapter=LoraSection(rank=lora_rank, alpha=2 * lora_rank),
+        shares=_split(share),
+        delays=_split(delay),
+        num_nodes=_numbers(nodes),
+        lies=_split(lies),
+        device=device,
+    )
+    trials = experiment.trials()
+    typer.echo(_fairness(experiment), err=True)
+    out.mkdir(parents=True, exist_ok=True)
+    with _progress(f"{len(trials)} trials") as (watch_text, watch):
+        make_models(tiny_models(pairs, seed=0), models, watch=watch_text)
+        results = run_trials(trials, out, jobs=jobs or _jobs(device), watch=watch)
+    typer.echo(write_report(experiment, results, out))
+    typer.echo(f"results.json, curves.csv, curves.png and table.md lie in {out}", err=True)
+
+
+def _base(
+    run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
+) -> RunManifest:
+    """The manifest that all trials start from."""
+    from pydantic import ValidationError
+
+    from ftis_node.config.manifest import MethodSection, first_problem, load_manifest, preset_for_task
+    from ftis_node.tasks import parse_spec
+
+    is_tiny = all(name in TINY_PAIRS for name in pairs) and (task or "arithmetic").startswith("arithmetic")
+    manifest = load_manifest(run or (TINY_PRESET if is_tiny else preset_for_task(task or "")))
+    changes: dict[str, object] = {"task": parse_spec(task or manifest.task).canonical}
+    if kl_estimator is not None or kl_threshold is not None:
+        given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
+        try:
+            changes["method"] = MethodSection.model_validate(manifest.method.model_dump() | given)
+        except ValidationError as error:
+            raise UsageError(f"--kl-estimator, --kl-threshold: {first_problem(error)}") from None
+    return manifest.model_copy(update=changes)
+
+
+def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
+    """The task with its paths, and what is evaluated: its held-out problems first."""
+    from ftis_node.tasks import held_out_spec, parse_spec
+
+    spec = parse_spec(task)
+    held_out = held_out_spec(spec)
+    if held_out is None:
+        raise UsageError(f"{task} has no held-out problems: give a folder with train and test files")
+    others = (str(parse_spec(ood_task)),) if ood_task else ()
+    return str(spec), (str(held_out), *others)
+
+
+def _fairness(experiment: Experiment) -> str:
+    return (
+        f"The rule: every update takes {experiment.completions_per_update} completions. `alone` generates all of them "
+        "itself; in a swarm of n nodes each generates an n-th and receives the rest. (A SAPO split I/J takes I + J "
+        "groups, of which I are its own.)"
+    )
+
+
+def _split(text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not parts:
+        raise UsageError("an option with an empty list: give at least one value")
+    return parts
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in _split(text))
+    except ValueError:
+        raise UsageError(f"--nodes takes numbers such as 2,4,8, not {text!r}") from None
+    if min(numbers) < 2:
+        raise UsageError("--nodes: a swarm has at least 2 nodes; for one, use the method alone")
+    return numbers
+
+
+def _jobs(device: Literal["auto", "cpu", "cuda"]) -> int:
+    from ftis_node.models import pick_device
+
+    return (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[tuple[Callable[[str], None], Callable[[Standing], None]]]:
+    """Two functions: one for what is being prepared, one for how far the trials are."""
+    with show_fraction(title) as show:
+
+        def watch(standing: Standing) -> None:
+            left = "" if standing.eta_s is None else f", about {standing.eta_s / MINUTE_S:.0f} min left"
+            show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done{left}")
+
+        yield (lambda text: show(0.0, text)), watch

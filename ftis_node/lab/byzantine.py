@@ -1,0 +1,117 @@
+"""A peer that lies: it follows the protocol, signs what it sends, and sends what should do harm.
+
+| lie         | what it sends                                               | what stands against it                   |
+|-------------|-------------------------------------------------------------|------------------------------------------|
+| `rewards`   | honest completions, every claimed reward turned round       | the door scores again and refuses        |
+| `logprobs`  | wrong answers replaced by random tokens, with the log-probs | the filter, as soon as the learner has   |
+|             | that the untrained model gives them: they look close        | moved away from the untrained model      |
+| `positives` | right answers behind junk that scoring does not see, with   | the cap: at most C times what an honest  |
+|             | log-probs so low that the weight would be enormous          | completion weighs                        |
+
+It generates with the model as it came and does not train.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from ftis_node.node.generate import GenerateLoop
+from ftis_node.records.envelope import announce_group, seal_group
+from ftis_node.records.group import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.lab.in_process import InProcessGeneration
+    from ftis_node.lab.lockstep import Lockstep
+    from ftis_node.node.parts import Parts
+    from ftis_node.records.group import Completion, Group
+
+Lie = Literal["rewards", "logprobs", "positives"]
+LIES: tuple[Lie, ...] = get_args(Lie)
+UNLIKELY_LOGPROB = -12.0  # a ratio of e^12 before the cap
+NUM_JUNK_TOKENS = 3
+MIN_RIGHT_REWARD = 0.5
+
+
+class ByzantineNode:
+    """One liar in a loopback swarm, in step with the others. `parts` are a node's; its learner stays as it is."""
+
+    def __init__(self, parts: Parts, untrained: InProcessGeneration, *, lie: Lie, seed: int) -> None:
+        self._parts = parts
+        self._untrained = untrained
+        self._lie = lie
+        self._random = random.Random(seed)
+        self._bodies: dict[bytes, bytes] = {}
+        self._words = [i for i in range(parts.tokenizer.vocab_size) if i not in parts.tokenizer.eos_ids]
+        self._unseen = [i for i in self._words if not parts.tokenizer.decode([i]).strip()]  # leave no trace in the text
+        self.groups_sent = 0
+        parts.gossip.serve(self._lookup)
+
+    @property
+    def peer_id(self) -> str:
+        """Its peer id."""
+        return self._parts.identity.peer_id
+
+    async def run(self, lockstep: Lockstep, *, steps: int) -> None:
+        """Its groups for every round, then silence."""
+        slots = self._parts.slots
+        scored: asyncio.Queue[Group] = asyncio.Queue(slots.capacity)
+        async with asyncio.TaskGroup() as tasks:
+            generating = tasks.create_task(GenerateLoop(self._parts, scored).run())
+            for step in range(1, steps + 1):
+                await lockstep.begin(step)
+                self._bodies.clear()
+                for _ in range(self._parts.manifest.step.own_groups):
+                    await self._send(await scored.get())
+                    slots.fill()
+                slots.hold(0)
+            generating.cancel()
+
+    async def _send(self, group: Group) -> None:
+        prompt_ids = self._parts.tokenizer.encode_prompt(self._parts.task.resolve(group.prompt_ref).prompt)
+        completions = [await self._distorted(completion, prompt_ids) for completion in group.completions]
+        false = replace(group, number=self.groups_sent + 1, completions=tuple(completions))
+        envelope = seal_group(false, self._parts.identity)
+        data = envelope.to_bytes()
+        self._bodies[envelope.id] = data
+        await self._parts.gossip.announce(announce_group(envelope, false, envelope_bytes=len(data)).to_bytes())
+        self.groups_sent += 1
+
+    async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
+        return [self._bodies[group_id] for group_id in ids if group_id in self._bodies]
+
+    async def _distorted(self, completion: Completion, prompt_ids: Sequence[int]) -> Completion:
+        is_right = completion.reward >= MIN_RIGHT_REWARD
+        if self._lie == "rewards":
+            return replace(completion, reward=1.0 - completion.reward)
+        if self._lie == "logprobs":
+            return completion if is_right else await self._junk(completion, prompt_ids)
+        return self._padded(completion, limit=self._limit(len(prompt_ids))) if is_right else completion
+
+    async def _junk(self, completion: Completion, prompt_ids: Sequence[int]) -> Completion:
+        """Random tokens in place of the answer's, with the untrained model's own log-probs."""
+        eos_id = self._parts.tokenizer.eos_ids[0]
+        ids = [self._random.choice(self._words) for _ in completion.token_ids[:-1]] + [eos_id]
+        logprobs = await self._untrained.probe([*prompt_ids, *ids])
+        return replace(
+            completion,
+            token_ids=np.asarray(ids, dtype=np.int32),
+            logprobs=np.minimum(np.asarray(logprobs[-len(ids) :], dtype=np.float32), 0.0),
+            finish_reason=FinishReason.STOP,
+        )
+
+    def _padded(self, completion: Completion, *, limit: int) -> Completion:
+        """The same text with tokens in front that decoding leaves out, as far as there is room."""
+        room = min(NUM_JUNK_TOKENS, limit - len(completion.token_ids))
+        junk = [self._random.choice(self._unseen) for _ in range(room)] if self._unseen else []
+        ids = np.asarray([*junk, *completion.token_ids.tolist()], dtype=np.int32)
+        return replace(completion, token_ids=ids, logprobs=np.full(len(ids), UNLIKELY_LOGPROB, dtype=np.float32))
+
+    def _limit(self, num_prompt_tokens: int) -> int:
+        return self._parts.manifest.sampling.completion_limit(num_prompt_tokens)

@@ -1,0 +1,143 @@
+"""Runs an experiment: its trials side by side in processes of their own, each result on disk as soon as it is there.
+
+    grid --trials--> pool of processes, one core each --> out/runs/<key>.json --> results.json, curves.csv, plots, table
+
+A trial whose result is there already is not run again, so an experiment that was interrupted goes on where it was, and
+one more method costs only its own trials.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import time
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING
+
+import msgspec
+from pebble import ProcessPool
+
+from ftis_node.errors import FtisError, WorkerDiedError
+from ftis_node.lab.trial_result import TrialResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+    from multiprocessing.queues import Queue
+    from pathlib import Path
+
+    from ftis_node.lab.trial import Trial
+
+    OnProgress = Callable[["Standing"], None]
+
+POLL_S = 0.5
+_progress: Queue[tuple[str, int]] | None = None  # in a pool's process: where its steps are reported
+
+
+class Standing(msgspec.Struct):
+    """How far an experiment is. `eta_s` is None until there is something to go by."""
+
+    trials_done: int
+    num_trials: int
+    fraction: float
+    eta_s: float | None
+
+
+def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgress) -> list[TrialResult]:
+    """The results of all trials, in order; `jobs` at a time. Raises FtisError of the first that fails."""
+    runs = out / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    missing = [trial for trial in trials if not _file(runs, trial).exists()]
+    if missing:
+        _run_missing(missing, runs, jobs=jobs, tell=_Teller(missing, num_trials=len(trials), watch=watch))
+    return [_read(runs, trial) for trial in trials]
+
+
+def _run_missing(missing: Sequence[Trial], runs: Path, *, jobs: int, tell: _Teller) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    steps: Queue[tuple[str, int]] = spawn.Queue()
+    pool = ProcessPool(max_workers=min(jobs, len(missing)), context=spawn, initializer=_enter, initargs=(steps,))
+    try:
+        waiting: set[Future[None]] = {pool.schedule(_run_one, args=(trial, runs)) for trial in missing}
+        while waiting:
+            done, waiting = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                _raise_failure(future)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    tell.heard(*steps.get_nowait())
+            tell.now(num_left=len(waiting))
+    finally:
+        pool.stop()
+        pool.join()
+
+
+def _raise_failure(future: Future[None]) -> None:
+    try:
+        future.result()
+    except (FtisError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise WorkerDiedError(f"a trial failed: {error!r}; those that are done are kept") from error
+
+
+class _Teller:
+    """Turns steps heard of into a fraction and an estimate. A step's weight is the groups that the swarm trains on."""
+
+    def __init__(self, trials: Sequence[Trial], *, num_trials: int, watch: OnProgress) -> None:
+        self._weights = {trial.key: _weight(trial) for trial in trials}
+        self._steps = {trial.key: trial.steps for trial in trials}
+        self._done = dict.fromkeys(self._weights, 0)
+        self._num_trials = num_trials
+        self._watch = watch
+        self._started_at = time.monotonic()
+
+    def heard(self, key: str, step: int) -> None:
+        """A trial has done this step."""
+        self._done[key] = step
+
+    def now(self, *, num_left: int) -> None:
+        """Tells how things stand."""
+        total = sum(self._weights[key] * steps for key, steps in self._steps.items())
+        fraction = sum(self._weights[key] * done for key, done in self._done.items()) / total
+        elapsed_s = time.monotonic() - self._started_at
+        eta_s = elapsed_s * (1 - fraction) / fraction if fraction > 0 else None
+        self._watch(Standing(self._num_trials - num_left, self._num_trials, fraction, eta_s))
+
+
+def _weight(trial: Trial) -> int:
+    step = trial.manifest.step
+    return len(trial.members) * (step.own_groups + step.foreign_groups) * trial.manifest.sampling.group_size
+
+
+def _enter(steps: Queue[tuple[str, int]]) -> None:
+    """What a process of the pool does first: one core each, and torch must hear of it before it is imported."""
+    global _progress
+    _progress = steps
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _run_one(trial: Trial, runs: Path) -> None:
+    from ftis_node.lab.trial import run_trial
+
+    def report(step: int) -> None:
+        if _progress is not None:
+            _progress.put((trial.key, step))
+
+    result = run_trial(trial, report)
+    target = _file(runs, trial)
+    temporary = target.with_suffix(".making")
+    temporary.write_bytes(msgspec.json.encode(result))
+    temporary.replace(target)
+
+
+def _read(runs: Path, trial: Trial) -> TrialResult:
+    """A stored result under this experiment's labels: the same trial may belong to several experiments."""
+    stored = msgspec.json.decode(_file(runs, trial).read_bytes(), type=TrialResult)
+    return msgspec.structs.replace(stored, labels=trial.labels)
+
+
+def _file(runs: Path, trial: Trial) -> Path:
+    return runs / f"{trial.key}.json"

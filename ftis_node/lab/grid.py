@@ -1,0 +1,213 @@
+"""The trials of an experiment: every combination of pairing, method, sharing, delay, number of nodes, lie and seed.
+
+The fairness rule: in every trial an update takes the same number of completions. `alone` generates all of them itself;
+in a swarm of n nodes each generates an n-th and takes the others' in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ftis_node.algorithms import find_method, method_parameters
+from ftis_node.config.manifest import MethodSection, RunManifest, first_problem
+from ftis_node.errors import UsageError
+from ftis_node.lab.byzantine import LIES
+from ftis_node.lab.delay import parse_delay
+from ftis_node.lab.trial import Member, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ftis_node.config.node import LoraSection
+    from ftis_node.lab.pairs import Pair
+
+ALONE = "alone"
+ALONE_METHOD = "grpo"  # its own completions only: at ratio 1, all clipped and truncated methods are the same
+SAPO = re.compile(r"sapo:(\d+)/(\d+)")
+FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What `compare` was asked for. Axes with one value do not show in the labels of the results."""
+
+    base: RunManifest
+    pairs: tuple[Pair, ...]
+    methods: tuple[str, ...]
+    task_spec: str
+    eval_specs: tuple[str, ...]
+    steps: int
+    seeds: range
+    lora_adapter: LoraSection
+    shares: tuple[str, ...] = ("vertical",)
+    delays: tuple[str, ...] = ("none",)
+    num_nodes: tuple[int, ...] = (2,)
+    lies: tuple[str, ...] = ("none",)
+    device: str = "auto"
+
+    @property
+    def completions_per_update(self) -> int:
+        """Of one learner, in every trial but those of a SAPO split."""
+        step = self.base.step
+        return (step.own_groups + step.foreign_groups) * self.base.sampling.group_size
+
+    def trials(self) -> list[Trial]:
+        """All of them, each once, seeds in the outermost turn: early results show all methods.
+
+        Raises UsageError for a setting that does not fit.
+        """
+        found: dict[str, Trial] = {}
+        for seed, setting in product(self.seeds, list(self._settings())):
+            for trial in setting.trials(seed):
+                found.setdefault(trial.key, trial)
+        return list(found.values())
+
+    def _settings(self) -> Iterator[Setting]:
+        for pair, method, delay in product(self.pairs, self.methods, self.delays):
+            if method == ALONE:
+                yield Setting(self, pair, method, delay)
+                continue
+            for share, num_nodes, lie in product(self.shares, self.num_nodes, self.lies):
+                yield Setting(self, pair, method, delay, share=share, num_nodes=num_nodes, lie=lie)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One cell of the grid."""
+
+    experiment: Experiment
+    pair: Pair
+    method: str
+    delay: str
+    share: str = "vertical"
+    num_nodes: int = 1
+    lie: str = "none"
+    labels: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.lie not in ("none", *LIES):
+            raise UsageError(f"no lie {self.lie!r}: use none, {', '.join(LIES)}")
+        labels = {
+            "pair": self.pair.name,
+            "method": self.method,
+            "share": self.share,
+            "delay": self.delay,
+            "nodes": self.num_nodes,
+            "lie": self.lie,
+        }
+        object.__setattr__(self, "labels", labels)
+
+    def trials(self, seed: int) -> Iterator[Trial]:
+        """One swarm, or for `alone` one solo run for every model of the pairing."""
+        if self.method == ALONE:
+            for member in self.pair.members:
+                yield self._trial([Member(member.name, member.model, member.lora)], seed)
+            return
+        members = [Member(node.name, node.model, node.lora) for node in self.pair.swarm(self.num_nodes)]
+        if self.lie != "none":
+            last = members[-1]
+            members[-1] = Member("liar", last.model, last.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
+        yield self._trial(members, seed)
+
+    def _trial(self, members: list[Member], seed: int) -> Trial:
+        experiment = self.experiment
+        trial = Trial(
+            key="",
+            labels=self.labels,
+            manifest=self._manifest(),
+            members=tuple(members),
+            task_spec=experiment.task_spec,
+            eval_specs=experiment.eval_specs,
+            delay=parse_delay(self.delay),
+            seed=seed,
+            steps=experiment.steps,
+            device=experiment.device,
+            lora_adapter=experiment.lora_adapter,
+        )
+        return with_key(trial)
+
+    def _manifest(self) -> RunManifest:
+        base = self.experiment.base
+        step = base.step.model_dump() | {
+            "steps_ahead": 0,
+            "max_version_lag": FOREVER_VERSIONS,
+            "max_age_s": FOREVER_S,
+        }
+        sampling = base.sampling.model_dump()
+        self._share_out(step, sampling)
+        document = base.model_dump() | {"step": step, "sampling": sampling, "method": self._method().model_dump()}
+        try:
+            return RunManifest.model_validate(document)
+        except ValidationError as error:
+            raise UsageError(f"{self.method} with {self.num_nodes} nodes: {first_problem(error)}") from None
+
+    def _share_out(self, step: dict[str, Any], sampling: dict[str, Any]) -> None:
+        """Who generates how much of an update."""
+        base, nodes = self.experiment.base, self.num_nodes
+        total = base.step.own_groups + base.step.foreign_groups
+        if match := SAPO.fullmatch(self.share):
+            step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), choice="sapo")
+        elif self.share == "horizontal":
+            if sampling["group_size"] % nodes:
+                raise UsageError(f"{nodes} nodes cannot share groups of {sampling['group_size']} completions evenly")
+            sampling["group_size"] //= nodes
+            step.update(own_groups=total, foreign_groups=total * (nodes - 1), share="horizontal")
+        elif self.share == "vertical":
+            if total % nodes:
+                raise UsageError(f"{nodes} nodes cannot share {total} prompts an update evenly")
+            step.update(own_groups=total // nodes, foreign_groups=total - total // nodes)
+        else:
+            raise UsageError(f"no sharing {self.share!r}: use vertical, horizontal or sapo:I/J")
+
+    def _method(self) -> MethodSection:
+        if self.method == ALONE:
+            return MethodSection(name=ALONE_METHOD)
+        return parse_method(self.method, self.experiment.base.method)
+
+
+def parse_method(text: str, base: MethodSection) -> MethodSection:
+    """`NAME` or `NAME:parameter=value:...`; the filter's settings are the base's. Raises UsageError."""
+    name, *pairs = text.split(":")
+    try:
+        known = method_parameters(name)
+        filter_settings = {"kl_estimator": base.kl_estimator, "kl_threshold": base.kl_threshold}
+        given: dict[str, Any] = filter_settings if find_method(name).filtered else {}
+        for pair in pairs:
+            key, separator, value = pair.partition("=")
+            if not separator or key not in known:
+                raise UsageError(f"{text!r}: {key!r} is no parameter of {name}; it takes {', '.join(known)}")
+            given[key] = value
+        return MethodSection.model_validate({"name": name} | given)
+    except ValidationError as error:
+        raise UsageError(f"{text!r}: {first_problem(error)}") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def with_key(trial: Trial) -> Trial:
+    """The trial with a name that follows from all that decides its outcome."""
+    described = {
+        "manifest": trial.manifest.model_dump(mode="json"),
+        "members": [asdict(member) for member in trial.members],
+        "specs": [trial.task_spec, *trial.eval_specs],
+        "delay": asdict(trial.delay),
+        "seed": trial.seed,
+        "steps": trial.steps,
+        "adapter": trial.lora_adapter.model_dump(),
+    }
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+    fields = {name: getattr(trial, name) for name in Trial.__slots__}
+    return Trial(**fields | {"key": f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}"})
+
+
+def models_folder(out: Path) -> Path:
+    """Where tiny models of an experiment lie."""
+    return out / "models"

@@ -1,0 +1,228 @@
+"""A node's heavy parts inside this process: the same engine, learner and protocol, without workers and sockets.
+
+An experiment runs many small swarms; each needs one core, no ports, and must not wait for processes to start. What is
+left out is the transport alone: engines generate, learners take gradient steps and write weight files, generators load
+and prove them, and envelopes go through the same door into the same buffer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import FtisError
+from ftis_node.generation.client import PROOF_TOLERANCES
+from ftis_node.generation.engines import choose_engine
+from ftis_node.generation.local import LocalGenerator
+from ftis_node.ipc.supervisor import WorkerState
+from ftis_node.lab.delay import InTransit
+from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.generation.engines.base import Engine, GenerationResult
+    from ftis_node.generation.messages import GenerationBoot
+    from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
+    from ftis_node.ipc.weights import PublishedWeights, WeightProof
+    from ftis_node.lab.delay import Delay
+    from ftis_node.learner.core import Learner
+    from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
+    from ftis_node.models import ModelSource
+    from ftis_node.node.makers import Ingredients
+    from ftis_node.records.group import SamplingSettings
+
+
+class InProcessGeneration:
+    """`generation.client.GenerationClient` without the worker; with a delay a second engine has the newest weights."""
+
+    def __init__(
+        self, boot: GenerationBoot, source: ModelSource, *, transit: InTransit, held: Path, proof_tolerance: float
+    ) -> None:
+        """`held` is a folder for versions that are under way; `proof_tolerance` in nats."""
+        self._boot = boot
+        self._source = source
+        self._transit = transit
+        self._held = held
+        self._proof_tolerance = proof_tolerance
+        self._generators: dict[str, LocalGenerator] = {}
+        self._engines: dict[str, Engine] = {}
+        self.engine: str = boot.engine
+        self.policy_version = 0
+        self.restarts = 0
+        self.tokens_per_s = 0.0
+
+    @property
+    def newest(self) -> NewestWeights:
+        """What evaluations ask."""
+        return NewestWeights(self)
+
+    @property
+    def state(self) -> WorkerState:
+        """It serves, or it was never started."""
+        return WorkerState.READY if self._engines else WorkerState.STOPPED
+
+    @property
+    def is_alive(self) -> bool:
+        """An engine that fails here fails the experiment."""
+        return bool(self._engines)
+
+    async def start(self) -> None:
+        """Opens the engines. Raises ModelError, EngineError, MachineError."""
+        if self._engines:
+            return
+        self._held.mkdir(exist_ok=True)
+        has_delay = self._transit.delay.most > 0
+        for use in ("newest", "late") if has_delay else ("newest",):
+            engine = await choose_engine(self._boot.engine)(self._source, self._boot.settings)
+            self._engines[use], self.engine = engine, engine.name
+            self._generators[use] = LocalGenerator(engine, eos_ids=self._boot.eos_ids)
+        self._engines.setdefault("late", self._engines["newest"])
+        self._generators.setdefault("late", self._generators["newest"])
+
+    async def run(self) -> None:
+        """Nothing to watch over."""
+
+    async def stop(self) -> None:
+        """Closes the engines."""
+        for engine in set(self._engines.values()):
+            await engine.close()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        num_completions: int,
+        sampling: SamplingSettings,
+        max_tokens: int,
+        seed: int | None = None,
+        use: str = "late",
+    ) -> GenerationResult:
+        """One group, unscored."""
+        return await self._generators[use].generate(
+            prompt_ids, num_completions=num_completions, sampling=sampling, max_tokens=max_tokens, seed=seed
+        )
+
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of `token_ids[1:]` under the newest weights."""
+        return await self._engines["newest"].probe(token_ids)
+
+    async def update_weights(self, weights: PublishedWeights, proof: WeightProof | None = None) -> None:
+        """Sends the version on its way and serves what has arrived. Raises FtisError where the proof fails."""
+        newest = self._engines["newest"]
+        await newest.load_weights(Path(weights.path), weights.version)
+        if proof is not None:
+            difference = proof.max_difference(await newest.probe(proof.probe_ids))
+            if difference > self._proof_tolerance:
+                raise FtisError(f"the generator differs from the learner by {difference:.2g} nats on the probe")
+        self._transit.send(weights.version)
+        if newest is not self._engines["late"]:
+            os.link(weights.path, self._file(weights.version))
+        arrived = self._transit.receive(weights.version)
+        if arrived is not None:
+            await self._serve_late(arrived)
+
+    async def _serve_late(self, version: int) -> None:
+        late = self._engines["late"]
+        if late is not self._engines["newest"]:
+            await late.load_weights(self._file(version), version)
+            for file in self._held.iterdir():
+                if file <= self._file(version):
+                    file.unlink()
+        self.policy_version = version
+
+    def _file(self, version: int) -> Path:
+        return self._held / f"{version:08d}.safetensors"
+
+
+class NewestWeights:
+    """`generate` with the newest weights, however late the served ones are."""
+
+    def __init__(self, generation: InProcessGeneration) -> None:
+        self._generation = generation
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        num_completions: int,
+        sampling: SamplingSettings,
+        max_tokens: int,
+        seed: int | None = None,
+    ) -> GenerationResult:
+        """One group, unscored."""
+        return await self._generation.generate(
+            prompt_ids,
+            num_completions=num_completions,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            seed=seed,
+            use="newest",
+        )
+
+
+class InProcessLearner:
+    """`learner.client.LearnerClient` without the worker. Calls block: the swarm shares one core anyway."""
+
+    def __init__(self, boot: LearnerBoot) -> None:
+        self._boot = boot
+        self._learner: Learner | None = None
+        self.restarts = 0
+
+    @property
+    def worker_state(self) -> WorkerState:
+        """It is ready, or it was never started."""
+        return WorkerState.READY if self._learner else WorkerState.STOPPED
+
+    @property
+    def state(self) -> LearnerState | None:
+        """Where the learner stands; None before the start."""
+        return self._learner.state() if self._learner else None
+
+    async def start(self) -> LearnerState:
+        """Loads the model. Raises what `learner.core.Learner` raises."""
+        from ftis_node.learner.core import Learner
+
+        self._learner = self._learner or Learner(self._boot)
+        return self._learner.state()
+
+    async def run(self) -> None:
+        """Nothing to watch over."""
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+
+    async def train(self, groups: Sequence[TrainGroup], *, step: int) -> TrainReply:
+        """One step."""
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        return self._learner.train(groups, step=step)
+
+
+class InProcessMakers:
+    """`node.makers.Makers` for one member of an experiment's swarm."""
+
+    def __init__(self, swarm: LoopbackSwarm, *, delay: Delay, seed: int) -> None:
+        self._swarm = swarm
+        self._delay = delay
+        self._seed = seed
+
+    def generation(self, of: Ingredients) -> InProcessGeneration:
+        from msgspec.structs import replace
+
+        boot = generation_boot(of.settings, of.source, of.tokenizer)
+        return InProcessGeneration(
+            replace(boot, settings=replace(boot.settings, seed=self._seed)),
+            of.source,
+            transit=InTransit(self._delay, random.Random(self._seed)),
+            held=of.home.root / "held",
+            proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
+        )
+
+    def learner(self, of: Ingredients) -> InProcessLearner:
+        return InProcessLearner(learner_boot(of.settings, of.manifest, of.source, of.home))
+
+    def gossip(self, of: Ingredients) -> LoopbackGossip:
+        return self._swarm.join(of.identity.peer_id, run_id=of.manifest.run_id)

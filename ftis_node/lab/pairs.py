@@ -1,0 +1,135 @@
+"""The pairings of an experiment: which models share their completions, made here or given as folders.
+
+| pairing     | members                                                          | in the F-TIS paper's experiments  |
+|-------------|------------------------------------------------------------------|-----------------------------------|
+| `size`      | tiny `s` and tiny `m`, each with its own systematic mistake      | Qwen2.5 1.5B and 3B               |
+| `expertise` | two tiny `s`, one better at additions, one at subtractions       | Qwen2.5 and Qwen2.5-Coder         |
+| `peft`      | one tiny `m`, trained in full by one node, by LoRA by the other  | full and LoRA of one model        |
+| `A,B[,C]`   | folders or hub ids; `:lora` behind one trains a LoRA adapter     | any of them, with real models     |
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.lab.tiny import RECIPES, make_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.queues import Queue
+    from pathlib import Path
+
+POLL_S = 0.5
+LORA_MARK = ":lora"
+TINY_TASK, TINY_OTHER_TASK = "arithmetic:add", "arithmetic:sub"
+MISTAKES = {"add": 10, "sub": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class PairMember:
+    """One of the models that are paired."""
+
+    name: str
+    model: str
+    lora: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """`name` as given on the command line."""
+
+    name: str
+    members: tuple[PairMember, ...]
+
+    def swarm(self, num_nodes: int) -> list[PairMember]:
+        """As many nodes as asked for, taking turns through the models; names are told apart by a number."""
+        nodes = []
+        for position in range(num_nodes):
+            lap, index = divmod(position, len(self.members))
+            member = self.members[index]
+            name = member.name if lap == 0 else f"{member.name}.{lap + 1}"
+            nodes.append(PairMember(name, member.model, member.lora))
+        return nodes
+
+
+def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any]]:
+    """What `make_tiny` is to be called with for these pairings, by the model's name."""
+    wanted: dict[str, dict[str, Any]] = {}
+    if "size" in pairs:
+        wanted["s"] = {"size": "s"}
+    if "size" in pairs or "peft" in pairs:
+        wanted["m"] = {"size": "m"}
+    if "expertise" in pairs:
+        for kind, mistake in MISTAKES.items():
+            wanted[kind] = {"size": "s", "expert_in": kind, "mistake": mistake}
+    return {f"{name}-{seed}": arguments | {"seed": seed} for name, arguments in wanted.items()}
+
+
+def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
+    """The pairing of that name; tiny models lie in `models`. Raises UsageError."""
+    tiny = {member: str(models / f"{member}-{seed}") for member in ("s", "m", "add", "sub")}
+    built_in = {
+        "size": (PairMember("s", tiny["s"]), PairMember("m", tiny["m"])),
+        "expertise": (PairMember("add", tiny["add"]), PairMember("sub", tiny["sub"])),
+        "peft": (PairMember("full", tiny["m"]), PairMember("lora", tiny["m"], lora=True)),
+    }
+    if name in built_in:
+        return Pair(name, built_in[name])
+    given = [part for part in name.split(",") if part]
+    if not given or (len(given) == 1 and "/" not in name):
+        raise UsageError(f"no pairing {name!r}: use size, expertise, peft, or folders with models, DIR,DIR")
+    members: list[PairMember] = []
+    for part in given:
+        model = part.removesuffix(LORA_MARK)
+        base = model.rstrip("/").rsplit("/", 1)[-1] + ("-lora" if part != model else "")
+        taken = sum(member.name.split("#")[0] == base for member in members)
+        members.append(PairMember(f"{base}#{taken + 1}" if taken else base, model, lora=part != model))
+    return Pair(name, tuple(members))
+
+
+def make_models(models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch: Callable[[str], None]) -> None:
+    """Makes those that are missing in `folder`, side by side. Raises FtisError where making one fails."""
+    missing = {name: arguments for name, arguments in models.items() if not (folder / name / "config.json").exists()}
+    spawn = multiprocessing.get_context("spawn")
+    progress: Queue[tuple[str, float]] = spawn.Queue()
+    workers = {
+        name: spawn.Process(target=_make, args=(name, folder / name, dict(arguments), progress))
+        for name, arguments in missing.items()
+    }
+    for worker in workers.values():
+        worker.start()
+    try:
+        fractions = dict.fromkeys(missing, 0.0)
+        while any(worker.is_alive() for worker in workers.values()):
+            try:
+                name, fraction = progress.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            fractions[name] = fraction
+            watch("making tiny models: " + ", ".join(f"{name} {done:.0%}" for name, done in fractions.items()))
+    finally:
+        for worker in workers.values():
+            worker.terminate()
+            worker.join()
+    for name, worker in workers.items():
+        if not (folder / name / "config.json").exists():
+            raise FtisError(f"making the tiny model {name} failed with exit code {worker.exitcode}")
+
+
+def make_pair(folder: Path, *, seed: int, watch: Callable[[str], None]) -> Mapping[str, Path]:
+    """Folders of the tiny models s and m for this seed; those that are there already are used again."""
+    make_models({f"{size}-{seed}": {"size": size, "seed": seed} for size in RECIPES}, folder, watch=watch)
+    return {str(size): folder / f"{size}-{seed}" for size in RECIPES}
+
+
+def _make(name: str, target: Path, arguments: dict[str, Any], progress: Queue[tuple[str, float]]) -> None:
+    """In a process of its own: the model appears at `target` when it is whole."""
+    temporary = target.with_name(target.name + ".making")
+    make_tiny(
+        arguments.pop("size"), temporary, progress=lambda fraction, _: progress.put((name, fraction)), **arguments
+    )
+    temporary.rename(target)

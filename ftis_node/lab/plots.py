@@ -1,0 +1,91 @@
+"""The plots of an experiment: learning curves with bands, and final accuracy along an axis that was varied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.lab.summary import is_alone, varied_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ftis_node.lab.summary import Estimate, Line
+    from ftis_node.lab.trial_result import TrialResult
+
+BAND_ALPHA = 0.15
+PANEL_WIDTH, PANEL_HEIGHT = 5.6, 3.9  # inches
+DPI = 110
+
+
+def plot_curves(lines: Sequence[Line], task: str, path: Path) -> None:
+    """Accuracy by step: a panel for every model of every pairing, a line for every method, a band of one error."""
+    panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    figure, axes = _panels(len(panels))
+    for (pair, model), panel in zip(panels, axes, strict=False):
+        for line in lines:
+            if (line.pair, line.model) == (pair, model):
+                steps, estimates = zip(*line.curve(task), strict=True)
+                style = {"color": "black", "linestyle": "--"} if is_alone(line) else {}
+                _draw(panel, steps, estimates, label=line.method, **style)
+        panel.set(title=f"{pair}: {model}", xlabel="step", ylabel=f"greedy pass@1, {task}")
+    _finish(figure, axes[: len(panels)], path)
+
+
+def plot_sweep(lines: Sequence[Line], results: Sequence[TrialResult], task: str, path: Path) -> bool:
+    """Final accuracy along the one axis that varies, `alone` as a dashed line; False where not just one does."""
+    varied = varied_axes(results)
+    if len(varied) != 1:
+        return False
+    axis = varied[0]
+    panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    figure, axes = _panels(len(panels))
+    for (pair, model), panel in zip(panels, axes, strict=False):
+        here = [line for line in lines if (line.pair, line.model) == (pair, model)]
+        places = list(dict.fromkeys(str(line.labels[axis]) for line in here if not is_alone(line)))
+        for method in dict.fromkeys(str(line.labels["method"]) for line in here if not is_alone(line)):
+            chosen = {str(line.labels[axis]): line for line in here if line.labels["method"] == method}
+            at = [places.index(place) for place in places if place in chosen]
+            _draw(panel, at, [chosen[places[position]].final(task) for position in at], label=method, marker="o")
+        for line in here:
+            if is_alone(line) and (axis != "delay" or line.labels["delay"] == places[0]):
+                panel.axhline(line.final(task).mean, color="black", linestyle="--", linewidth=1, label="alone")
+        panel.set_xticks(range(len(places)), places)
+        panel.set(title=f"{pair}: {model}", xlabel=axis, ylabel=f"greedy pass@1 at the end, {task}")
+    _finish(figure, axes[: len(panels)], path)
+    return True
+
+
+def _panels(count: int) -> tuple[Any, list[Any]]:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = min(2, count)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(PANEL_WIDTH * columns, PANEL_HEIGHT * rows), layout="constrained", squeeze=False
+    )
+    flat = list(axes.flat)
+    for unused in flat[count:]:
+        unused.axis("off")
+    return figure, flat
+
+
+def _draw(panel: Any, x: Sequence[int], estimates: Sequence[Estimate], **style: Any) -> None:
+    means = [value.mean for value in estimates]
+    (line,) = panel.plot(x, means, **style)
+    low = [value.mean - (value.error or 0.0) for value in estimates]
+    high = [value.mean + (value.error or 0.0) for value in estimates]
+    panel.fill_between(x, low, high, color=line.get_color(), alpha=BAND_ALPHA, linewidth=0)
+
+
+def _finish(figure: Any, axes: Sequence[Any], path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    for panel in axes:
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize="small")
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)

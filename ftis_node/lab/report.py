@@ -1,0 +1,70 @@
+"""Writes what an experiment found: results.json, curves.csv, curves.png, sweep.png where one axis varies, table.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ftis_node import __version__
+from ftis_node.lab.plots import plot_curves, plot_sweep
+from ftis_node.lab.summary import lines_of, markdown_table, write_csv
+from ftis_node.tasks import load_task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ftis_node.lab.grid import Experiment
+    from ftis_node.lab.trial_result import TrialResult
+
+PACKAGES = ("torch", "transformers", "peft", "numpy")
+
+
+def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Path) -> str:
+    """Writes all files into `out`; returns the table."""
+    tasks = [load_task(spec, split="test").name for spec in experiment.eval_specs]
+    lines = lines_of(results)
+    table = markdown_table(lines, tasks)
+    (out / "table.md").write_text(table)
+    (out / "results.json").write_bytes(_document(experiment, results))
+    write_csv(results, out / "curves.csv")
+    plot_curves(lines, tasks[0], out / "curves.png")
+    plot_sweep(lines, results, tasks[0], out / "sweep.png")
+    return table
+
+
+def _document(experiment: Experiment, results: Sequence[TrialResult]) -> bytes:
+    document = {"schema": 1, "settings": _settings(experiment), "machine": _machine(), "trials": list(results)}
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    return {
+        "manifest": experiment.base.model_dump(mode="json", exclude_none=True),
+        "pairs": [asdict(pair) for pair in experiment.pairs],
+        "methods": experiment.methods,
+        "task": experiment.task_spec,
+        "evaluated": experiment.eval_specs,
+        "steps": experiment.steps,
+        "seeds": list(experiment.seeds),
+        "shares": experiment.shares,
+        "delays": experiment.delays,
+        "nodes": experiment.num_nodes,
+        "lies": experiment.lies,
+        "lora_adapter": experiment.lora_adapter.model_dump(),
+        "completions_per_update": experiment.completions_per_update,
+    }
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "ftis_node": __version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        **{package: version(package) for package in PACKAGES},
+    }

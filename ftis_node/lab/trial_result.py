@@ -1,0 +1,97 @@
+"""What a trial leaves behind: the figures of each member, read from its event trail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ftis_node.telemetry.events import read_events
+
+if TYPE_CHECKING:
+    from ftis_node.node.parts import Parts
+
+STEP_FIGURES = ("reward_mean", "own_reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm")
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """One point of a curve. `tokens_generated` and `tokens_received` count completion tokens up to this step."""
+
+    step: int
+    task: str
+    pass_at_1: float
+    n: int
+    reward_mean: float | None
+    tokens_generated: int
+    tokens_received: int
+
+
+class MemberResult(msgspec.Struct, frozen=True):
+    """One node's trial. `steps` holds a list of values a step for each of STEP_FIGURES; `refused` counts by reason."""
+
+    name: str
+    model: str
+    parameters: int
+    trainable_parameters: int
+    own_groups: int
+    foreign_groups: int
+    bytes_received: int
+    refused: dict[str, int]
+    evaluations: list[Evaluation]
+    steps: dict[str, list[float | None]]
+
+    def curve(self, task: str) -> list[Evaluation]:
+        """The points of one task."""
+        return [point for point in self.evaluations if point.task == task]
+
+
+class TrialResult(msgspec.Struct, frozen=True):
+    """A finished trial. `labels` are its place in the experiment: pair, method, delay, ..."""
+
+    key: str
+    labels: dict[str, Any]
+    manifest: dict[str, Any]
+    steps: int
+    seed: int
+    members: list[MemberResult]
+    seconds: float
+
+
+def read_member(name: str, parts: Parts, *, groups_per_step: int) -> MemberResult:
+    """The figures of a member that has ended. Each node of the swarm sends `groups_per_step` groups a step."""
+    events = read_events(parts.home.events)
+    steps = [event for event in events if event["event"] == "step"]
+    admitted = [event for event in events if event["event"] == "admitted"]
+    rewards = {event["step"]: event["reward_mean"] for event in steps}
+
+    def tokens(step: int, *, own: bool) -> int:
+        """Of groups made for steps up to this one; later ones may be here already."""
+        due = step * groups_per_step
+        return sum(event["num_tokens"] for event in admitted if event["own"] == own and event["number"] <= due)
+
+    state = parts.learner.state
+    assert state is not None, "a learner that took steps has a state"
+    return MemberResult(
+        name=name,
+        model=parts.source.name,
+        parameters=state.parameters,
+        trainable_parameters=state.trainable_parameters,
+        own_groups=sum(event["own_groups"] for event in steps),
+        foreign_groups=sum(event["foreign_groups"] for event in steps),
+        bytes_received=parts.figures.envelope_bytes_received,
+        refused=dict(parts.figures.refused),
+        evaluations=[
+            Evaluation(
+                step=event["step"],
+                task=event["task"],
+                pass_at_1=event["pass_at_1"],
+                n=event["n"],
+                reward_mean=rewards.get(event["step"]),
+                tokens_generated=tokens(event["step"], own=True),
+                tokens_received=tokens(event["step"], own=False),
+            )
+            for event in events
+            if event["event"] == "eval"
+        ],
+        steps={figure: [event[figure] for event in steps] for figure in STEP_FIGURES},
+    )

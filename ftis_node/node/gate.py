@@ -1,0 +1,84 @@
+"""The gate before a step: it opens when the groups of the step are there, or when waiting for more is not worth it.
+
+A node's own gate goes by the run's patience (`patience.py` is the rule). An experiment puts another one in its place,
+which holds all nodes in step with one another and needs no clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from ftis_node.node.patience import Outlook, StepNeeds, may_start
+from ftis_node.replay.lifecycle import Freshness, ReleaseReason
+
+if TYPE_CHECKING:
+    from ftis_node.node.intake import IntakeLoop
+    from ftis_node.node.parts import Parts
+
+LOOK_AGAIN_S = 0.5  # patience and staleness pass without an event
+
+
+class StepGate(Protocol):
+    """What the train loop waits for before it takes a step's groups."""
+
+    async def wait(self, step: int) -> None:
+        """Returns when step `step` may start."""
+        ...
+
+
+class PatientGate:
+    """Waits for all own groups, and for foreign ones as long as the run's patience lasts."""
+
+    def __init__(self, parts: Parts, intake: IntakeLoop) -> None:
+        self._parts = parts
+        self._intake = intake
+        self._started_at = time.monotonic()
+        self._own_ready_since: float | None = None
+        step = parts.manifest.step
+        self._needs = StepNeeds(own=step.own_groups, foreign=step.foreign_groups, patience_s=step.patience_s)
+
+    async def wait(self, step: int) -> None:
+        """Returns when the step may start; releases on the way what has grown stale."""
+        self._own_ready_since = None
+        while True:
+            self._intake.stored.clear()
+            await self._release_unusable()
+            if may_start(self._needs, await self._outlook()):
+                return
+            try:
+                await asyncio.wait_for(self._intake.stored.wait(), LOOK_AGAIN_S)
+            except TimeoutError:
+                continue
+
+    async def _outlook(self) -> Outlook:
+        own_ready, foreign_ready = self._parts.reader.ready_counts()
+        now = time.monotonic()
+        if own_ready < self._needs.own:
+            self._own_ready_since = None
+        elif self._own_ready_since is None:
+            self._own_ready_since = now
+        return Outlook(
+            own_ready=own_ready,
+            foreign_ready=foreign_ready,
+            waited_s=now - (self._own_ready_since or now),
+            uptime_s=now - self._started_at,
+            has_members=bool(await self._parts.gossip.members()),
+        )
+
+    async def _release_unusable(self) -> None:
+        parts = self._parts
+        freshness = Freshness(
+            now=time.time(),
+            max_age_s=parts.manifest.step.max_age_s,
+            policy_version=parts.figures.policy_version,
+            max_version_lag=parts.manifest.step.max_version_lag,
+        )
+        stale = await parts.disk(parts.buffer.release_stale, freshness)
+        evicted = await parts.disk(parts.buffer.evict_foreign, keep=parts.settings.buffer.max_ready_groups)
+        for groups, reason in ((stale, ReleaseReason.STALE), (evicted, ReleaseReason.EVICTED)):
+            for group in groups:
+                parts.events.write("released", group=group.id, reason=reason)
+        if stale:
+            parts.slots.hold(parts.reader.own_held())

@@ -1,0 +1,146 @@
+"""Where the heavy parts of a node come from: workers in processes of their own, and a real network.
+
+`Makers` is the seam at which an experiment puts engines, learners and a network that live in its own process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.gossip import GossipLimits, NetworkSettings
+from ftis_node.ipc.spec import Timing
+from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.messages import LearnerBoot, LoraSettings
+from ftis_node.models import pick_device
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.gossip.base import Gossip
+    from ftis_node.learner.messages import CheckpointSkipped
+    from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.node.parts import Generation, Learning
+    from ftis_node.records.identity import Identity
+    from ftis_node.telemetry.events import EventTrail
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ingredients:
+    """What is known of a node before its heavy parts are made."""
+
+    settings: NodeSettings
+    manifest: RunManifest
+    home: Home
+    identity: Identity
+    source: ModelSource
+    tokenizer: PromptTokenizer
+    events: EventTrail
+
+
+class Makers(Protocol):
+    """Makes parts; none of them is started yet."""
+
+    def generation(self, of: Ingredients) -> Generation: ...
+    def learner(self, of: Ingredients) -> Learning: ...
+    def gossip(self, of: Ingredients) -> Gossip: ...
+
+
+class ProcessMakers:
+    """Two worker processes and libp2p: what `ftis-node join` runs on."""
+
+    def __init__(self, settings: NodeSettings, home: Home) -> None:
+        """Raises ConfigError for a malformed address."""
+        self._network = NetworkSettings(sockets_dir=home.sockets / "net", listen=settings.listen, peers=settings.peers)
+
+    def generation(self, of: Ingredients) -> GenerationClient:
+        return GenerationClient(
+            generation_boot(of.settings, of.source, of.tokenizer),
+            sockets_dir=of.home.sockets,
+            log_path=of.home.logs / "generation.log",
+            num_threads=threads_of(of.settings.generation.threads),
+            request_timeout_s=of.settings.generation.request_timeout_s,
+            proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
+            on_problem=lambda problem: of.events.write("proof_failed", problem=problem),
+        )
+
+    def learner(self, of: Ingredients) -> LearnerClient:
+        return LearnerClient(
+            learner_boot(of.settings, of.manifest, of.source, of.home),
+            sockets_dir=of.home.sockets,
+            log_path=of.home.logs / "learner.log",
+            timing=Timing(stall_timeout_s=of.settings.learner.stall_timeout_s),
+            on_checkpoint_skipped=lambda skipped: _report_skipped(of.events, skipped),
+        )
+
+    def gossip(self, of: Ingredients) -> Gossip:
+        from ftis_node.gossip.libp2p import Libp2pGossip
+
+        limits = GossipLimits(max_body_bytes=of.manifest.wire.max_envelope_bytes)
+        return Libp2pGossip(self._network, identity=of.identity, run_id=of.manifest.run_id, limits=limits)
+
+
+def generation_boot(settings: NodeSettings, source: ModelSource, tokenizer: PromptTokenizer) -> GenerationBoot:
+    return GenerationBoot(
+        model=str(source.folder),
+        engine=settings.engine,
+        eos_ids=tokenizer.eos_ids,
+        settings=EngineSettings(
+            vocab_size=tokenizer.vocab_size,
+            device=settings.device,
+            dtype=dtype_of(settings),
+            max_batch=settings.generation.max_batch,
+        ),
+    )
+
+
+def learner_boot(settings: NodeSettings, manifest: RunManifest, source: ModelSource, home: Home) -> LearnerBoot:
+    adapter, optimizer = settings.lora_adapter, manifest.optimizer
+    return LearnerBoot(
+        model=str(source.folder),
+        model_name=source.name,
+        run_id=manifest.run_id,
+        checkpoints_dir=str(home.checkpoints),
+        weights_dir=str(home.weights),
+        method=manifest.method.name,
+        method_params=dict(manifest.loss_parameters()),
+        advantage_scale=manifest.method.advantage_scale,
+        temperature=manifest.sampling.temperature,
+        learning_rate=optimizer.lora_learning_rate if settings.lora else optimizer.learning_rate,
+        max_grad_norm=optimizer.max_grad_norm,
+        updates_per_batch=optimizer.updates_per_batch,
+        micro_batch_tokens=settings.learner.micro_batch_tokens,
+        lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
+        dtype=dtype_of(settings),
+        device=settings.device,
+        seed=settings.seed,
+        num_threads=threads_of(settings.learner.threads),
+        keep_checkpoints=settings.learner.keep_checkpoints,
+        checkpoint_every_steps=settings.learner.checkpoint_every_steps,
+        recompute_activations=settings.learner.recompute_activations,
+    )
+
+
+def dtype_of(settings: NodeSettings) -> Any:
+    """The format the weights are computed in: what was asked for, else float32 on a CPU and bfloat16 on a GPU."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"
+
+
+def threads_of(asked: int) -> int:
+    """Threads of one worker: two workers share the cores."""
+    return asked or max(1, (os.cpu_count() or 2) // 2)
+
+
+def _report_skipped(events: EventTrail, skipped: CheckpointSkipped) -> None:
+    log.warning("checkpoint %s is skipped: %s", skipped.name, skipped.reason)
+    events.write("checkpoint_skipped", name=skipped.name, reason=skipped.reason)
