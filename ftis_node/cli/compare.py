@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.compare import Standing
     from ftis_node.lab.grid import Experiment
+
+Device = Literal["auto", "cpu", "cuda"]
 
 DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
 DEFAULT_STEPS = 40
@@ -60,7 +62,7 @@ def compare(
     jobs: Annotated[
         int, typer.Option("--jobs", min=0, help="Trials side by side; 0: one a core, or one on a GPU.")
     ] = 0,
-    device: Annotated[Device, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[Device, typer.Option("--device", help="Where models run.")] = "auto",
     out: Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")] = Path("compare-out"),
 ) -> None:
     """Compare methods: real nodes over an in-process network, the same number of completions in every update.
@@ -160,7 +162,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _jobs(device: Literal["auto", "cpu", "cuda"]) -> int:
+def _jobs(device: Device) -> int:
     from ftis_node.models import pick_device
 
     return (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1

@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -51,7 +51,7 @@ class Experiment:
     delays: tuple[str, ...] = ("none",)
     num_nodes: tuple[int, ...] = (2,)
     lies: tuple[str, ...] = ("none",)
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
 
     @property
     def completions_per_update(self) -> int:

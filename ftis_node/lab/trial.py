@@ -16,7 +16,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ftis_node.config.home import Home
 from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings
@@ -87,7 +87,7 @@ class Trial:
     delay: Delay
     seed: int
     steps: int
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     lora_adapter: LoraSection = LoraSection()
     max_batch: int = 256
 
