@@ -12,6 +12,7 @@ import pytest
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
+from ftis_node.records.text_group import TextCompletion, TextGroup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +55,29 @@ def make_group(identity: Identity, **changes: Any) -> Group:
         policy_version=3,
         policy_version_newest=3,
         created_at=round(time.time(), 3),
+    )
+    return replace(group, **changes)
+
+
+def make_text_group(identity: Identity, **changes: Any) -> TextGroup:
+    """A group of two texts by a peer with another tokenizer; the first is right."""
+    group = TextGroup(
+        run_id=RUN_ID,
+        sender=identity.peer_id,
+        number=1,
+        prompt_ref=PromptRef("arithmetic", "train", 5),
+        prompt_hash=bytes(16),
+        sampling=SamplingSettings(),
+        model="tiny-other",
+        tokenizer="ef" * 16,
+        policy_version=3,
+        policy_version_newest=4,
+        created_at=round(time.time(), 3),
+        retells=bytes(range(32)),
+        completions=(
+            TextCompletion("10", mean_logprob=-0.25, num_tokens=3, finish_reason=FinishReason.STOP, reward=1.0),
+            TextCompletion("naïve 京", mean_logprob=-2.0, num_tokens=5, finish_reason=FinishReason.LENGTH),
+        ),
     )
     return replace(group, **changes)
 

@@ -14,7 +14,10 @@ from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import UsageError
 
 if TYPE_CHECKING:
-    from ftis_node.records.group import Group
+    from collections.abc import Sequence
+
+    from ftis_node.records.group import Completion, Group
+    from ftis_node.records.text_group import TextCompletion, TextGroup
     from ftis_node.replay.reader import GroupSummary, ReplayReader
 
 app = typer.Typer(no_args_is_help=True, help="Look into the replay buffer of a running or stopped node.")
@@ -56,25 +59,24 @@ def show(
 ) -> None:
     """Show one group with its completions.
 
-    JSON shape: the row of `list`, and completions: [{token_ids, logprobs, finish_reason, reward}].
+    JSON shape: the row of `list`, and completions: [{token_ids, logprobs, finish_reason, reward}]; of a group that came
+    as text [{text, mean_logprob, sender_tokens, finish_reason, reward}].
     """
-    from ftis_node.records.codec import unpack_group
     from ftis_node.records.envelope import open_envelope
+    from ftis_node.records.text_codec import unpack_any
 
     found = _open(home).find(group_id)
     if found is None:
         raise UsageError(f"no single group begins with {group_id!r}: `replay list` shows the ids")
     summary, envelope = found
-    group = unpack_group(open_envelope(envelope).body)
+    group = unpack_any(open_envelope(envelope).body)
+    completions: Sequence[Completion | TextCompletion] = group.completions
     if as_json:
         print_json(_row(summary, group))
         return
     typer.echo(_line(summary))
-    for completion, reward in zip(group.completions, summary.rewards, strict=True):
-        typer.echo(
-            f"  reward {reward:g}, {len(completion.token_ids)} tokens, {completion.finish_reason.value}, "
-            f"mean log-prob {completion.logprobs.mean():.4f}: {completion.token_ids.tolist()}"
-        )
+    for completion, reward in zip(completions, summary.rewards, strict=True):
+        typer.echo(f"  reward {reward:g}, {_shown(completion)}")
 
 
 @app.command("stats")
@@ -123,24 +125,43 @@ def _line(summary: GroupSummary) -> str:
     )
 
 
-def _row(summary: GroupSummary, group: Group) -> dict[str, Any]:
-    completions = [
-        {
-            "token_ids": completion.token_ids.tolist(),
-            "logprobs": completion.logprobs.tolist(),
-            "finish_reason": completion.finish_reason.value,
-            "reward": reward,
-        }
-        for completion, reward in zip(group.completions, summary.rewards, strict=True)
+def _shown(completion: Completion | TextCompletion) -> str:
+    """One completion on one line; a peer's text is quoted, so that it cannot write to the terminal what it likes."""
+    contents = _contents(completion)
+    if "text" in contents:
+        num_tokens, mean, tail = contents["sender_tokens"], contents["mean_logprob"], repr(contents["text"])
+    else:
+        num_tokens, logprobs = len(contents["token_ids"]), contents["logprobs"]
+        mean, tail = sum(logprobs) / num_tokens, str(contents["token_ids"])
+    return f"{num_tokens} tokens, {completion.finish_reason.value}, mean log-prob {mean:.4f}: {tail}"
+
+
+def _contents(completion: Completion | TextCompletion) -> dict[str, Any]:
+    from ftis_node.records.group import Completion
+
+    if isinstance(completion, Completion):
+        return {"token_ids": completion.token_ids.tolist(), "logprobs": completion.logprobs.tolist()}
+    return {
+        "text": completion.text,
+        "mean_logprob": completion.mean_logprob,
+        "sender_tokens": completion.num_tokens,
+    }
+
+
+def _row(summary: GroupSummary, group: Group | TextGroup) -> dict[str, Any]:
+    completions: Sequence[Completion | TextCompletion] = group.completions
+    rows = [
+        {**_contents(completion), "finish_reason": completion.finish_reason.value, "reward": reward}
+        for completion, reward in zip(completions, summary.rewards, strict=True)
     ]
-    return {**dataclasses.asdict(summary), "completions": completions}
+    return {**dataclasses.asdict(summary), "completions": rows}
 
 
 def _rows(reader: ReplayReader) -> Any:
-    from ftis_node.records.codec import unpack_group
     from ftis_node.records.envelope import open_envelope
+    from ftis_node.records.text_codec import unpack_any
 
-    return (_row(summary, unpack_group(open_envelope(envelope).body)) for summary, envelope in reader.all_groups())
+    return (_row(summary, unpack_any(open_envelope(envelope).body)) for summary, envelope in reader.all_groups())
 
 
 def _export_jsonl(reader: ReplayReader, out: Path) -> int:

@@ -149,6 +149,11 @@ class StepSection(Section):
         le=100000,
         description="Own groups sampled more than this many versions ago are released unused.",
     )
+    other_tokenizers: Literal["ignore", "text"] = Field(
+        default="ignore",
+        description="Groups of peers with another tokenizer: `ignore` leaves them; `text` pulls their text and learns "
+        "from the positive ones by the ratio of the mean log-probs (meant for `nois`, `tis` and `ftis`).",
+    )
 
     @model_validator(mode="after")
     def _takes_something(self) -> StepSection:

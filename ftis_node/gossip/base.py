@@ -157,8 +157,18 @@ class Gossip(Protocol):
         """Counts since the start."""
         ...
 
-    def serve(self, lookup: Lookup, *, on_confirm: OnConfirm | None = None, answer: Answer | None = None) -> None:
-        """Says where bodies come from, who hears of confirmations, and who answers questions."""
+    def serve(
+        self,
+        lookup: Lookup,
+        *,
+        on_confirm: OnConfirm | None = None,
+        answer: Answer | None = None,
+        retell: Lookup | None = None,
+    ) -> None:
+        """Says where bodies come from, who hears of confirmations, and who answers questions.
+
+        `retell` gives, for ids of this node's own bodies, the same told as text.
+        """
         ...
 
     async def start(self) -> None:
@@ -183,8 +193,13 @@ class Gossip(Protocol):
         """Announcements of others, in the order of arrival, until closed. One reader at a time."""
         ...
 
-    async def fetch(self, peer_id: str, ids: Sequence[bytes], *, timeout_s: float | None = None) -> Fetched:
-        """Bodies of `ids` (32 bytes each, at most `max_ids_per_request`) from a peer. Raises ValueError for bad ids."""
+    async def fetch(
+        self, peer_id: str, ids: Sequence[bytes], *, as_text: bool = False, timeout_s: float | None = None
+    ) -> Fetched:
+        """Bodies of `ids` (32 bytes each, at most `max_ids_per_request`) from a peer. Raises ValueError for bad ids.
+
+        `as_text` asks the peer that made them to tell them as text; a peer that cannot is UNREACHABLE for that.
+        """
         ...
 
     async def ask(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:

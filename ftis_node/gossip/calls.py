@@ -37,17 +37,27 @@ class PeerCalls(ABC):
         """Counts since the start."""
         return self._counters
 
-    def serve(self, lookup: Lookup, *, on_confirm: OnConfirm | None = None, answer: Answer | None = None) -> None:
-        """Says where bodies come from, who hears of confirmations, and who answers questions."""
-        self._services.use(lookup, on_confirm=on_confirm, answer=answer)
+    def serve(
+        self,
+        lookup: Lookup,
+        *,
+        on_confirm: OnConfirm | None = None,
+        answer: Answer | None = None,
+        retell: Lookup | None = None,
+    ) -> None:
+        """Says where bodies and their texts come from, who hears of confirmations, and who answers questions."""
+        self._services.use(lookup, on_confirm=on_confirm, answer=answer, retell=retell)
 
-    async def fetch(self, peer_id: str, ids: Sequence[bytes], *, timeout_s: float | None = None) -> Fetched:
+    async def fetch(
+        self, peer_id: str, ids: Sequence[bytes], *, as_text: bool = False, timeout_s: float | None = None
+    ) -> Fetched:
         """Bodies of `ids` from a peer; see `base.Gossip.fetch`."""
+        service = Service.FETCH_TEXT if as_text else Service.FETCH
         request = pack_ids(ids, limits=self._limits)
         pull = Pull(
             max_items=len(ids), max_item_bytes=self._limits.max_body_bytes, max_bytes=self._limits.max_request_bytes
         )
-        fetched = await self._counted_pull(peer_id, Service.FETCH, request, pull=pull, timeout_s=timeout_s)
+        fetched = await self._counted_pull(peer_id, service, request, pull=pull, timeout_s=timeout_s)
         self._counters.bodies_in += len(fetched.bodies)
         self._counters.body_bytes_in += sum(map(len, fetched.bodies))
         return fetched

@@ -16,6 +16,7 @@ class Service(StrEnum):
 
     HELLO = "hello"  # nothing; one empty item says that a member of this run is here
     FETCH = "fetch"  # ids; bodies come back
+    FETCH_TEXT = "fetch_text"  # ids of the asked peer's own; the bodies told again as text come back
     CONFIRM = "confirm"  # ids; one empty item says that they were heard
     ASK = "ask"  # a question; answers come back
 

@@ -22,6 +22,7 @@ class Services:
         self._limits = limits
         self._counters = counters
         self._lookup: Lookup = _hold_nothing
+        self._retell: Lookup = _hold_nothing
         self._on_confirm: OnConfirm | None = None
         self._answer: Answer | None = None
 
@@ -31,21 +32,32 @@ class Services:
         return {
             Service.HELLO: self._hello,
             Service.FETCH: self._bodies,
+            Service.FETCH_TEXT: self._texts,
             Service.CONFIRM: self._confirmation,
             Service.ASK: self._answers,
         }
 
-    def use(self, lookup: Lookup, *, on_confirm: OnConfirm | None, answer: Answer | None) -> None:
+    def use(
+        self, lookup: Lookup, *, on_confirm: OnConfirm | None, answer: Answer | None, retell: Lookup | None
+    ) -> None:
         """Sets what serves."""
         self._lookup, self._on_confirm, self._answer = lookup, on_confirm, answer
+        self._retell = retell or _hold_nothing
 
     async def _hello(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         """One empty item."""
         yield b""
 
-    async def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+    def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         """Bodies held of the ids in `request`. Raises RecordError for a bad request."""
-        async for body in look_up(self._lookup, unpack_ids(request, limits=self._limits), limits=self._limits):
+        return self._looked_up(self._lookup, request)
+
+    def _texts(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """The bodies of `request` that are this node's own, told as text. Raises RecordError for a bad request."""
+        return self._looked_up(self._retell, request)
+
+    async def _looked_up(self, lookup: Lookup, request: bytes) -> AsyncGenerator[bytes, None]:
+        async for body in look_up(lookup, unpack_ids(request, limits=self._limits), limits=self._limits):
             yield body
             self._counters.bodies_out += 1
             self._counters.body_bytes_out += len(body)

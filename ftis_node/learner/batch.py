@@ -32,13 +32,15 @@ class Batch:
     """The N completions of a step, at most T tokens each; all on the CPU.
 
     prompts, completions    N arrays of token ids (int32)
-    behaviour_logprobs      [N, T] float32, 0 outside the mask
+    behaviour_logprobs      [N, T] float32, 0 outside the mask and in the rows of `is_text`
     mask                    [N, T] bool
     rewards                 [N] float64
     group_ids               [N] int64, one id per group (one generator's completions of one prompt)
     advantage_ids           [N] int64, one id per advantage key
     is_own                  [N] bool
     policy_versions         [N] int64
+    is_text                 [N] bool, told as text by a peer with another tokenizer: only a mean log-prob is known
+    behaviour_means         [N] float64, that mean, over the peer's own tokens; 0 in all other rows
     num_groups              groups, the own ones first counted in `num_own_groups`
     """
 
@@ -51,6 +53,8 @@ class Batch:
     advantage_ids: Tensor
     is_own: Tensor
     policy_versions: Tensor
+    is_text: Tensor
+    behaviour_means: Tensor
     num_own_groups: int
     num_foreign_groups: int
 
@@ -83,13 +87,15 @@ class MicroBatch:
 def make_batch(groups: Sequence[TrainGroup]) -> Batch:
     """The batch of a step.
 
-    Raises ValueError for an empty prompt, and where a completion's ids and log-probs are not equally many.
+    Raises ValueError for an empty prompt, and where a completion's ids and log-probs are not equally many (of one that
+    was told as text: where there are log-probs).
     """
     rows = [(number, group, completion) for number, group in enumerate(groups) for completion in group.completions]
     completions = tuple(np.frombuffer(completion.token_ids, "<i4") for _, _, completion in rows)
     logprobs = [np.frombuffer(completion.logprobs, "<f4") for _, _, completion in rows]
-    for ids, values, (_, group, _) in zip(completions, logprobs, rows, strict=True):
-        if len(ids) != len(values) or not group.prompt_ids:
+    means = [completion.behaviour_mean_logprob for _, _, completion in rows]
+    for ids, values, mean, (_, group, _) in zip(completions, logprobs, means, rows, strict=True):
+        if len(values) != (len(ids) if mean is None else 0) or not group.prompt_ids:
             sizes = f"{len(group.prompt_ids)} prompt bytes, {len(ids)} token ids, {len(values)} log-probs"
             raise ValueError(f"group {group.group_id} cannot be trained on: {sizes}")
     keys = {key: number for number, key in enumerate(dict.fromkeys(group.advantage_key for group in groups))}
@@ -97,13 +103,15 @@ def make_batch(groups: Sequence[TrainGroup]) -> Batch:
     return Batch(
         prompts=tuple(np.frombuffer(group.prompt_ids, "<i4") for _, group, _ in rows),
         completions=completions,
-        behaviour_logprobs=_padded(logprobs),
+        behaviour_logprobs=_padded(logprobs, num_columns=max(map(len, completions), default=0)),
         mask=_mask([len(ids) for ids in completions]),
         rewards=torch.tensor([completion.reward for _, _, completion in rows], dtype=torch.float64),
         group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.int64),
         advantage_ids=torch.tensor([keys[group.advantage_key] for _, group, _ in rows], dtype=torch.int64),
         is_own=torch.tensor([group.own for _, group, _ in rows], dtype=torch.bool),
         policy_versions=torch.tensor([group.policy_version for _, group, _ in rows], dtype=torch.int64),
+        is_text=torch.tensor([mean is not None for mean in means], dtype=torch.bool),
+        behaviour_means=torch.tensor([mean or 0.0 for mean in means], dtype=torch.float64),
         num_own_groups=num_own_groups,
         num_foreign_groups=len(groups) - num_own_groups,
     )
@@ -148,8 +156,8 @@ def _mask(lengths: Sequence[int]) -> Tensor:
     return torch.arange(max(lengths, default=0))[None, :] < torch.tensor(lengths, dtype=torch.int64)[:, None]
 
 
-def _padded(rows: Sequence[NDArray[np.float32]]) -> Tensor:
-    matrix = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.float32)
+def _padded(rows: Sequence[NDArray[np.float32]], *, num_columns: int) -> Tensor:
+    matrix = np.zeros((len(rows), num_columns), dtype=np.float32)
     for line, values in enumerate(rows):
         matrix[line, : len(values)] = values
     return torch.from_numpy(matrix)

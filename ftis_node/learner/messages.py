@@ -79,11 +79,16 @@ class LearnerBoot(Message, frozen=True):
 
 
 class TrainCompletion(msgspec.Struct, frozen=True):
-    """One completion: ids as int32 bytes, behaviour log-probs as float32 bytes of the same number of tokens."""
+    """One completion: ids as int32 bytes, behaviour log-probs as float32 bytes of the same number of tokens.
+
+    `behaviour_mean_logprob` is None but for a completion that a peer with another tokenizer told as text: then
+    `logprobs` is empty, and this is their mean over the peer's tokens.
+    """
 
     token_ids: bytes
     logprobs: bytes
     reward: float
+    behaviour_mean_logprob: float | None = None
 
 
 class TrainGroup(msgspec.Struct, frozen=True):

@@ -3,6 +3,11 @@
 Two kinds of group meet here. Advantages are taken inside an *advantage key*, which in the horizontal mode spans several
 generators; the loss is given the groups as they were generated, since GEPO's expectation is over one generator's
 completions of one prompt.
+
+A third kind has no token ratio at all: completions that a peer with another tokenizer told as text. Their advantage is
+taken in their whole group, then weighted or dropped as `algorithms/cross_tokenizer.py` says, and the loss gets the
+learner's own log-probs as theirs. That is meant for `nois`, `tis` and `ftis`; other methods take such rows as
+if the learner had sampled them, which costs them the very ratio that they are about.
 """
 
 from __future__ import annotations
@@ -12,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ftis_node.algorithms import find_method, group_advantages, method_parameters, policy_loss
+from ftis_node.algorithms import (
+    cross_tokenizer_advantages,
+    find_method,
+    group_advantages,
+    method_parameters,
+    policy_loss,
+)
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,9 +58,49 @@ class Objective:
         params = dict(self.params)
         if anchor is not None and self.takes_anchor:
             params["anchor_logprobs"] = anchor
+        if batch.is_text.any():
+            return self._loss_with_texts(learner_logprobs, batch, advantages, params)
         return policy_loss(
             self.method, learner_logprobs, batch.behaviour_logprobs, batch.mask, advantages, batch.group_ids, **params
         )
+
+    def _loss_with_texts(
+        self, learner_logprobs: Tensor, batch: Batch, advantages: Tensor, params: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The same for a batch with rows that were told as text: those with A <= 0 are filtered, the others weighted.
+
+        `kept_fraction` counts the filtered ones among all completions; `mean_kl` is of the other rows, since the KL of
+        these is not known.
+        """
+        settings = method_parameters(self.method) | params
+        own_logprobs = learner_logprobs.detach()
+        is_filtered = batch.is_text & (advantages <= 0)
+        is_counted = ~is_filtered if settings["denominator"] == "kept" else torch.ones_like(is_filtered)
+        weighted = cross_tokenizer_advantages(
+            _mean_logprobs(own_logprobs, batch.mask), batch.behaviour_means, advantages, cap=settings["cap"]
+        )
+        if "anchor_logprobs" in params:
+            params = params | {"anchor_logprobs": params["anchor_logprobs"][is_counted]}
+        loss, metrics = policy_loss(
+            self.method,
+            learner_logprobs[is_counted],
+            torch.where(batch.is_text[:, None], own_logprobs, batch.behaviour_logprobs)[is_counted],
+            batch.mask[is_counted],
+            torch.where(batch.is_text, weighted, advantages)[is_counted],
+            batch.group_ids[is_counted],
+            **params,
+        )
+        num_counted = int(is_counted.sum())
+        num_kept = metrics["kept_fraction"] * num_counted - int((is_filtered & is_counted).sum())
+        num_with_kl = num_counted - int((batch.is_text & is_counted).sum())
+        metrics["kept_fraction"] = num_kept / len(is_counted)
+        metrics["mean_kl"] *= num_counted / max(num_with_kl, 1)
+        return loss, metrics
+
+
+def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the tokens of each completion, `[N]` float64; 0 without tokens."""
+    return torch.where(mask, logprobs, 0.0).double().sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def make_objective(

@@ -162,7 +162,7 @@ def find_non_finite(learner_logprobs: Tensor, batch: Batch) -> str | None:
     """What in the batch is not finite, in words; None where all is."""
     if not torch.isfinite(batch.rewards).all():
         return "a reward is not finite"
-    if not torch.isfinite(batch.behaviour_logprobs).all():
+    if not (torch.isfinite(batch.behaviour_logprobs).all() and torch.isfinite(batch.behaviour_means).all()):
         return "a behaviour log-prob is not finite"
     if not torch.isfinite(learner_logprobs).all():
         return "a learner log-prob is not finite"

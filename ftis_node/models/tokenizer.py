@@ -39,6 +39,7 @@ class PromptTokenizer:
         self._tokenizer = tokenizer
         self._encoded: dict[str, tuple[int, ...]] = {}
         self.name = name
+        self.eos_id: int | None = tokenizer.eos_token_id  # the one that ends a turn; generation may stop at others
         self.eos_ids: tuple[int, ...] = tuple(
             sorted({int(eos) for eos in (tokenizer.eos_token_id, *extra_eos_ids) if eos is not None})
         )
@@ -70,6 +71,11 @@ class PromptTokenizer:
             if messages[0]["role"] != "system":
                 raise ModelError(f"the chat template of {self.name} refuses the prompt: {error}") from error
             return self._render(_without_system(messages))
+
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of plain text, such as a peer's: what looks like a special token in it is split as text, too."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return [int(token) for token in ids]
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `token_ids`; special tokens such as the end of sequence are left out unless asked for."""

@@ -95,7 +95,7 @@ async def built_parts(
             figures=Figures(evaluations=_past_evaluations(home), step=_last_noted_step(home)),
         )
         served = Served(parts)
-        parts.gossip.serve(served.lookup, on_confirm=served.confirmed, answer=served.answer)
+        parts.gossip.serve(served.lookup, on_confirm=served.confirmed, answer=served.answer, retell=served.retell)
         try:
             await _start(parts)
             yield parts

@@ -93,6 +93,7 @@ class IntakeLoop:
         events.write(
             "admitted",
             group=verdict.envelope.id,
+            retells=verdict.retells,
             own=arrival.own,
             sender=group.sender,
             number=group.number,

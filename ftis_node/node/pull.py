@@ -6,6 +6,8 @@ waits for: an announcement                        unblocked by: gossip
 Bodies are pulled once, from the announcing peer, several in one request. Gossipsub loses messages without an error:
 before its mesh stands, and when a reader is slow. So a peer is asked for what it made lately when it is first seen,
 when its running numbers show a gap, and when the learner waits for foreign groups and nothing comes.
+
+Where the run says so, a group of another tokenizer is pulled as text; only its sender can tell it so.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import logging
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.base import FetchOutcome
@@ -52,13 +54,20 @@ class Heard:
         self.number, self.at = max(self.number, number), at
 
 
+class Source(NamedTuple):
+    """Where groups are to be had, and in which form."""
+
+    peer_id: str
+    as_text: bool
+
+
 class PullLoop:
     """Who announced what, and the pulls under way. A body is asked for once at a time."""
 
     def __init__(self, parts: Parts, intake: IntakeLoop) -> None:
         self._parts = parts
         self._intake = intake
-        self._wanted: dict[str, dict[bytes, bool]] = defaultdict(dict)  # peer -> id -> whether a repair brought it
+        self._wanted: dict[Source, dict[bytes, bool]] = defaultdict(dict)  # id -> whether a repair brought it
         self._pulling: set[bytes] = set()
         self._changed = asyncio.Event()
         self._heard: dict[str, Heard] = {}
@@ -102,16 +111,23 @@ class PullLoop:
             figures.refused[f"announcement_{error.reason}"] += 1
             self._parts.figures.refused[f"announcement_{error.reason}"] += 1
             return None
-        same_tokenizer = announcement.tokenizer == bytes.fromhex(self._parts.tokenizer.fingerprint)[:8]
+        source = Source(peer_id, announcement.tokenizer != bytes.fromhex(self._parts.tokenizer.fingerprint)[:8])
+        is_ignored = source.as_text and self._parts.manifest.step.other_tokenizers == "ignore"
         fits = announcement.envelope_bytes <= self._parts.manifest.wire.max_envelope_bytes
-        if not same_tokenizer or not fits or self._is_here(announcement.id):
+        if is_ignored or not fits or self._was_pulled(source, announcement):
             return None
-        wanted = self._wanted[peer_id]
+        wanted = self._wanted[source]
         wanted[announcement.id] = is_repair
         if len(wanted) > MAX_WANTED_PER_PEER:
             del wanted[next(iter(wanted))]
         self._changed.set()
         return announcement
+
+    def _was_pulled(self, source: Source, announcement: Announcement) -> bool:
+        """Whether the group is here or on its way. A text is stored under an id of its own, but the same number."""
+        if source.as_text and self._parts.reader.has_number(source.peer_id, announcement.number):
+            return True
+        return self._is_here(announcement.id)
 
     def _is_here(self, group_id: bytes) -> bool:
         return group_id in self._pulling or self._parts.reader.is_known(group_id)
@@ -122,15 +138,15 @@ class PullLoop:
             await self._changed.wait()
             await asyncio.sleep(GATHER_S)
             self._changed.clear()
-            for peer_id in list(self._wanted):
-                while batch := self._next_batch(peer_id):
+            for source in list(self._wanted):
+                while batch := self._next_batch(source):
                     await pulls_in_flight.acquire()
-                    task = tasks.create_task(self._pull(peer_id, batch), name=f"pull-{peer_id[-6:]}")
+                    task = tasks.create_task(self._pull(source, batch), name=f"pull-{source.peer_id[-6:]}")
                     task.add_done_callback(lambda _: pulls_in_flight.release())
 
-    def _next_batch(self, peer_id: str) -> dict[bytes, bool]:
-        """The newest wanted ids of a peer, taken off the list and marked as being pulled."""
-        wanted = self._wanted[peer_id]
+    def _next_batch(self, source: Source) -> dict[bytes, bool]:
+        """The newest wanted ids of a source, taken off the list and marked as being pulled."""
+        wanted = self._wanted[source]
         batch: dict[bytes, bool] = {}
         while wanted and len(batch) < self._parts.settings.swarm.pull_batch:
             group_id, is_repair = wanted.popitem()
@@ -138,13 +154,14 @@ class PullLoop:
                 batch[group_id] = is_repair
                 self._pulling.add(group_id)
         if not wanted:
-            del self._wanted[peer_id]
+            del self._wanted[source]
         return batch
 
-    async def _pull(self, peer_id: str, batch: Mapping[bytes, bool]) -> None:
+    async def _pull(self, source: Source, batch: Mapping[bytes, bool]) -> None:
+        peer_id, as_text = source
         timeout_s = self._parts.settings.swarm.pull_timeout_s
         try:
-            fetched = await self._parts.gossip.fetch(peer_id, list(batch), timeout_s=timeout_s)
+            fetched = await self._parts.gossip.fetch(peer_id, list(batch), as_text=as_text, timeout_s=timeout_s)
             if fetched.outcome is not FetchOutcome.COMPLETE:
                 self._parts.figures.peer(peer_id).failed_pulls += 1
                 self._parts.events.write("pull_failed", peer=peer_id, outcome=fetched.outcome, num_ids=len(batch))
@@ -154,9 +171,9 @@ class PullLoop:
             self._pulling.difference_update(batch)
 
     async def _bring_to_door(self, peer_id: str, bodies: Sequence[bytes]) -> list[bytes]:
-        """The ids of those that passed, which the peer is told."""
+        """The ids, as announced, of those that passed, which the peer is told."""
         verdicts = [await self._intake.submit(data, origin=peer_id, own=False) for data in bodies]
-        checked = [verdict.envelope.id for verdict in verdicts if isinstance(verdict, Accepted)]
+        checked = [verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)]
         if checked and not await self._parts.gossip.confirm(peer_id, checked):
             log.info("%s could not be told that %d groups arrived", peer_id, len(checked))
         return checked

@@ -175,7 +175,10 @@ def train_group(group: StoredGroup, *, share: Share) -> TrainGroup:
         prompt_ids=np.asarray(group.prompt_ids, dtype="<i4").tobytes(),
         completions=tuple(
             TrainCompletion(
-                token_ids=completion.token_ids.tobytes(), logprobs=completion.logprobs.tobytes(), reward=reward
+                token_ids=completion.token_ids.tobytes(),
+                logprobs=completion.logprobs.tobytes(),
+                reward=reward,
+                behaviour_mean_logprob=completion.mean_logprob,
             )
             for completion, reward in zip(group.group.completions, group.rewards, strict=True)
         ),

@@ -1,7 +1,10 @@
 """Frozen domain records, their wire form, and signatures.
 
 group.py       what rooms hand to each other
-codec.py       a group to bytes and back
+text_group.py  a group told as text, for peers with another tokenizer
+header.py      what both forms share on the wire
+codec.py       a group to bytes and back, by ids and log-probs
+text_codec.py  the same by texts
 envelope.py    signed bytes: envelope, announcement, directory record
 identity.py    the Ed25519 key and the peer id
 rollout_pb2.py generated from proto/rollout.proto (`make proto`)

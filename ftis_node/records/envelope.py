@@ -14,7 +14,9 @@ from google.protobuf.message import DecodeError
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import HASH_BYTES, MAX_NAME_BYTES, RUN_ID_BYTES, SCHEMA, pack_group
+from ftis_node.records.codec import pack_group
+from ftis_node.records.group import Group
+from ftis_node.records.header import HASH_BYTES, ID_BYTES, MAX_NAME_BYTES, RUN_ID_BYTES, SCHEMA
 from ftis_node.records.identity import (
     ENVELOPE_DOMAIN,
     PEER_DOMAIN,
@@ -24,11 +26,11 @@ from ftis_node.records.identity import (
     peer_id_text,
     verify,
 )
+from ftis_node.records.text_codec import pack_text_group
 
 if TYPE_CHECKING:
-    from ftis_node.records.group import Group
+    from ftis_node.records.text_group import TextGroup
 
-ID_BYTES = 32
 SIGNATURE_BYTES = 64
 MAX_ENVELOPE_BYTES = 4 << 20
 MAX_ANNOUNCEMENT_BYTES = 512
@@ -53,10 +55,10 @@ class Envelope:
         return verify(peer_id_from_text(peer_id), ENVELOPE_DOMAIN, self.body, self.signature)
 
 
-def seal_group(group: Group, identity: Identity) -> Envelope:
-    """Packs and signs a group. The group's sender must be the identity's own peer id."""
+def seal_group(group: Group | TextGroup, identity: Identity) -> Envelope:
+    """Packs and signs a group in either form. The group's sender must be the identity's own peer id."""
     assert group.sender == identity.peer_id, "a node signs only what it made itself"
-    body = pack_group(group)
+    body = pack_group(group) if isinstance(group, Group) else pack_text_group(group)
     return Envelope(id=hashlib.sha256(body).digest(), body=body, signature=identity.sign(ENVELOPE_DOMAIN, body))
 
 
@@ -76,12 +78,21 @@ def open_envelope(data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelo
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A group that passed the door. `group` carries the rewards scored here, `prompt_ids` the prompt made here."""
+    """A group that passed the door. `group` carries the rewards scored here, `prompt_ids` the prompt made here.
+
+    Of a group told as text, `group` has our tokens and `retells` is the id of its exact form.
+    """
 
     envelope: Envelope
     envelope_bytes: bytes
     group: Group
     prompt_ids: tuple[int, ...]
+    retells: bytes | None = None
+
+    @property
+    def announced_id(self) -> bytes:
+        """The id under which the sender announced the group, and knows it."""
+        return self.retells or self.envelope.id
 
 
 @dataclass(frozen=True, slots=True)

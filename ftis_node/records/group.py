@@ -48,13 +48,18 @@ class PromptRef:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled completion. Arrays are 1-d, of equal length, at least one token, the end-of-sequence token inside."""
+    """One sampled completion. Arrays are 1-d, of equal length, at least one token, the end-of-sequence token inside.
+
+    `mean_logprob` is None but for a completion that a peer with another tokenizer told as text: then `token_ids` are
+    ours, `logprobs` is empty, for none of these tokens was sampled, and this mean over the peer's own tokens is known.
+    """
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     finish_reason: FinishReason
     reward: float = 0.0
     status: CompletionStatus = CompletionStatus.SCORED
+    mean_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +71,9 @@ class SamplingSettings:
     top_k: int = 0  # 0 means no top-k
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The completions of one prompt by one generator, as they travel.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHeader:
+    """What is said of a group in either of its forms, as it travels.
 
     `number` is the sender's running number (1, 2, ...), `policy_version` the version that sampled the first and
     `policy_version_newest` the one that sampled the last token. `created_at` is Unix time in seconds.
@@ -79,13 +84,19 @@ class Group:
     number: int
     prompt_ref: PromptRef
     prompt_hash: bytes
-    completions: tuple[Completion, ...]
     sampling: SamplingSettings
     model: str
     tokenizer: str
     policy_version: int
     policy_version_newest: int
     created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(GroupHeader):
+    """The completions of one prompt by one generator, by their tokens. `text_group.py` has the other form."""
+
+    completions: tuple[Completion, ...]
 
     @property
     def num_tokens(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
+from ftis_node.records.text_codec import unpack_text_group
 from ftis_node.replay.database import open_writer
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_newest
 
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group taken for a step: as received, with the rewards scored here and the prompt made here."""
+    """A group taken for a step: as received, with the rewards scored here and the prompt made here.
+
+    Of a group that came as text, `group` has the tokens given to it at the door, and mean log-probs only.
+    """
 
     id: bytes
     own: bool
@@ -63,8 +67,8 @@ class ReplayBuffer:
             with self._transaction():
                 self._db.execute(
                     "INSERT INTO groups (id, own, sender, number, state, task, prompt_index, model, policy_version,"
-                    " created_at, admitted_at, num_tokens, rewards, prompt_ids, envelope)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    " created_at, admitted_at, num_tokens, rewards, prompt_ids, envelope, text_token_ids)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         accepted.envelope.id,
                         int(own),
@@ -81,6 +85,7 @@ class ReplayBuffer:
                         json.dumps(group.rewards),
                         np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
                         accepted.envelope_bytes,
+                        _text_token_ids(accepted),
                     ),
                 )
                 if own:
@@ -207,12 +212,12 @@ class ReplayBuffer:
 
     def _load(self, group_id: bytes) -> StoredGroup:
         row = self._db.execute(
-            "SELECT own, rewards, prompt_ids, envelope FROM groups WHERE id = ?", (group_id,)
+            "SELECT own, rewards, prompt_ids, envelope, text_token_ids FROM groups WHERE id = ?", (group_id,)
         ).fetchone()
         return StoredGroup(
             id=group_id,
             own=bool(row["own"]),
-            group=unpack_group(open_envelope(row["envelope"]).body),
+            group=_stored_group(row),
             rewards=tuple(json.loads(row["rewards"])),
             prompt_ids=tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist()),
         )
@@ -225,6 +230,20 @@ class ReplayBuffer:
 
     def _transaction(self) -> _Transaction:
         return _Transaction(self._db)
+
+
+def _text_token_ids(accepted: Accepted) -> str | None:
+    """The tokens that we gave to the texts of a group told so; None for an exact one, which brings its own."""
+    if accepted.retells is None:
+        return None
+    return json.dumps([completion.token_ids.tolist() for completion in accepted.group.completions])
+
+
+def _stored_group(row: sqlite3.Row) -> Group:
+    body = open_envelope(row["envelope"]).body
+    if row["text_token_ids"] is None:
+        return unpack_group(body)
+    return unpack_text_group(body).in_tokens(json.loads(row["text_token_ids"]))
 
 
 class _Transaction:

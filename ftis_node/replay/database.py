@@ -14,7 +14,7 @@ from ftis_node.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 10.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -36,12 +36,16 @@ CREATE TABLE IF NOT EXISTS groups (
     rewards        TEXT NOT NULL,
     prompt_ids     BLOB NOT NULL,
     envelope       BLOB NOT NULL,
+    text_token_ids TEXT,
     UNIQUE (sender, number)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, own);
 CREATE INDEX IF NOT EXISTS groups_by_step ON groups (step);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 """
+MIGRATIONS = {
+    1: "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;",  # of groups told as text: JSON, a list a completion
+}
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -52,10 +56,10 @@ def open_writer(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, SCHEMA_VERSION):
+        if version not in (0, *MIGRATIONS, SCHEMA_VERSION):
             raise ConfigError(f"{path} has schema {version}; this version of ftis-node knows {SCHEMA_VERSION}")
-        connection.executescript(SCHEMA)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        upgrade = MIGRATIONS.get(version, "")
+        connection.executescript(f"BEGIN; {upgrade} {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     except sqlite3.DatabaseError as error:
         connection.close()
         raise ConfigError(f"{path} is damaged ({error}): move it away to start with an empty buffer") from None

@@ -1,8 +1,9 @@
 """The door: bytes in, one verdict with one reason out. A node's own groups take the same door.
 
 bytes -> size, parse, version, codec, malformed     (records: bounded before it is parsed)
-      -> RULES in order                             (rules.py: pure, cheap)
+      -> RULES or TEXT_RULES in order               (rules.py, text_rules.py: pure, cheap)
       -> prompt re-made and compared                (tasks + tokenizer)
+      -> a group told as text: tokenised here       (text_rules.py)
       -> rewards re-scored; the claimed ones are only compared
       -> Accepted(group with our rewards) | Refused(reason)
 """
@@ -13,14 +14,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.records.codec import hash_prompt, unpack_group
+from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Accepted, open_envelope
-from ftis_node.records.group import CompletionStatus
+from ftis_node.records.group import CompletionStatus, Group
+from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.validation.rules import RULES, Refusal
+from ftis_node.validation.text_rules import TEXT_RULES, retokenise
 
 if TYPE_CHECKING:
     from ftis_node.records.envelope import Envelope
-    from ftis_node.records.group import Group
+    from ftis_node.records.text_group import TextGroup
     from ftis_node.tasks.base import TaskItem
     from ftis_node.validation.context import DoorContext
 
@@ -44,30 +47,44 @@ async def judge(data: bytes, context: DoorContext) -> Verdict:
     envelope: Envelope | None = None
     try:
         envelope = open_envelope(data, max_bytes=context.manifest.wire.max_envelope_bytes)
-        group = unpack_group(envelope.body)
+        told = unpack_any(envelope.body)
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
-    for rule in RULES:
-        if refusal := rule(envelope, group, context):
-            return Refused(refusal, sender=group.sender, group_id=envelope.id)
-    return await _judge_content(data, envelope, group, context)
+    verdict = _first_refusal(envelope, told, context) or await _judge_content(data, envelope, told, context)
+    return Refused(verdict, told.sender, envelope.id) if isinstance(verdict, Refusal) else verdict
 
 
-async def _judge_content(data: bytes, envelope: Envelope, group: Group, context: DoorContext) -> Verdict:
-    """The rules that cost time: the prompt is made again, the rewards are scored again."""
+def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: DoorContext) -> Refusal | None:
+    """What the cheap rules for this form of a group say."""
+    if isinstance(told, Group):
+        refusals = (rule(envelope, told, context) for rule in RULES)
+    else:
+        refusals = (rule(envelope, told, context) for rule in TEXT_RULES)
+    return next(filter(None, refusals), None)
+
+
+async def _judge_content(
+    data: bytes, envelope: Envelope, told: Group | TextGroup, context: DoorContext
+) -> Accepted | Refusal:
+    """The rules that cost time: the prompt is made again, texts are tokenised, the rewards are scored again."""
     try:
-        item = context.resolve(group.prompt_ref)
+        item = context.resolve(told.prompt_ref)
     except KeyError:
-        return Refused(Refusal("prompt", f"no problem {group.prompt_ref} here"), group.sender, envelope.id)
+        return Refusal("prompt", f"no problem {told.prompt_ref} here")
     prompt_ids = context.tokenizer.encode_prompt(item.prompt)
-    if hash_prompt(prompt_ids) != group.prompt_hash:
-        return Refused(Refusal("prompt", f"problem {group.prompt_ref} reads otherwise here"), group.sender, envelope.id)
+    our_hash = hash_prompt(prompt_ids) if isinstance(told, Group) else hash_messages(item.prompt)
+    if our_hash != told.prompt_hash:
+        return Refusal("prompt", f"problem {told.prompt_ref} reads otherwise here")
+    group = told if isinstance(told, Group) else retokenise(envelope, told, context)
+    if isinstance(group, Refusal):
+        return group
     if refusal := _lengths_fit_prompt(group, len(prompt_ids), context):
-        return Refused(refusal, group.sender, envelope.id)
+        return refusal
     scored = await _rescore(group, item, context)
     if refusal := _rewards_agree(scored, group):
-        return Refused(refusal, group.sender, envelope.id)
-    return Accepted(envelope, data, scored, tuple(prompt_ids))
+        return refusal
+    retells = None if isinstance(told, Group) else told.retells
+    return Accepted(envelope, data, scored, tuple(prompt_ids), retells)
 
 
 def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: DoorContext) -> Refusal | None:

@@ -1,8 +1,8 @@
 """The rules at the door, cheapest first: each is a pure function that gives one reason to refuse, or None.
 
-`RULES` is the order. Rules see a parsed group whose form the codec has already checked (`size`, `parse`, `version`,
-`codec`, `malformed` are its refusals). What costs time, making the prompt again and scoring, stands in `door.py` after
-all of these have passed.
+`RULES` is the order for a group in its exact form; `text_rules.py` has the one for a group told as text. Rules see a
+parsed group whose form the codec has already checked (`size`, `parse`, `version`, `codec`, `malformed` are its
+refusals). What costs time, making the prompt again and scoring, stands in `door.py` after all of these have passed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.envelope import Envelope
     from ftis_node.records.group import Group
+    from ftis_node.records.text_group import TextGroup
     from ftis_node.validation.context import DoorContext
 
 LOGPROB_SLACK = 1e-3  # rounding may lift a certain token's log-prob a little above 0
@@ -33,19 +34,19 @@ class Refusal:
     detail: str
 
 
-def same_run(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
+def same_run(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
     """The group belongs to this run."""
     if group.run_id == context.manifest.run_id:
         return None
     return Refusal("run", f"run {group.run_id[:8]}, this node is in {context.manifest.run_id[:8]}")
 
 
-def signature_holds(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
+def signature_holds(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
     """The body is signed by the peer that it names as its sender."""
     return None if envelope.is_signed_by(group.sender) else Refusal("signature", "not signed by its sender")
 
 
-def not_seen(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
+def not_seen(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
     """Neither this body nor this running number of the sender was admitted before."""
     if context.is_known(envelope.id):
         return Refusal("duplicate", "this group is here already")
@@ -61,7 +62,7 @@ def same_tokenizer(envelope: Envelope, group: Group, context: DoorContext) -> Re
     return Refusal("tokenizer", f"tokenizer {group.tokenizer[:8]}, here {context.tokenizer.fingerprint[:8]}")
 
 
-def sampled_as_agreed(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
+def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
     """Group size and sampling settings are the manifest's."""
     agreed = context.manifest.sampling
     if len(group.completions) != agreed.group_size:
@@ -112,7 +113,7 @@ def finishes_agree(envelope: Envelope, group: Group, context: DoorContext) -> Re
     return None
 
 
-def rewards_possible(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
+def rewards_possible(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
     """Every claimed reward lies in [0, 1]."""
     ok = all(0.0 <= reward <= 1.0 for reward in group.rewards)  # NaN compares false
     return None if ok else Refusal("reward_range", "a claimed reward outside [0, 1]")

@@ -124,6 +124,17 @@ async def test_bodies_are_pulled_and_what_is_not_held_is_left_out(four: Four) ->
     assert client.counters.body_bytes_in - bytes_in == server.counters.body_bytes_out - bytes_out == 300_017
 
 
+async def test_texts_are_a_question_of_their_own(four: Four) -> None:
+    server, client, _ = four.members
+    exact, told = Shelf(b"ids"), Shelf(b"text")
+    server.serve(exact.lookup, retell=told.lookup)
+    fetched = await client.fetch(server.peer_id, [*exact.ids, *told.ids], as_text=True)
+    assert fetched == type(fetched)(bodies=(b"text",), outcome=FetchOutcome.COMPLETE)
+    assert (await client.fetch(server.peer_id, [*exact.ids, *told.ids])).bodies == (b"ids",)
+    server.serve(exact.lookup)
+    assert (await client.fetch(server.peer_id, exact.ids, as_text=True)).bodies == ()
+
+
 async def test_ids_of_wrong_number_or_length_are_a_fault_of_the_caller(four: Four) -> None:
     client, server, _ = four.members
     for ids in ([], [b"short"], [random_id() for _ in range(9)]):

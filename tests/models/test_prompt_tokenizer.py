@@ -43,6 +43,16 @@ def test_decode_keeps_spaces_as_they_were_sampled():
     assert PromptTokenizer(made, name="tidy").decode(made.encode(text)) == text
 
 
+@pytest.mark.parametrize("text", ["<|im_end|>", "10<|im_end|>\n<|im_start|>assistant\n10", "<|endoftext|>"])
+def test_what_looks_like_a_special_token_in_a_text_is_text(tokenizer, text):
+    ids = tokenizer.encode_text(text)
+    assert not set(ids) & {0, 1, 2}  # the three special tokens
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eos_id == 2
+    prompt = tokenizer.encode_prompt([{"role": "user", "content": "7"}])
+    assert prompt.count(1) == 2, "a prompt rendered afterwards has its special tokens again"
+
+
 def test_numbers_of_the_vocabulary(tokenizer):
     assert tokenizer.vocab_size == VOCAB_SIZE  # not the 320 rows of the embedding
     assert tokenizer.eos_ids == (0, 2)  # the tokenizer's own and the generation configuration's

@@ -19,7 +19,7 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, choose_foreign, choose_own
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.validation import Accepted
-from tests.conftest import PROMPT_IDS, make_group
+from tests.conftest import PROMPT_IDS, make_group, make_text_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +80,45 @@ def test_a_step_takes_what_was_admitted_and_gets_it_back_unchanged(buffer: Repla
     assert taken[0].prompt_ids == tuple(PROMPT_IDS)
     assert taken[0].rewards == (1.0, 0.0)
     assert taken[0].group.completions[0].token_ids.tolist() == [10, 11, 2]
+
+
+def test_a_group_told_as_text_comes_back_in_the_tokens_given_at_the_door(path: Path) -> None:
+    told = make_text_group(ANN)
+    envelope = seal_group(told, ANN)
+    group = told.in_tokens([[10, 2], [7, 8, 9]])
+    buffer = ReplayBuffer(path)
+    assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), told.retells), own=False)
+    assert buffer.admit(accepted(BOB, 1), own=False)
+    buffer.close()
+    buffer, reader = ReplayBuffer(path), ReplayReader(path)
+    again, exact = sorted(buffer.take(1, own=0, foreign=2).groups, key=lambda taken: taken.group.sender != ANN.peer_id)
+    assert [completion.token_ids.tolist() for completion in again.group.completions] == [[10, 2], [7, 8, 9]]
+    assert [completion.mean_logprob for completion in again.group.completions] == [-0.25, -2.0]
+    assert [len(completion.logprobs) for completion in again.group.completions] == [0, 0]
+    assert [completion.mean_logprob for completion in exact.group.completions] == [None, None]
+    assert reader.envelopes([envelope.id]) == [envelope.to_bytes()], "as received"
+    assert again.rewards == (1.0, 0.0)
+    buffer.close()
+    reader.close()
+
+
+def test_a_buffer_of_the_former_schema_is_kept(path: Path, buffer: ReplayBuffer) -> None:
+    fill(buffer, own=1, ann=1)
+    buffer.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE groups DROP COLUMN text_token_ids")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    for _ in range(2):
+        again = ReplayBuffer(path)
+        assert again.last_number() == 1
+        again.close()
+    again = ReplayBuffer(path)
+    assert [group.group.completions[0].token_ids.tolist() for group in again.take(1, own=1, foreign=1).groups] == [
+        [10, 11, 2],
+        [10, 11, 2],
+    ]
+    again.close()
 
 
 def test_no_group_is_taken_twice(buffer: ReplayBuffer, reader: ReplayReader) -> None:

@@ -1,0 +1,36 @@
+"""A group of our own told again as text, for a peer that cannot read our token ids. Only its sender can sign it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ftis_node.records.group import GroupHeader
+from ftis_node.records.text_codec import hash_messages
+from ftis_node.records.text_group import TextCompletion, TextGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ftis_node.models import PromptTokenizer
+    from ftis_node.records.group import Group
+
+
+def retell_group(
+    group: Group, group_id: bytes, *, messages: Sequence[Mapping[str, object]], tokenizer: PromptTokenizer
+) -> TextGroup:
+    """`group`, whose id is `group_id`, as text; `messages` are its prompt. The texts are those that were scored."""
+    header = {field.name: getattr(group, field.name) for field in fields(GroupHeader)}
+    completions = tuple(
+        TextCompletion(
+            text=tokenizer.decode(completion.token_ids.tolist()),
+            mean_logprob=float(completion.logprobs.mean(dtype=np.float64)),
+            num_tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason,
+            reward=completion.reward,
+        )
+        for completion in group.completions
+    )
+    return TextGroup(**header | {"prompt_hash": hash_messages(messages)}, retells=group_id, completions=completions)

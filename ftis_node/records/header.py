@@ -1,0 +1,151 @@
+"""The part of a `Body` that both forms of a group share: everything but the completions' contents.
+
+Sizes and counts are checked here before anything is made of them; what contradicts itself is a `RecordError`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from ftis_node.errors import RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.group import FinishReason, PromptRef, SamplingSettings
+from ftis_node.records.identity import PEER_ID_BYTES, peer_id_from_text, peer_id_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.records.group import Completion, GroupHeader
+    from ftis_node.records.text_group import TextCompletion
+
+SCHEMA = 1
+RUN_ID_BYTES = 16
+HASH_BYTES = 16
+ID_BYTES = 32  # of a group: SHA-256 of its body
+MAX_COMPLETIONS = 1024
+MAX_NAME_BYTES = 128
+
+FINISH_TO_WIRE = {
+    FinishReason.STOP: pb.FINISH_STOP,
+    FinishReason.LENGTH: pb.FINISH_LENGTH,
+    FinishReason.ABORT: pb.FINISH_ABORT,
+}
+FINISH_FROM_WIRE = {wire: reason for reason, wire in FINISH_TO_WIRE.items()}
+
+
+class HeaderFields(TypedDict):
+    """The fields of `GroupHeader`, by name."""
+
+    run_id: str
+    sender: str
+    number: int
+    prompt_ref: PromptRef
+    prompt_hash: bytes
+    sampling: SamplingSettings
+    model: str
+    tokenizer: str
+    policy_version: int
+    policy_version_newest: int
+    created_at: float
+
+
+def make_body(
+    group: GroupHeader, completions: Sequence[Completion | TextCompletion], lengths: Sequence[int], **contents: Any
+) -> bytes:
+    """The bytes of a `Body`: the header, how long each completion is and how it ended, and `contents` by field name.
+
+    Raises ValueError for an impossible number of completions.
+    """
+    if not 1 <= len(completions) <= MAX_COMPLETIONS:
+        raise ValueError(f"a group has 1 to {MAX_COMPLETIONS} completions, not {len(completions)}")
+    return pb.Body(
+        schema=SCHEMA,
+        run=bytes.fromhex(group.run_id),
+        sender=peer_id_from_text(group.sender),
+        number=group.number,
+        created_ms=round(group.created_at * 1000),
+        task=group.prompt_ref.task,
+        prompt_index=group.prompt_ref.index,
+        prompt_hash=group.prompt_hash,
+        model=_clip(group.model),
+        tokenizer=bytes.fromhex(group.tokenizer),
+        policy_version=group.policy_version,
+        policy_version_span=group.policy_version_newest - group.policy_version,
+        sampling=pb.Sampling(
+            temperature=group.sampling.temperature, top_p=group.sampling.top_p, top_k=group.sampling.top_k
+        ),
+        lengths=lengths,
+        finishes=[FINISH_TO_WIRE[completion.finish_reason] for completion in completions],
+        rewards=[completion.reward for completion in completions],
+        **contents,
+    ).SerializeToString()
+
+
+def parse_body(body_bytes: bytes) -> pb.Body:
+    """The message in these bytes. Raises RecordError: `parse` (no such message), `version` (another schema)."""
+    body = pb.Body()
+    try:
+        body.ParseFromString(body_bytes)
+    except DecodeError as error:
+        raise RecordError("parse", f"no Body message: {error}") from None
+    if body.schema != SCHEMA:
+        raise RecordError("version", f"schema {body.schema}, this node speaks {SCHEMA}")
+    return body
+
+
+def require_codec(body: pb.Body, codec: pb.Codec) -> None:
+    """Raises RecordError (`codec`) where the body is told otherwise."""
+    if body.codec != codec:
+        raise RecordError("codec", f"codec {body.codec} is not known here")
+
+
+def require_header(body: pb.Body) -> None:
+    """Raises RecordError (`malformed`) where fields cannot belong together. Reads sizes and counts only."""
+    if len(body.run) != RUN_ID_BYTES or len(body.prompt_hash) != HASH_BYTES or len(body.tokenizer) != HASH_BYTES:
+        raise RecordError("malformed", "run id, prompt hash and tokenizer fingerprint have 16 bytes each")
+    if len(body.sender) != PEER_ID_BYTES:
+        raise RecordError("malformed", "the sender is no Ed25519 peer id")
+    if len(body.task.encode()) > MAX_NAME_BYTES or len(body.model.encode()) > MAX_NAME_BYTES:
+        raise RecordError("malformed", f"a name is longer than {MAX_NAME_BYTES} bytes")
+    num_completions = len(body.lengths)
+    if not 1 <= num_completions <= MAX_COMPLETIONS:
+        raise RecordError("malformed", f"{num_completions} completions; 1 to {MAX_COMPLETIONS} are possible")
+    if len(body.finishes) != num_completions or len(body.rewards) != num_completions:
+        raise RecordError("malformed", "finish reasons or rewards do not count as many as lengths")
+    if min(body.lengths) < 1:
+        raise RecordError("malformed", "an empty completion")
+    if not all(finish in FINISH_FROM_WIRE for finish in body.finishes):
+        raise RecordError("malformed", "an unknown finish reason")
+
+
+def read_header(body: pb.Body) -> HeaderFields:
+    """The header of a body that `require_header` has passed."""
+    return HeaderFields(
+        run_id=body.run.hex(),
+        sender=peer_id_text(body.sender),
+        number=body.number,
+        prompt_ref=PromptRef(task=body.task, split="train", index=body.prompt_index),
+        prompt_hash=body.prompt_hash,
+        sampling=SamplingSettings(
+            temperature=settle(body.sampling.temperature),
+            top_p=settle(body.sampling.top_p),
+            top_k=body.sampling.top_k,
+        ),
+        model=body.model,
+        tokenizer=body.tokenizer.hex(),
+        policy_version=body.policy_version,
+        policy_version_newest=body.policy_version + body.policy_version_span,
+        created_at=body.created_ms / 1000,
+    )
+
+
+def settle(value: float) -> float:
+    """A float32 from the wire as the shortest decimal that means it: 0.95 comes back as 0.95."""
+    return float(str(np.float32(value)))
+
+
+def _clip(name: str) -> str:
+    return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")

@@ -1,0 +1,96 @@
+"""The text form of a group on the wire, and the reader for a body in either form.
+
+The counts, and the size of every text, are checked before a record is made; the UTF-8 is checked by the parser.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.codec import read_group
+from ftis_node.records.header import (
+    FINISH_FROM_WIRE,
+    HASH_BYTES,
+    ID_BYTES,
+    make_body,
+    parse_body,
+    read_header,
+    require_codec,
+    require_header,
+    settle,
+)
+from ftis_node.records.text_group import TextCompletion, TextGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ftis_node.records.group import Group
+
+MAX_TEXT_BYTES = 1 << 20
+
+
+def hash_messages(messages: Sequence[Mapping[str, object]]) -> bytes:
+    """16 bytes that stand for a prompt's chat messages, whatever tokenizer or template will render them."""
+    canonical = json.dumps([dict(message) for message in messages], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).digest()[:HASH_BYTES]
+
+
+def pack_text_group(group: TextGroup) -> bytes:
+    """The bytes of a `Body` in the text form. Raises ValueError for an impossible group."""
+    return make_body(
+        group,
+        group.completions,
+        [completion.num_tokens for completion in group.completions],
+        codec=pb.CODEC_TEXT,
+        texts=[completion.text for completion in group.completions],
+        mean_logprobs=[completion.mean_logprob for completion in group.completions],
+        retells=group.retells,
+    )
+
+
+def unpack_text_group(body_bytes: bytes) -> TextGroup:
+    """The group inside the bytes of a `Body` in the text form.
+
+    Raises RecordError: `parse` (no such message, or a text that is no UTF-8), `version`, `codec`, `malformed`.
+    """
+    return read_text_group(parse_body(body_bytes))
+
+
+def unpack_any(body_bytes: bytes) -> Group | TextGroup:
+    """The group inside the bytes of a `Body`, in the form that its codec names. Raises RecordError as the others."""
+    body = parse_body(body_bytes)
+    return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body)
+
+
+def read_text_group(body: pb.Body) -> TextGroup:
+    """The group in a parsed body. Raises RecordError: `codec`, `malformed`."""
+    require_codec(body, pb.CODEC_TEXT)
+    require_header(body)
+    if len(body.texts) != len(body.lengths) or len(body.mean_logprobs) != len(body.lengths):
+        raise RecordError("malformed", "texts or mean log-probs do not count as many as lengths")
+    if body.token_ids or body.logprobs:
+        raise RecordError("malformed", "token ids or log-probs beside texts")
+    if len(body.retells) != ID_BYTES:
+        raise RecordError("malformed", f"a group told again is named by an id of {ID_BYTES} bytes")
+    if any(len(text.encode()) > MAX_TEXT_BYTES for text in body.texts):
+        raise RecordError("malformed", f"a text is longer than {MAX_TEXT_BYTES} bytes")
+    return TextGroup(
+        **read_header(body),
+        retells=body.retells,
+        completions=tuple(
+            TextCompletion(
+                text=text,
+                mean_logprob=settle(mean_logprob),
+                num_tokens=num_tokens,
+                finish_reason=FINISH_FROM_WIRE[finish],
+                reward=settle(reward),
+            )
+            for text, mean_logprob, num_tokens, finish, reward in zip(
+                body.texts, body.mean_logprobs, body.lengths, body.finishes, body.rewards, strict=True
+            )
+        ),
+    )

@@ -1,0 +1,103 @@
+"""The rules for a group that a peer with another tokenizer told as text, cheapest first, and its way into our tokens.
+
+Nothing that the sender says of its tokens can be checked here, and little is believed: texts are tokenised and scored
+again, and the mean log-prob, which a peer may invent, moves a completion's weight no further than the method's cap.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ftis_node.records.group import FinishReason
+from ftis_node.validation.rules import (
+    LOGPROB_SLACK,
+    Refusal,
+    finishes_agree,
+    ids_in_vocabulary,
+    not_seen,
+    rewards_possible,
+    same_run,
+    sampled_as_agreed,
+    signature_holds,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.records.envelope import Envelope
+    from ftis_node.records.group import Group
+    from ftis_node.records.text_group import TextGroup
+    from ftis_node.validation.context import DoorContext
+
+MAX_BYTES_PER_TOKEN = 64  # of text, on average; bounds the work of tokenising
+MIN_MEAN_LOGPROB = -100.0  # nats; choosing blindly among 10^6 tokens gives -14
+
+
+def text_is_agreed(envelope: Envelope, group: TextGroup, context: DoorContext) -> Refusal | None:
+    """The run takes text."""
+    if context.manifest.step.other_tokenizers == "text":
+        return None
+    return Refusal("text_form", "this run ignores other tokenizers (step.other_tokenizers)")
+
+
+def other_tokenizer(envelope: Envelope, group: TextGroup, context: DoorContext) -> Refusal | None:
+    """The sender's tokenizer is not ours: else the exact form is to be had, and says more."""
+    if group.tokenizer != context.tokenizer.fingerprint:
+        return None
+    return Refusal("text_form", "told as text by a sender whose ids mean the same here")
+
+
+def texts_in_bounds(envelope: Envelope, group: TextGroup, context: DoorContext) -> Refusal | None:
+    """No completion is longer than the run allows to any prompt, by the sender's tokens and by its bytes."""
+    limit = context.manifest.sampling.completion_limit(1)
+    longest = max(completion.num_tokens for completion in group.completions)
+    if longest > limit:
+        return Refusal("length", f"{longest} tokens of the sender's, at most {limit}")
+    most_bytes = max(len(completion.text.encode()) for completion in group.completions)
+    if most_bytes > limit * MAX_BYTES_PER_TOKEN:
+        return Refusal("length", f"a text of {most_bytes} bytes, at most {limit * MAX_BYTES_PER_TOKEN}")
+    return None
+
+
+def means_possible(envelope: Envelope, group: TextGroup, context: DoorContext) -> Refusal | None:
+    """Every mean log-prob is finite, not above 0 (with a little slack) and not absurdly low."""
+    for completion in group.completions:
+        mean = completion.mean_logprob
+        if not math.isfinite(mean) or not MIN_MEAN_LOGPROB <= mean <= LOGPROB_SLACK:
+            return Refusal("logprobs", f"a mean log-prob of {mean:.4g}")
+    return None
+
+
+def retokenise(envelope: Envelope, told: TextGroup, context: DoorContext) -> Group | Refusal:
+    """The group in our tokens, or why it has none.
+
+    A text must come back from our tokens as it was, and be at least one token: an empty one only if it stopped, as its
+    end of sequence.
+    """
+    tokenizer = context.tokenizer
+    token_ids = []
+    for completion in told.completions:
+        ids = tokenizer.encode_text(completion.text)
+        if tokenizer.decode(ids) != completion.text:
+            return Refusal("text", "our tokenizer cannot say one of the texts")
+        if completion.finish_reason is FinishReason.STOP and tokenizer.eos_id is not None:
+            ids.append(tokenizer.eos_id)
+        token_ids.append(ids)
+    if not all(token_ids):
+        return Refusal("text", "an empty text that did not stop")
+    group = told.in_tokens(token_ids)
+    return ids_in_vocabulary(envelope, group, context) or finishes_agree(envelope, group, context) or group
+
+
+TEXT_RULES: tuple[Callable[[Envelope, TextGroup, DoorContext], Refusal | None], ...] = (
+    same_run,
+    text_is_agreed,
+    signature_holds,
+    not_seen,
+    other_tokenizer,
+    sampled_as_agreed,
+    texts_in_bounds,
+    rewards_possible,
+    means_possible,
+)

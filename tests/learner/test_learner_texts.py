@@ -1,0 +1,159 @@
+"""Completions that a peer with another tokenizer told as text: weighted by the ratio of the means, or filtered."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from learner_rig import int32, make_group, one_by_one_logprobs, random_groups
+from msgspec.structs import replace
+from tiny_models import make_model
+
+from ftis_node.algorithms import METHODS
+from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.logprobs import completion_logprobs
+from ftis_node.learner.messages import TrainCompletion
+from ftis_node.learner.objective import make_objective
+from ftis_node.learner.step import compute_gradients, find_non_finite
+
+PARAMS = {"dr_grpo": {"max_completion_length": 12}}
+
+
+def text_group(completions, rewards, means, *, number=9):
+    """A foreign group without log-probs by token."""
+    told = tuple(
+        TrainCompletion(token_ids=int32(ids), logprobs=b"", reward=reward, behaviour_mean_logprob=mean)
+        for ids, reward, mean in zip(completions, rewards, means, strict=True)
+    )
+    return replace(make_group(completions, rewards, number=number, own=False), completions=told)
+
+
+def log(*values):
+    return [math.log(value) for value in values]
+
+
+def by_hand(method, group, learner, *, anchor=None, **params):
+    """The loss, its gradient `[N, T]` and the metrics, for learner log-probs `[N, T]` given as probabilities."""
+    batch = make_batch(group if isinstance(group, list) else [group])
+    objective = make_objective(method, params, "mean")
+    leaf = torch.tensor([log(*row) for row in learner], requires_grad=True)
+    loss, metrics = objective.loss(leaf, batch, objective.advantages(batch), anchor=anchor)
+    loss.backward()
+    return loss.item(), leaf.grad, metrics
+
+
+FOUR = text_group([[1, 2], [3, 4], [5, 6], [7, 8]], [1.0, 1.0, 0.0, 0.0], log(0.4, 0.025, 0.1, 0.1))
+# The learner's geometric means are 0.1, 0.5, 0.1, 0.1; A is 0.5, 0.5, -0.5, -0.5 and the weights 1/4 and 20, capped.
+LEARNER = [[0.2, 0.05], [0.5, 0.5], [0.1, 0.1], [0.1, 0.1]]
+
+
+@pytest.mark.parametrize("method", ["nois", "tis", "ftis"])
+def test_numbers_worked_by_hand(method):
+    loss, gradient, metrics = by_hand(method, FOUR, LEARNER)
+    # -1/4 sum of weight * A * (ratio 1): -(0.25 * 0.5 + 2 * 0.5) / 4
+    assert loss == pytest.approx(-0.28125, rel=1e-6)
+    # d/dlp of one of two tokens: half of a completion's share
+    expected = [[-0.015625] * 2, [-0.125] * 2, [0.0] * 2, [0.0] * 2]
+    assert torch.allclose(gradient, torch.tensor(expected), rtol=1e-5, atol=0)
+    assert metrics == {"kept_fraction": 0.5, "truncated_fraction": 0.0, "mean_kl": 0.0}
+
+
+def test_the_cap_is_the_methods_own():
+    loss, _, _ = by_hand("ftis", FOUR, LEARNER, cap=10.0)
+    assert loss == pytest.approx(-(0.25 * 0.5 + 10 * 0.5) / 4, rel=1e-6)
+
+
+def test_filtered_ones_do_not_count_where_only_kept_ones_do():
+    loss, gradient, metrics = by_hand("ftis", FOUR, LEARNER, denominator="kept")
+    assert loss == pytest.approx(-(0.25 * 0.5 + 2 * 0.5) / 2, rel=1e-6)
+    assert gradient[2:].abs().sum() == 0
+    assert metrics["kept_fraction"] == 0.5
+
+
+def test_a_group_of_which_nothing_is_kept_gives_no_gradient():
+    alike = text_group([[1, 2], [3, 4]], [0.0, 0.0], log(0.4, 0.4))
+    loss, gradient, metrics = by_hand("ftis", alike, LEARNER[:2], denominator="kept")
+    assert (loss, gradient.abs().sum().item(), metrics["kept_fraction"]) == (0.0, 0.0, 0.0)
+
+
+def test_exact_rows_beside_them_are_as_they_were():
+    exact = make_group([[1, 2], [3, 4]], [1.0, 0.0], number=1, own=False, logprobs=[log(0.1, 0.1), log(0.2, 0.05)])
+    alone, alone_gradient, alone_metrics = by_hand("ftis", exact, LEARNER[:2])
+    told, told_gradient, _ = by_hand("ftis", FOUR, LEARNER)
+    both, gradient, metrics = by_hand("ftis", [exact, FOUR], [*LEARNER[:2], *LEARNER])
+    assert both == pytest.approx((2 * alone + 4 * told) / 6, rel=1e-5)
+    assert torch.allclose(gradient[:2] * 6, alone_gradient * 2, rtol=1e-5)
+    assert torch.allclose(gradient[2:] * 6, told_gradient * 4, rtol=1e-5)
+    assert metrics["kept_fraction"] == pytest.approx((2 + 2) / 6)
+    assert metrics["mean_kl"] == pytest.approx(alone_metrics["mean_kl"]), "texts have no KL to take a mean of"
+
+
+def mixed_groups():
+    exact = random_groups(num_groups=3, group_size=4, seed=3)
+    told = [
+        text_group(
+            [[10 * number + 1, 2, 3], [4], [5, 6], [7] * 8], [1.0, 0.0, 1.0, 0.5], [-5.0, -6.0, -5.5, -1.0],
+            number=number,
+        )
+        for number in (7, 8)
+    ]  # fmt: skip
+    return [*exact, *told]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_the_gradient_is_the_same_however_the_batch_is_cut(method):
+    model, batch = make_model(seed=1), make_batch(mixed_groups())
+    objective = make_objective(method, PARAMS.get(method, {}))
+    gradients, losses = [], []
+    for max_tokens in (10_000, 40, 1):
+        model.zero_grad()
+        found = compute_gradients(
+            lambda part: completion_logprobs(model, part), batch, make_micro_batches(batch, max_tokens=max_tokens),
+            objective,
+        )  # fmt: skip
+        assert found.refused is None
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        losses.append(found.loss)
+    assert gradients[0].norm() > 1e-3
+    for loss, gradient in zip(losses[1:], gradients[1:], strict=True):
+        assert loss == pytest.approx(losses[0], rel=1e-5, abs=1e-7)
+        assert (gradient - gradients[0]).norm() < 3e-6 * gradients[0].norm()
+
+
+def test_the_learners_mean_is_that_of_its_own_tokens():
+    """Through the model: the weight comes from one completion at a time, alone."""
+    model = make_model(seed=1)
+    group = text_group([[11, 12, 13], [14]], [1.0, 0.0], [-6.0, -6.0])
+    batch = make_batch([group])
+    objective = make_objective("ftis", {}, "mean")
+    found = compute_gradients(
+        lambda part: completion_logprobs(model, part), batch, make_micro_batches(batch, max_tokens=1), objective
+    )
+    (exact,) = one_by_one_logprobs(model, batch.prompts[0].tolist(), [11, 12, 13]).mean(dim=0, keepdim=True).tolist()
+    assert found.loss == pytest.approx(-min(math.exp(exact + 6.0), 2.0) * 0.5 / 2, rel=1e-5)
+
+
+def test_a_later_update_measures_against_the_first_pass():
+    """PPO's clip holds for texts, too: their token ratio to the generator is 1, but not that to the first pass."""
+    anchor = torch.tensor([log(*row) for row in LEARNER])
+    moved = [[0.3, 0.075], *LEARNER[1:]]  # 1.5 times as likely: beyond PPO's clip, so no gradient
+    for denominator in ("all", "kept"):
+        loss, gradient, _ = by_hand("ftis", FOUR, moved, anchor=anchor, denominator=denominator)
+        assert gradient[0].abs().sum() == 0
+        assert gradient[1].abs().sum() > 0
+        num_counted = {"all": 4, "kept": 2}[denominator]
+        assert loss == pytest.approx(-(0.375 * 1.2 * 0.5 + 2 * 0.5) / num_counted, rel=1e-6)
+
+
+@pytest.mark.parametrize("mean", [math.nan, -math.inf])
+def test_a_mean_that_is_not_finite_refuses_the_step(mean):
+    batch = make_batch([text_group([[1], [2]], [1.0, 0.0], [mean, -1.0])])
+    assert find_non_finite(torch.zeros(2, 1), batch) == "a behaviour log-prob is not finite"
+
+
+def test_log_probs_beside_a_mean_are_a_fault():
+    good = text_group([[1, 2]], [1.0], [-1.0])
+    both = replace(good.completions[0], logprobs=int32([0, 0]))
+    with pytest.raises(ValueError, match="cannot be trained on"):
+        make_batch([replace(good, completions=(both,))])

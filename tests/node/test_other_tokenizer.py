@@ -1,0 +1,278 @@
+"""A group made under one tokenizer is pulled as text, admitted and trained on under another: real loops and models.
+
+Alice publishes what a generator of hers would have made; Bob's learner has another vocabulary. Between them is the
+loopback swarm; nothing else is replaced but Bob's generator, which only has to take the new weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.tiny_tokenizer import make_tokenizer as make_alices_tokenizer
+from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import LearnerBoot
+from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
+from ftis_node.node.disk import Disk
+from ftis_node.node.figures import Figures
+from ftis_node.node.gate import PatientGate
+from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.parts import Parts
+from ftis_node.node.publish import PublishLoop
+from ftis_node.node.pull import PullLoop
+from ftis_node.node.serve import Served
+from ftis_node.node.slots import Slots
+from ftis_node.node.train import TrainLoop
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
+from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.tasks import load_task
+from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.telemetry.events import EventTrail, read_events
+from tests.gossip.helpers import eventually
+from tests.models.tiny_models import save_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+TEXTS = ("10", "35", " 10 ", "think: 25 - 15")  # answers to 25-15=; the last one was cut off
+REWARDS = (1.0, 0.0, 1.0, 0.0)
+
+
+def _manifest(other_tokenizers: str) -> RunManifest:
+    return RunManifest(
+        name="test",
+        task="arithmetic",
+        sampling={"group_size": 4, "max_prompt_tokens": 48, "max_completion_tokens": 24, "max_total_tokens": 96},
+        step={"own_groups": 0, "foreign_groups": 1, "other_tokenizers": other_tokenizers},
+        method={"advantage_scale": "mean"},
+        eval={"every_steps": 0},
+    )
+
+
+class _InProcessLearner:
+    """The learner without its worker process."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    async def start(self) -> Any:
+        return self._learner.state()
+
+    async def train(self, groups: Any, *, step: int) -> Any:
+        return self._learner.train(groups, step=step)
+
+
+class _Generation:
+    """Takes new weights, and makes nothing."""
+
+    async def update_weights(self, weights: Any, proof: Any) -> None:
+        assert proof.version == weights.version
+
+
+@asynccontextmanager
+async def _node(
+    root: Path, swarm: LoopbackSwarm, manifest: RunManifest, tokenizer: PromptTokenizer, learner: Any = None
+) -> AsyncIterator[Parts]:
+    """The parts of a node, with its intake loop still to be run."""
+    home, identity, task = Home(root), Identity.generate(), load_task("arithmetic")
+    home.create()
+    generation = _Generation()
+    made: dict[str, Any] = {"source": None, "generation": generation, "evaluated": generation, "learner": learner}
+    with ExitStack() as stack:
+        events, disk, buffer = EventTrail(home.events), Disk(), ReplayBuffer(home.replay)
+        reader = ReplayReader(home.replay)
+        for part in (events, disk, buffer, reader):
+            stack.callback(part.close)
+        parts = Parts(
+            settings=NodeSettings(model="tiny"),
+            manifest=manifest,
+            home=home,
+            identity=identity,
+            name="node",
+            tokenizer=tokenizer,
+            task=task,
+            eval_tasks=(),
+            scorer=IsolatedScorer(task),
+            gossip=swarm.join(identity.peer_id, run_id=manifest.run_id),
+            buffer=buffer,
+            reader=reader,
+            disk=disk,
+            slots=Slots(4),
+            events=events,
+            figures=Figures(),
+            **made,
+        )
+        served = Served(parts)
+        parts.gossip.serve(served.lookup, on_confirm=served.confirmed, answer=served.answer, retell=served.retell)
+        await parts.gossip.start()
+        yield parts
+        await parts.gossip.close()
+
+
+def _sampled(parts: Parts) -> Group:
+    """A group as the generate loop hands it on: the sender's own ids, with log-probs of a confident model."""
+    item, tokenizer = parts.task[0], parts.tokenizer
+    assert item.answer == "10"
+    completions = []
+    for text, reward in zip(TEXTS, REWARDS, strict=True):
+        stopped = text != TEXTS[-1]
+        ids = tokenizer.encode_text(text) + [tokenizer.eos_id] * stopped
+        completions.append(
+            Completion(
+                token_ids=np.array(ids, dtype=np.int32),
+                logprobs=np.linspace(-4.0, -6.0, len(ids), dtype=np.float32),
+                finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+                reward=reward,
+            )
+        )
+    return Group(
+        run_id=parts.manifest.run_id,
+        sender=parts.identity.peer_id,
+        number=0,
+        prompt_ref=item.ref,
+        prompt_hash=hash_prompt(tokenizer.encode_prompt(item.prompt)),
+        completions=tuple(completions),
+        sampling=SamplingSettings(),
+        model="alices",
+        tokenizer=tokenizer.fingerprint,
+        policy_version=0,
+        policy_version_newest=0,
+        created_at=time.time(),
+    )
+
+
+@asynccontextmanager
+async def _publishing(parts: Parts) -> AsyncIterator[asyncio.Queue[Group]]:
+    """The sender's loops; what is put on the queue is published."""
+    scored: asyncio.Queue[Group] = asyncio.Queue()
+    intake = IntakeLoop(parts)
+    async with _running(intake.run(), PublishLoop(parts, scored, intake).run()):
+        yield scored
+
+
+@asynccontextmanager
+async def _running(*loops: Any) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(loop) for loop in loops]
+        yield
+        for task in running:
+            task.cancel()
+
+
+@pytest.fixture(scope="module")
+def alices() -> PromptTokenizer:
+    return PromptTokenizer(make_alices_tokenizer(), name="alices")
+
+
+@pytest.fixture(scope="module")
+def bobs_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("bob") / "tiny")
+
+
+def _boot(model: Path, home: Path, manifest: RunManifest) -> LearnerBoot:
+    return LearnerBoot(
+        model=str(model),
+        model_name="bobs",
+        run_id=manifest.run_id,
+        checkpoints_dir=str(home / "checkpoints"),
+        weights_dir=str(home / "weights"),
+        method=manifest.method.name,
+        advantage_scale=manifest.method.advantage_scale,
+        num_threads=1,
+        device="cpu",
+        micro_batch_tokens=64,
+    )
+
+
+def _expected_loss(learner: Learner, tokenizer: PromptTokenizer, group: Group, messages: Any) -> float:
+    """-1/4 sum over the two right answers of min(exp(mean lp - mean lg), 2) * A, one completion at a time."""
+    prompt, total = tokenizer.encode_prompt(messages), 0.0
+    for text, reward, sampled in zip(TEXTS, REWARDS, group.completions, strict=True):
+        if reward == 1.0:
+            ids = [*tokenizer.encode_text(text), tokenizer.eos_id]
+            with torch.no_grad():
+                logits = learner.policy.causal_lm(input_ids=torch.tensor([[*prompt, *ids]])).logits[0]
+            logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
+            mean = logprobs.gather(-1, torch.tensor(ids)[:, None]).mean().item()
+            total += min(math.exp(mean - sampled.logprobs.mean().item()), 2.0) * 0.5
+    return -total / 4
+
+
+async def test_a_group_of_another_tokenizer_is_learnt_from(
+    tmp_path: Path, alices: PromptTokenizer, bobs_model: Path
+) -> None:
+    bobs = load_tokenizer(resolve_model(str(bobs_model)))
+    assert bobs.fingerprint != alices.fingerprint
+    assert any(bobs.encode_text(text) != alices.encode_text(text) for text in TEXTS)
+    manifest, swarm = _manifest("text"), LoopbackSwarm()
+    learner = Learner(_boot(bobs_model, tmp_path, manifest))
+    async with (
+        _node(tmp_path / "alice", swarm, manifest, alices) as alice,
+        _node(tmp_path / "bob", swarm, manifest, bobs, _InProcessLearner(learner)) as bob,
+        _publishing(alice) as scored,
+    ):
+        group = _sampled(alice)
+        expected = _expected_loss(learner, bobs, group, alice.task[0].prompt)
+        assert 0 < -expected < 0.5, "the weights are not all at the cap"
+        intake = IntakeLoop(bob)
+        pull = PullLoop(bob, intake)
+        async with _running(intake.run(), pull.run()):
+            await scored.put(group)
+            await asyncio.wait_for(TrainLoop(bob, PatientGate(bob, intake), last_step=1).run(), 30)
+            await pull.catch_up(alice.identity.peer_id)  # announced once more, and not pulled again
+            await asyncio.sleep(0.2)
+        assert dict(bob.figures.refused) == {}
+        assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1
+        report = bob.figures.last_report
+    assert report is not None
+    assert (report.foreign_groups, report.num_updates, report.kept_fraction) == (1, 1, 0.5)
+    assert report.loss == pytest.approx(expected, rel=1e-5)
+    assert report.grad_norm > 0
+    (announced,) = read_events(alice.home.events, name="announced")
+    (admitted,) = [event for event in read_events(bob.home.events, name="admitted") if not event["own"]]
+    (taken,) = read_events(bob.home.events, name="taken")
+    (confirmed,) = read_events(alice.home.events, name="confirmed")
+    assert admitted["retells"] == announced["group"] == confirmed["group"]
+    assert taken["group"] == admitted["group"] != announced["group"]
+
+
+async def test_a_run_that_ignores_other_tokenizers_moves_nothing(
+    tmp_path: Path, alices: PromptTokenizer, bobs_model: Path
+) -> None:
+    sent: list[tuple[str, bytes]] = []
+    manifest = _manifest("ignore")
+    swarm = LoopbackSwarm(loses=lambda sender, receiver, payload: sent.append((sender, payload)) or False)
+    async with (
+        _node(tmp_path / "alice", swarm, manifest, alices) as alice,
+        _node(tmp_path / "bob", swarm, manifest, load_tokenizer(resolve_model(str(bobs_model)))) as bob,
+        _publishing(alice) as scored,
+    ):
+        intake = IntakeLoop(bob)
+        pull = PullLoop(bob, intake)
+        async with _running(intake.run(), pull.run()):
+            await scored.put(_sampled(alice))
+            await eventually(lambda: alice.figures.groups_sent)
+            await pull.catch_up(alice.identity.peer_id)
+            await asyncio.sleep(0.2)
+        (announced,) = read_events(alice.home.events, name="announced")
+        assert (bob.identity.peer_id, bytes.fromhex(announced["group"])) not in sent, "a request is the ids"
+        asked = await bob.gossip.fetch(alice.identity.peer_id, [bytes.fromhex(announced["group"])], as_text=True)
+        assert asked.bodies == ()
+        assert bob.gossip.counters.announcements_received == 1
+        assert alice.gossip.counters.bodies_out == 0
+        assert bob.reader.ready_counts() == (0, 0)

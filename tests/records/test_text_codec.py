@@ -1,0 +1,121 @@
+"""A group told as text goes to bytes and comes back the same; what contradicts itself is refused by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.errors import RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.codec import pack_group, unpack_group
+from ftis_node.records.envelope import open_envelope, seal_group
+from ftis_node.records.group import FinishReason, Group
+from ftis_node.records.identity import Identity
+from ftis_node.records.text_codec import (
+    MAX_TEXT_BYTES,
+    hash_messages,
+    pack_text_group,
+    unpack_any,
+    unpack_text_group,
+)
+from ftis_node.records.text_group import TextCompletion, TextGroup
+from tests.conftest import make_group, make_text_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REASONS = {"parse", "version", "codec", "malformed"}
+
+
+def test_every_field_survives(identity: Identity) -> None:
+    group = make_text_group(identity)
+    assert unpack_text_group(pack_text_group(group)) == group
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=50), st.floats(-50, 0, width=32), st.integers(1, 2**32 - 1))
+def test_any_text_survives(text: str, mean: float, num_tokens: int) -> None:
+    completion = TextCompletion(text, mean_logprob=mean, num_tokens=num_tokens, finish_reason=FinishReason.ABORT)
+    group = make_text_group(Identity.from_seed(bytes(32)), completions=(completion,))
+    (again,) = unpack_text_group(pack_text_group(group)).completions
+    assert (again.text, again.num_tokens) == (text, num_tokens)
+    assert again.mean_logprob == pytest.approx(mean, rel=1e-6)
+
+
+def test_each_form_is_read_as_what_it_is(identity: Identity) -> None:
+    exact, told = pack_group(make_group(identity)), pack_text_group(make_text_group(identity))
+    assert isinstance(unpack_any(exact), Group)
+    assert isinstance(unpack_any(told), TextGroup)
+    for reader, other in ((unpack_group, told), (unpack_text_group, exact)):
+        with pytest.raises(RecordError) as caught:
+            reader(other)
+        assert caught.value.reason == "codec"
+
+
+def test_the_sender_signs_its_text(identity: Identity) -> None:
+    envelope = open_envelope(seal_group(make_text_group(identity), identity).to_bytes())
+    assert envelope.is_signed_by(identity.peer_id)
+    assert not envelope.is_signed_by(Identity.generate().peer_id)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda b: setattr(b, "schema", 2), "version"),
+        (lambda b: setattr(b, "codec", 7), "codec"),
+        (lambda b: setattr(b, "codec", 0), "codec"),
+        (lambda b: setattr(b, "run", b"short"), "malformed"),
+        (lambda b: setattr(b, "sender", b"x" * 37), "malformed"),
+        (lambda b: b.texts.append("one more"), "malformed"),
+        (lambda b: b.ClearField("texts"), "malformed"),
+        (lambda b: b.mean_logprobs.append(-1.0), "malformed"),
+        (lambda b: b.lengths.__setitem__(0, 0), "malformed"),
+        (lambda b: b.finishes.__setitem__(0, 9), "malformed"),
+        (lambda b: setattr(b, "retells", b"short"), "malformed"),
+        (lambda b: setattr(b, "token_ids", b"\0\0\0\0"), "malformed"),
+        (lambda b: setattr(b, "logprobs", b"\0\0\0\0"), "malformed"),
+        (lambda b: b.texts.__setitem__(0, "x" * (MAX_TEXT_BYTES + 1)), "malformed"),
+    ],
+)
+def test_contradictions_are_refused_by_name(identity: Identity, change: Callable[[pb.Body], None], reason: str) -> None:
+    body = pb.Body.FromString(pack_text_group(make_text_group(identity)))
+    change(body)
+    with pytest.raises(RecordError) as caught:
+        unpack_any(body.SerializeToString())
+    assert caught.value.reason == reason
+
+
+def test_a_text_that_is_no_utf8_is_refused(identity: Identity) -> None:
+    good = pack_text_group(make_text_group(identity))
+    bad = good.replace("naïve".encode(), b"na\xff\xffve")
+    assert len(bad) == len(good)
+    assert bad != good
+    with pytest.raises(RecordError) as caught:
+        unpack_text_group(bad)
+    assert caught.value.reason == "parse"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_mangled_bytes_are_refused_with_a_reason_or_are_a_group(data: st.DataObject) -> None:
+    identity = Identity.from_seed(bytes(32))
+    good = pack_text_group(make_text_group(identity, created_at=1.0))
+    position = data.draw(st.integers(0, len(good)))
+    mangled = good[:position] + data.draw(st.binary(max_size=20)) + good[position + data.draw(st.integers(0, 20)) :]
+    try:
+        group = unpack_text_group(mangled)
+    except RecordError as error:
+        assert error.reason in REASONS
+        return
+    assert group.completions
+    assert len(group.retells) == 32
+
+
+def test_the_hash_of_a_prompt_is_of_its_words() -> None:
+    one = hash_messages([{"role": "user", "content": "1+1="}])
+    assert one == hash_messages(({"content": "1+1=", "role": "user"},))
+    assert one != hash_messages([{"role": "user", "content": "1+2="}])
+    assert len(one) == 16

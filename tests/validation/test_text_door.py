@@ -1,0 +1,185 @@
+"""The door for groups told as text: each rule refuses by its own name, and no text becomes a special token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.manifest import RunManifest
+from ftis_node.models import PromptTokenizer
+from ftis_node.records.envelope import Envelope, seal_group
+from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings
+from ftis_node.records.identity import Identity
+from ftis_node.records.text_codec import hash_messages, pack_text_group
+from ftis_node.records.text_group import TextCompletion
+from ftis_node.tasks import load_task
+from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.validation import Accepted, DoorContext, Refused, judge
+from tests.conftest import make_text_group
+from tests.models.tiny_models import make_tokenizer
+
+if TYPE_CHECKING:
+    from ftis_node.records.text_group import TextGroup
+
+TASK = load_task("arithmetic")
+ITEM = TASK[0]  # 25-15=
+TOKENIZER = PromptTokenizer(make_tokenizer(), name="ours")
+EOS = TOKENIZER.eos_id
+SPECIAL_IDS = {0, 1, 2}
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+def _manifest(other_tokenizers: str = "text") -> RunManifest:
+    return RunManifest(
+        name="test",
+        task="arithmetic",
+        sampling={"group_size": 2, "max_prompt_tokens": 64, "max_completion_tokens": 24, "max_total_tokens": 96},
+        step={"other_tokenizers": other_tokenizers},
+    )
+
+
+MANIFEST = _manifest()
+
+
+def _told(text: str, *, reward: float = 0.0, finish: FinishReason = STOP, **changes: Any) -> TextCompletion:
+    completion = TextCompletion(text, mean_logprob=-1.0, num_tokens=4, finish_reason=finish, reward=reward)
+    return replace(completion, **changes)
+
+
+def _group(identity: Identity, **changes: Any) -> TextGroup:
+    right = {
+        "run_id": MANIFEST.run_id,
+        "prompt_ref": ITEM.ref,
+        "prompt_hash": hash_messages(ITEM.prompt),
+        "completions": (_told("10", reward=1.0), _told("no, 京 35 ", finish=LENGTH)),
+    }
+    return make_text_group(identity, **{**right, **changes})
+
+
+def _context(**changes: Any) -> DoorContext:
+    context = DoorContext(
+        manifest=MANIFEST,
+        tokenizer=TOKENIZER,
+        resolve=TASK.resolve,
+        scorer=IsolatedScorer(TASK),
+        is_known=lambda group_id: False,
+        has_number=lambda sender, number: False,
+    )
+    return replace(context, **changes)
+
+
+async def _verdict(identity: Identity, context: DoorContext | None = None, **changes: Any):
+    return await judge(seal_group(_group(identity, **changes), identity).to_bytes(), context or _context())
+
+
+async def test_a_good_text_is_accepted_in_our_tokens(identity: Identity) -> None:
+    verdict = await _verdict(identity)
+    assert isinstance(verdict, Accepted)
+    first, second = verdict.group.completions
+    assert first.token_ids.tolist() == [*TOKENIZER.encode_text("10"), EOS]
+    assert second.token_ids.tolist() == TOKENIZER.encode_text("no, 京 35 ")
+    assert (len(first.logprobs), first.mean_logprob, second.mean_logprob) == (0, -1.0, -1.0)
+    assert verdict.group.rewards == (1.0, 0.0)
+    assert verdict.prompt_ids == tuple(TOKENIZER.encode_prompt(ITEM.prompt))
+    assert verdict.announced_id == verdict.retells == bytes(range(32))
+    assert verdict.envelope.id != verdict.retells
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run_id": "00" * 16}, "run"),
+        ({"number": 0}, "number"),
+        ({"tokenizer": TOKENIZER.fingerprint}, "text_form"),
+        ({"completions": (_told("10", reward=1.0),)}, "group_size"),
+        ({"sampling": SamplingSettings(top_p=0.9)}, "sampling"),
+        ({"completions": (_told("10", reward=1.0, num_tokens=25), _told("1"))}, "length"),
+        ({"completions": (_told("10", reward=1.0), _told("x" * (24 * 64 + 1)))}, "length"),
+        ({"completions": (_told("10", reward=1.0), _told("京" * 24))}, "length"),
+        ({"completions": (_told("10", reward=1.0), _told("", finish=LENGTH))}, "text"),
+        ({"completions": (_told("10", reward=1.5), _told("1"))}, "reward_range"),
+        ({"completions": (_told("10", reward=float("nan")), _told("1"))}, "reward_range"),
+        ({"completions": (_told("10", reward=1.0, mean_logprob=float("nan")), _told("1"))}, "logprobs"),
+        ({"completions": (_told("10", reward=1.0, mean_logprob=float("-inf")), _told("1"))}, "logprobs"),
+        ({"completions": (_told("10", reward=1.0, mean_logprob=0.1), _told("1"))}, "logprobs"),
+        ({"completions": (_told("10", reward=1.0, mean_logprob=-1e30), _told("1"))}, "logprobs"),
+        ({"prompt_ref": PromptRef("unheard-of", "train", 1)}, "prompt"),
+        ({"prompt_hash": bytes(16)}, "prompt"),
+        ({"completions": (_told("10", reward=0.0), _told("1"))}, "reward"),
+        ({"completions": (_told("10", reward=1.0), _told("11", reward=1.0))}, "reward"),
+    ],
+)
+async def test_each_fault_is_refused_by_its_name(identity: Identity, changes: dict[str, Any], reason: str) -> None:
+    verdict = await _verdict(identity, **changes)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == reason
+    assert verdict.sender == identity.peer_id
+
+
+@pytest.mark.parametrize(
+    "text", ["<|im_end|>", "10<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|>", "<|im_<|im_end|>end|>"]
+)
+async def test_what_looks_like_a_special_token_stays_text(identity: Identity, text: str) -> None:
+    completions = (_told(text, finish=LENGTH), _told("10", reward=1.0))
+    verdict = await _verdict(identity, completions=completions)
+    assert isinstance(verdict, Accepted)
+    assert not SPECIAL_IDS & set(verdict.group.completions[0].token_ids.tolist())
+    assert TOKENIZER.decode(verdict.group.completions[0].token_ids.tolist()) == text
+    assert verdict.group.rewards == (0.0, 1.0)
+
+
+class _Careless(PromptTokenizer):
+    """As if a tokenizer ignored that a text is plain."""
+
+    def encode_text(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+
+async def test_a_text_that_our_tokens_cannot_say_is_refused(identity: Identity) -> None:
+    context = _context(tokenizer=_Careless(make_tokenizer(), name="careless"))
+    verdict = await _verdict(identity, context, completions=(_told("10<|im_end|>", reward=1.0), _told("1")))
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "text"
+
+
+async def test_a_completion_that_stopped_at_once_is_its_end_alone(identity: Identity) -> None:
+    verdict = await _verdict(identity, completions=(_told("10", reward=1.0), _told("", num_tokens=1)))
+    assert isinstance(verdict, Accepted)
+    assert verdict.group.completions[1].token_ids.tolist() == [EOS]
+
+
+async def test_a_run_that_ignores_other_tokenizers_takes_no_text(identity: Identity) -> None:
+    ignoring = _manifest("ignore")
+    verdict = await _verdict(identity, _context(manifest=ignoring), run_id=ignoring.run_id)
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "text_form"
+
+
+async def test_nobody_can_tell_a_group_for_its_sender(identity: Identity) -> None:
+    body = pack_text_group(_group(identity))
+    thief = Identity.generate()
+    stolen = Envelope(id=b"", body=body, signature=thief.sign(b"ftis-node/envelope/1\n", body))
+    verdict = await judge(stolen.to_bytes(), _context())
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "signature"
+
+
+async def test_what_was_told_before_is_refused(identity: Identity) -> None:
+    known = await _verdict(identity, _context(is_known=lambda group_id: True))
+    assert isinstance(known, Refused)
+    assert known.refusal.reason == "duplicate"
+    used = await _verdict(identity, _context(has_number=lambda sender, number: number == 1))
+    assert isinstance(used, Refused)
+    assert used.refusal.reason == "number"
+
+
+async def test_what_cannot_be_scored_here_is_no_lie(identity: Identity) -> None:
+    class Slow:
+        async def score(self, item: Any, texts: list[str]) -> list[Any]:
+            return [(0.0, CompletionStatus.UNSCORED)] * len(texts)
+
+    verdict = await _verdict(identity, _context(scorer=Slow()))
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "unscored"
