@@ -7,8 +7,10 @@ and prove them, and envelopes go through the same door into the same buffer.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from ftis_node.generation.client import PROOF_TOLERANCES
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.local import LocalGenerator
 from ftis_node.ipc.supervisor import WorkerState
+from ftis_node.ipc.weights import WEIGHTS_FILE
 from ftis_node.lab.delay import InTransit
 from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
 
@@ -100,7 +103,10 @@ class InProcessGeneration:
         seed: int | None = None,
         use: str = "late",
     ) -> GenerationResult:
-        """One group, unscored."""
+        """One group, unscored. Without a seed it follows from prompt and version, so that a trial repeats itself."""
+        if seed is None:
+            text = f"{self._boot.settings.seed}/{self.policy_version}/{list(prompt_ids)}"
+            seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
         return await self._generators[use].generate(
             prompt_ids, num_completions=num_completions, sampling=sampling, max_tokens=max_tokens, seed=seed
         )
@@ -119,7 +125,7 @@ class InProcessGeneration:
                 raise FtisError(f"the generator differs from the learner by {difference:.2g} nats on the probe")
         self._transit.send(weights.version)
         if newest is not self._engines["late"]:
-            os.link(weights.path, self._file(weights.version))
+            shutil.copytree(Path(weights.path).parent, self._folder(weights.version), copy_function=os.link)
         arrived = self._transit.receive(weights.version)
         if arrived is not None:
             await self._serve_late(arrived)
@@ -127,14 +133,15 @@ class InProcessGeneration:
     async def _serve_late(self, version: int) -> None:
         late = self._engines["late"]
         if late is not self._engines["newest"]:
-            await late.load_weights(self._file(version), version)
-            for file in self._held.iterdir():
-                if file <= self._file(version):
-                    file.unlink()
+            await late.load_weights(self._folder(version) / WEIGHTS_FILE, version)
+            for folder in self._held.iterdir():
+                if folder <= self._folder(version):
+                    shutil.rmtree(folder)
         self.policy_version = version
 
-    def _file(self, version: int) -> Path:
-        return self._held / f"{version:08d}.safetensors"
+    def _folder(self, version: int) -> Path:
+        """A version that is under way; the learner's store forgets old ones."""
+        return self._held / f"{version:08d}"
 
 
 class NewestWeights:

@@ -1,0 +1,56 @@
+"""Delays in virtual time: what a spec means, and which version a generator serves."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+
+import pytest
+
+from ftis_node.errors import UsageError
+from ftis_node.lab.delay import NO_DELAY, Delay, InTransit, parse_delay
+
+
+def served(delay: Delay, steps: int) -> list[int]:
+    """The version served after each step, where every step makes one."""
+    transit = InTransit(delay, random.Random(3))
+    versions = []
+    for step in range(1, steps + 1):
+        transit.send(step)
+        transit.receive(step)
+        versions.append(transit.served)
+    return versions
+
+
+def test_without_delay_the_newest_version_is_served() -> None:
+    assert parse_delay("none") == NO_DELAY
+    assert served(NO_DELAY, 4) == [1, 2, 3, 4]
+
+
+def test_a_fixed_delay_is_so_many_steps() -> None:
+    assert served(parse_delay("fixed:3"), 6) == [0, 0, 0, 1, 2, 3]
+
+
+def test_versions_that_overtake_are_never_taken_back() -> None:
+    versions = served(parse_delay("lognormal:1-16"), 200)
+    assert versions == sorted(versions)
+    lags = [step - version for step, version in enumerate(versions, start=1)]
+    assert min(lags) >= 1
+    assert max(lags) <= 16
+    assert len(set(lags[20:])) > 2  # the delay varies
+
+
+def test_a_log_normal_delay_keeps_its_bounds_and_its_median() -> None:
+    source = random.Random(0)
+    drawn = [parse_delay("lognormal:4-64").draw(source) for _ in range(4000)]
+    assert min(drawn) == 4
+    assert max(drawn) == 64
+    assert 14 <= median(drawn) <= 18  # 16, the geometric mean of the bounds
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "fixed", "fixed:-1", "fixed:1.5", "lognormal:0-8", "lognormal:9-8", "weibull:1-2"]
+)
+def test_another_delay_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError):
+        parse_delay(spec)

@@ -1,0 +1,98 @@
+"""Tables and curves from results made by hand."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.lab.plots import plot_curves, plot_sweep
+from ftis_node.lab.summary import estimate, lines_of, markdown_table, payoff, write_csv
+from ftis_node.lab.trial_result import Evaluation, MemberResult, TrialResult
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def member(name: str, curve: list[float], *, tokens_a_step: int, received_a_step: int = 0) -> MemberResult:
+    """A node that was evaluated every 10 steps."""
+    points = [
+        Evaluation(10 * k, "sums", accuracy, 64, 0.5 if k else None, 10 * k * tokens_a_step, 10 * k * received_a_step)
+        for k, accuracy in enumerate(curve)
+    ]
+    return MemberResult(name, name, 10, 10, 1, 1, 0, {}, points, {"kept_fraction": [1.0, 0.5]})
+
+
+def result(method: str, seed: int, *members: MemberResult, **labels: Any) -> TrialResult:
+    place = {"pair": "size", "method": method, "share": "vertical", "delay": "none", "nodes": 2, "lie": "none"}
+    return TrialResult(f"{method}-{seed}", place | labels, {}, 20, seed, list(members), 1.0)
+
+
+RESULTS = [
+    result("alone", 0, member("s", [0.0, 0.5, 0.8], tokens_a_step=100), nodes=1),
+    result("alone", 1, member("s", [0.0, 0.7, 1.0], tokens_a_step=100), nodes=1),
+    result("ftis", 0, member("s", [0.0, 0.57, 0.9], tokens_a_step=50, received_a_step=50)),
+    result("ftis", 1, member("s", [0.0, 0.855, 0.9], tokens_a_step=50, received_a_step=50)),
+]
+
+
+def test_mean_and_standard_error_by_hand() -> None:
+    assert str(estimate([0.8, 1.0])) == "0.900 ± 0.100"
+    assert str(estimate([1.0, 2.0, 6.0])) == "3.000 ± 1.528"  # deviation sqrt(7), over sqrt(3)
+    assert str(estimate([0.5])) == "0.500"
+
+
+def test_lines_gather_seeds() -> None:
+    alone, ftis = lines_of(RESULTS)
+    assert (alone.method, ftis.method, len(ftis.members)) == ("alone", "ftis", 2)
+    assert str(alone.final("sums")) == "0.900 ± 0.100"
+    assert ftis.along("sums").mean == pytest.approx((0.735 + 0.8775) / 2)  # step 0 does not count
+    assert [step for step, _ in ftis.curve("sums")] == [0, 10, 20]
+    assert ftis.tokens("sums") == (1000, 1000)
+
+
+def test_payoff_by_hand() -> None:
+    results = [*RESULTS[:1], *RESULTS[2:]]  # one seed of alone: 95 % of 0.8 are 0.76, between steps 10 and 20
+    alone, ftis = lines_of(results)
+    share = payoff([alone, ftis], ftis, "sums")
+    first = 500 + 500 * (0.76 - 0.57) / 0.33
+    second = 500 * 0.76 / 0.855
+    assert share is not None
+    assert share.mean == pytest.approx((first + second) / 2 / (1000 + 1000 * 0.26 / 0.3))
+    never = result("nois", 0, member("s", [0.0, 0.1, 0.2], tokens_a_step=50))
+    lines = lines_of([*results, never])
+    assert payoff(lines, lines[-1], "sums") is None
+
+
+def test_the_csv_has_the_columns_that_scripts_rely_on(tmp_path: Path) -> None:
+    write_csv(RESULTS, tmp_path / "curves.csv")
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert ",".join(rows[0]) == (
+        "pair,method,model,seed,step,task,pass_at_1,reward_mean,tokens_generated,tokens_received"
+    )
+    assert len(rows) == 12
+    assert rows[-1] == {
+        "pair": "size", "method": "ftis", "model": "s", "seed": "1", "step": "20", "task": "sums",
+        "pass_at_1": "0.900000", "reward_mean": "0.500000", "tokens_generated": "1000", "tokens_received": "1000",
+    }  # fmt: skip
+    assert rows[0]["reward_mean"] == ""  # before the first step
+
+
+def test_an_axis_that_varies_stands_in_the_label(tmp_path: Path) -> None:
+    late = [result("ftis", seed, member("s", [0.0, 0.4], tokens_a_step=50), delay="fixed:8") for seed in (0, 1)]
+    lines = lines_of([*RESULTS[2:], *late])
+    assert [line.method for line in lines] == ["ftis delay=none", "ftis delay=fixed:8"]
+    assert plot_sweep(lines, [*RESULTS[2:], *late], "sums", tmp_path / "sweep.png")
+    assert not plot_sweep(lines_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
+    plot_curves(lines_of(RESULTS), "sums", tmp_path / "curves.png")
+    for name in ("sweep.png", "curves.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_the_table_has_a_row_for_each_line() -> None:
+    table = markdown_table(lines_of(RESULTS), ["sums"]).splitlines()
+    assert len(table) == 2 + 2
+    assert "| size | ftis | s | 0.900 ± 0.000 |" in table[3]
+    assert table[3].endswith("| 0.75 | 2 |")

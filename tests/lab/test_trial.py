@@ -1,0 +1,166 @@
+"""Trials for real: nodes with engines, doors, buffers and learners of their own in one process, a few steps each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import LoraSection
+from ftis_node.errors import FtisError, ModelError
+from ftis_node.lab import trial as trial_room
+from ftis_node.lab.compare import run_trials
+from ftis_node.lab.grid import Experiment
+from ftis_node.lab.pairs import Pair, PairMember
+from ftis_node.lab.trial import run_trial
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.lab.trial import Trial
+    from ftis_node.lab.trial_result import TrialResult
+
+STEPS = 3
+PROMPTS = 8  # an update's, over all nodes
+GROUP_SIZE = 8
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def experiment(tiny_models: dict[str, Path]) -> Experiment:
+    base = load_manifest("arithmetic-compare")
+    step = base.step.model_copy(update={"own_groups": PROMPTS // 2, "foreign_groups": PROMPTS // 2})
+    return Experiment(
+        base=base.model_copy(
+            update={"step": step, "eval": base.eval.model_copy(update={"every_steps": 1, "limit": 32})}
+        ),
+        pairs=(Pair("size", tuple(PairMember(name, str(path)) for name, path in tiny_models.items())),),
+        methods=("ftis",),
+        task_spec="arithmetic:add",
+        eval_specs=("arithmetic:add", "arithmetic:sub"),
+        steps=STEPS,
+        seeds=range(1),
+        lora_adapter=LoraSection(rank=4, alpha=8),
+    )
+
+
+def only(experiment: Experiment, **changes: Any) -> Trial:
+    (trial,) = replace(experiment, **changes).trials()
+    return trial
+
+
+def test_two_nodes_take_each_others_groups_in_step(experiment: Experiment) -> None:
+    result = run_trial(only(experiment))
+    small, medium = result.members
+    for member, peer in ((small, medium), (medium, small)):
+        assert (member.own_groups, member.foreign_groups) == (STEPS * PROMPTS // 2, STEPS * PROMPTS // 2)
+        assert [(point.step, point.task) for point in member.evaluations] == [
+            (step, task) for step in range(STEPS + 1) for task in ("arithmetic:add", "arithmetic:sub")
+        ]
+        ours, theirs = member.curve("arithmetic:add"), peer.curve("arithmetic:add")
+        assert [point.tokens_received for point in ours] == [point.tokens_generated for point in theirs]
+        assert ours[-1].tokens_generated >= STEPS * PROMPTS // 2 * GROUP_SIZE
+        assert not member.refused
+        assert all(norm is not None and norm > 0 for norm in member.steps["grad_norm"])  # real gradient steps
+    assert small.parameters < medium.parameters
+
+
+def test_a_trial_repeats_itself(experiment: Experiment) -> None:
+    first, second = (run_trial(only(experiment, steps=2)) for _ in range(2))
+    for one, other in zip(first.members, second.members, strict=True):
+        assert [point.tokens_generated for point in one.evaluations] == [p.tokens_generated for p in other.evaluations]
+        assert one.steps["reward_mean"] == other.steps["reward_mean"]
+    another = run_trial(only(experiment, steps=2, seeds=range(1, 2)))
+    assert another.members[0].steps["reward_mean"] != first.members[0].steps["reward_mean"]
+
+
+def test_late_weights_generate_off_policy_groups(experiment: Experiment) -> None:
+    late = run_trial(only(experiment, methods=("tis",), delays=("fixed:2",)))
+    prompt = run_trial(only(experiment, methods=("tis",)))
+    drifts = [abs(result.members[0].steps["mean_kl"][-1] or 0.0) for result in (late, prompt)]
+    assert drifts[0] > drifts[1]  # own groups are two versions old
+    assert [point.pass_at_1 for point in late.members[0].evaluations[:4]]  # the newest weights are evaluated
+
+
+def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[Any]] = []
+    train = trial_room.InProcessMakers.learner
+
+    def spying(self: Any, of: Any) -> Any:
+        learner = train(self, of)
+        inner = learner.train
+
+        async def watched(groups: Any, *, step: int) -> Any:
+            seen.append(list(groups))
+            return await inner(groups, step=step)
+
+        learner.train = watched
+        return learner
+
+    monkeypatch.setattr(trial_room.InProcessMakers, "learner", spying)
+    result = run_trial(only(experiment, shares=("horizontal",), steps=1))
+    assert [member.own_groups for member in result.members] == [PROMPTS, PROMPTS]
+    for groups in seen:
+        keys = [group.advantage_key for group in groups]
+        assert len(groups) == 2 * PROMPTS
+        assert all(keys.count(key) == 2 for key in keys)  # one of ours and one of the peer's
+        assert {len(group.completions) for group in groups} == {GROUP_SIZE // 2}
+
+
+def test_a_sapo_split_passes_over_groups_without_a_signal(experiment: Experiment) -> None:
+    result = run_trial(only(experiment, shares=("sapo:2/3",), num_nodes=(4,)))
+    for member in result.members:
+        assert member.own_groups <= 2 * STEPS
+        assert 0 < member.foreign_groups <= 3 * STEPS
+
+
+@pytest.mark.parametrize("lie", ["rewards", "logprobs", "positives"])
+def test_a_liar_is_met_at_the_door_or_in_the_loss(experiment: Experiment, lie: str) -> None:
+    result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=2))
+    assert [member.name for member in result.members] == ["s", "m", "s.2"]  # the liar has no curve
+    for member in result.members:
+        if lie == "rewards":
+            assert member.refused == {"reward": 2 * PROMPTS // 4}
+            assert member.foreign_groups == 2 * PROMPTS // 2  # of the two honest peers; nobody waited for the rest
+        else:
+            assert not member.refused
+            assert member.foreign_groups == 2 * PROMPTS * 3 // 4
+            assert (member.steps["truncated_fraction"][0] or 0) > 0
+
+
+def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny_models: dict[str, Path]) -> None:
+    model = str(tiny_models["s"])
+    pair = Pair("peft", (PairMember("full", model), PairMember("lora", model, lora=True)))
+    full, adapter = run_trial(only(experiment, pairs=(pair,), steps=1)).members
+    assert full.trainable_parameters == full.parameters
+    assert adapter.trainable_parameters < adapter.parameters / 2
+
+
+def test_a_missing_model_is_named(experiment: Experiment, tmp_path: Path) -> None:
+    pair = Pair("size", (PairMember("a", str(tmp_path / "nothing")), PairMember("b", str(tmp_path / "nothing"))))
+    with pytest.raises(ModelError, match="nothing"):
+        run_trial(only(experiment, pairs=(pair,)))
+
+
+def test_results_are_kept_and_not_made_again(experiment: Experiment, tmp_path: Path) -> None:
+    heard: list[float] = []
+    trials = replace(experiment, methods=("alone", "nois"), steps=1).trials()
+    results = run_trials(trials[:1], tmp_path, jobs=1, watch=lambda standing: heard.append(standing.fraction))
+    assert heard
+    stored = tmp_path / "runs" / f"{trials[0].key}.json"
+    marked = json.loads(stored.read_bytes()) | {"seconds": 12345.0}
+    stored.write_text(json.dumps(marked))
+    again: list[TrialResult] = run_trials(trials, tmp_path, jobs=2, watch=lambda standing: None)
+    assert [result.key for result in again] == [trial.key for trial in trials]
+    assert again[0].seconds == 12345.0  # read, not run
+    assert results[0].members == again[0].members
+
+
+def test_a_trial_that_fails_ends_the_experiment_with_its_reason(experiment: Experiment, tmp_path: Path) -> None:
+    pair = Pair("size", (PairMember("a", str(tmp_path / "nothing")), PairMember("b", str(tmp_path / "nothing"))))
+    with pytest.raises(FtisError, match="nothing"):
+        run_trials([only(experiment, pairs=(pair,))], tmp_path, jobs=1, watch=lambda standing: None)
