@@ -49,6 +49,9 @@ def compare(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed.")] = 0,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")] = DEFAULT_STEPS,
+    prompts: Annotated[
+        int, typer.Option("--prompts", min=0, help="Prompts in an update, over all nodes; 0: as the run says.")
+    ] = 0,
     run: Annotated[
         str | None, typer.Option("--run", help="Preset or TOML file for all that is not given here.")
     ] = None,
@@ -76,7 +79,7 @@ def compare(
     from ftis_node.lab.report import write_report
 
     pairs = tuple(pair or ["size"])
-    base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
+    base = _base(run, task, pairs, prompts=prompts, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
     task_spec, eval_specs = _specs(task or base.task, ood_task)
     models = models_folder(out)
     experiment = Experiment(
@@ -105,7 +108,13 @@ def compare(
 
 
 def _base(
-    run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
+    run: str | None,
+    task: str | None,
+    pairs: tuple[str, ...],
+    *,
+    prompts: int,
+    kl_estimator: str | None,
+    kl_threshold: float | None,
 ) -> RunManifest:
     """The manifest that all trials start from."""
     from pydantic import ValidationError
@@ -116,6 +125,8 @@ def _base(
     is_tiny = all(name in TINY_PAIRS for name in pairs) and (task or "arithmetic").startswith("arithmetic")
     manifest = load_manifest(run or (TINY_PRESET if is_tiny else preset_for_task(task or "")))
     changes: dict[str, object] = {"task": parse_spec(task or manifest.task).canonical}
+    if prompts:
+        changes["step"] = manifest.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
     if kl_estimator is not None or kl_threshold is not None:
         given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
         try:
