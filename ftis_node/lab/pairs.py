@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 LORA_MARK = ":lora"
+COPY_MARK = "~"  # s, m, s~2, m~2: the second node with a model
 TINY_TASK, TINY_OTHER_TASK = "arithmetic:add", "arithmetic:sub"
 MISTAKES = {"add": 10, "sub": 1}
 
@@ -51,7 +52,7 @@ class Pair:
         for position in range(num_nodes):
             lap, index = divmod(position, len(self.members))
             member = self.members[index]
-            name = member.name if lap == 0 else f"{member.name}.{lap + 1}"
+            name = member.name if lap == 0 else f"{member.name}{COPY_MARK}{lap + 1}"
             nodes.append(PairMember(name, member.model, member.lora))
         return nodes
 

@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from ftis_node.lab.grid import ALONE
+from ftis_node.lab.pairs import COPY_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +99,7 @@ def lines_of(results: Sequence[TrialResult]) -> list[Line]:
     found: dict[tuple[str, str, str], list[tuple[TrialResult, MemberResult]]] = defaultdict(list)
     for result in results:
         for member in result.members:
-            model = member.name.split(".")[0]
+            model = member.name.split(COPY_MARK)[0]
             found[str(result.labels["pair"]), method_label(result.labels, axes), model].append((result, member))
     return [
         Line(pair, method, model, entries[0][0].labels, _per_seed(entries))

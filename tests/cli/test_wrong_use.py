@@ -170,3 +170,36 @@ def test_a_fault_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], mon
     assert "--debug" in line
     with pytest.raises(ZeroDivisionError):
         run(["--debug", "status"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--pair", "sice"], "size, expertise, peft"),
+        (["--methods", "ppo"], "ftis"),
+        (["--methods", "ftis:capp=2"], "cap"),
+        (["--methods", ","], "at least one"),
+        (["--delay", "later"], "lognormal"),
+        (["--share", "diagonal"], "horizontal"),
+        (["--nodes", "1"], "alone"),
+        (["--nodes", "two"], "2,4,8"),
+        (["--nodes", "5"], "32 prompts"),
+        (["--lies", "murder"], "positives"),
+        (["--kl-estimator", "k9"], "kl_estimator"),
+        (["--task", "math500:nowhere.jsonl"], "nowhere"),
+    ],
+)
+def test_an_experiment_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], hint: str
+) -> None:
+    code, line = complaint(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
+    assert code == 2
+    assert hint in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_experiment_with_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pair = f"{tmp_path}/nowhere,{tmp_path}/neither"
+    code, line = complaint(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
+    assert code == 2
+    assert "nowhere" in line

@@ -54,7 +54,7 @@ def test_a_sapo_split_is_of_groups_and_draws() -> None:
 def test_the_last_node_is_the_liar() -> None:
     (trial,) = replace(EXPERIMENT, lies=("positives",), num_nodes=(4,), seeds=range(1)).trials()
     assert [member.lie for member in trial.members] == [None, None, None, "positives"]
-    assert [member.name for member in trial.members] == ["s", "m", "s.2", "liar"]
+    assert [member.name for member in trial.members] == ["s", "m", "s~2", "liar"]
 
 
 def test_a_key_follows_from_what_decides_the_outcome() -> None:

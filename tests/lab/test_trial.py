@@ -121,7 +121,7 @@ def test_a_sapo_split_passes_over_groups_without_a_signal(experiment: Experiment
 @pytest.mark.parametrize("lie", ["rewards", "logprobs", "positives"])
 def test_a_liar_is_met_at_the_door_or_in_the_loss(experiment: Experiment, lie: str) -> None:
     result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=2))
-    assert [member.name for member in result.members] == ["s", "m", "s.2"]  # the liar has no curve
+    assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the liar has no curve
     for member in result.members:
         if lie == "rewards":
             assert member.refused == {"reward": 2 * PROMPTS // 4}
