@@ -89,7 +89,7 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
         base = model.rstrip("/").rsplit("/", 1)[-1] + ("-lora" if part != model else "")
         taken = sum(member.name.split("#")[0] == base for member in members)
         members.append(PairMember(f"{base}#{taken + 1}" if taken else base, model, lora=part != model))
-    return Pair(name, tuple(members))
+    return Pair(",".join(member.name for member in members), tuple(members))
 
 
 def make_models(models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch: Callable[[str], None]) -> None:

@@ -132,17 +132,19 @@ def _row(point: Evaluation) -> tuple[object, ...]:
 def tokens_until(member: MemberResult, task: str, accuracy: float) -> float | None:
     """Own tokens generated when a curve first reaches `accuracy`, between two evaluations in a straight line."""
     curve = member.curve(task)
+    if curve[0].pass_at_1 >= accuracy:
+        return 0.0
     for before, after in zip(curve, curve[1:], strict=False):
         if after.pass_at_1 >= accuracy:
             share = (accuracy - before.pass_at_1) / (after.pass_at_1 - before.pass_at_1)
-            return before.tokens_generated + max(0.0, share) * (after.tokens_generated - before.tokens_generated)
+            return before.tokens_generated + share * (after.tokens_generated - before.tokens_generated)
     return None
 
 
 def payoff(lines: Sequence[Line], line: Line, task: str) -> Estimate | None:
     """Own tokens of a line until 95 % of `alone`'s final accuracy, as a share of what `alone` needs itself.
 
-    None where there is no `alone` for this pair and model, or a seed never gets there.
+    None where there is no `alone` for this pair and model, it was there from the start, or a seed never gets there.
     """
     alone = next(
         (each for each in lines if each.pair == line.pair and each.model == line.model and is_alone(each)), None
@@ -154,7 +156,7 @@ def payoff(lines: Sequence[Line], line: Line, task: str) -> Estimate | None:
     needed = [tokens_until(member, task, goal) for member in line.members]
     reached_alone = [tokens for tokens in needed_alone if tokens is not None]
     reached = [tokens for tokens in needed if tokens is not None]
-    if not reached_alone or len(reached) < len(needed):
+    if not reached_alone or len(reached) < len(needed) or fmean(reached_alone) == 0:
         return None
     return estimate([tokens / fmean(reached_alone) for tokens in reached])
 

@@ -65,6 +65,12 @@ def test_payoff_by_hand() -> None:
     assert payoff(lines, lines[-1], "sums") is None
 
 
+def test_models_that_never_learn_have_no_payoff() -> None:
+    flat = [result(method, 0, member("s", [0.0, 0.0], tokens_a_step=50)) for method in ("alone", "ftis")]
+    lines = lines_of(flat)
+    assert [payoff(lines, line, "sums") for line in lines] == [None, None]
+
+
 def test_the_csv_has_the_columns_that_scripts_rely_on(tmp_path: Path) -> None:
     write_csv(RESULTS, tmp_path / "curves.csv")
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
