@@ -6,6 +6,7 @@ load neither torch, vllm nor hivemind.
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
@@ -59,6 +60,7 @@ def options(
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 a fault of ours, 2 wrong use, 3 the machine cannot, 4 no network."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: what a command started is ended in order
     sys.exit(run(sys.argv[1:]))
 
 

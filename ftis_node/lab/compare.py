@@ -20,6 +20,8 @@ import msgspec
 from pebble import ProcessPool
 
 from ftis_node.errors import FtisError, WorkerDiedError
+from ftis_node.ipc.owner import die_with_owner
+from ftis_node.lab.scratch import scratch_folder
 from ftis_node.lab.trial_result import TrialResult
 
 if TYPE_CHECKING:
@@ -51,16 +53,20 @@ def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgre
     runs.mkdir(parents=True, exist_ok=True)
     missing = [trial for trial in trials if not _file(runs, trial).exists()]
     if missing:
-        _run_missing(missing, runs, jobs=jobs, tell=_Teller(missing, num_trials=len(trials), watch=watch))
+        tell = _Teller(missing, num_trials=len(trials), watch=watch)
+        with scratch_folder() as scratch:
+            _run_missing(missing, runs, scratch, jobs=jobs, tell=tell)
     return [_read(runs, trial) for trial in trials]
 
 
-def _run_missing(missing: Sequence[Trial], runs: Path, *, jobs: int, tell: _Teller) -> None:
+def _run_missing(missing: Sequence[Trial], runs: Path, scratch: Path, *, jobs: int, tell: _Teller) -> None:
     spawn = multiprocessing.get_context("spawn")
     steps: Queue[tuple[str, int]] = spawn.Queue()
-    pool = ProcessPool(max_workers=min(jobs, len(missing)), context=spawn, initializer=_enter, initargs=(steps,))
+    pool = ProcessPool(
+        max_workers=min(jobs, len(missing)), context=spawn, initializer=_enter, initargs=(steps, os.getpid())
+    )
     try:
-        waiting: set[Future[None]] = {pool.schedule(_run_one, args=(trial, runs)) for trial in missing}
+        waiting: set[Future[None]] = {pool.schedule(_run_one, args=(trial, runs, scratch)) for trial in missing}
         while waiting:
             done, waiting = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
             for future in done:
@@ -112,21 +118,22 @@ def _weight(trial: Trial) -> int:
     return len(trial.members) * (step.own_groups + step.foreign_groups) * trial.manifest.sampling.group_size
 
 
-def _enter(steps: Queue[tuple[str, int]]) -> None:
+def _enter(steps: Queue[tuple[str, int]], owner_pid: int) -> None:
     """What a process of the pool does first: one core each, and torch must hear of it before it is imported."""
     global _progress
+    die_with_owner(owner_pid)
     _progress = steps
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def _run_one(trial: Trial, runs: Path) -> None:
+def _run_one(trial: Trial, runs: Path, scratch: Path) -> None:
     from ftis_node.lab.trial import run_trial
 
     def report(step: int) -> None:
         if _progress is not None:
             _progress.put((trial.key, step))
 
-    result = run_trial(trial, report)
+    result = run_trial(trial, report, scratch=scratch)
     target = _file(runs, trial)
     temporary = target.with_suffix(".making")
     temporary.write_bytes(msgspec.json.encode(result))

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ftis_node.node.figures import Figures
     from ftis_node.node.parts import Parts
 
-MEMORY_DISK = Path("/dev/shm")
 NEVER = 100_000  # steps between checkpoints: a trial that is cut short is done again
 POLL_S = 0.5
 
@@ -92,10 +91,15 @@ class Trial:
     max_batch: int = 256
 
 
-def run_trial(trial: Trial, on_progress: Callable[[int], None] = lambda step: None) -> TrialResult:
-    """Runs a trial in this process; `on_progress` hears of the last step that all have done. Raises FtisError."""
+def run_trial(
+    trial: Trial, on_progress: Callable[[int], None] = lambda step: None, *, scratch: Path | None = None
+) -> TrialResult:
+    """Runs a trial in this process; `on_progress` hears of the last step that a node has done.
+
+    The nodes' homes lie in a folder inside `scratch` and are removed at the end. Raises FtisError.
+    """
     started_at = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="ftis-trial-", dir=MEMORY_DISK if MEMORY_DISK.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(prefix="trial-", dir=scratch) as folder:
         members = asyncio.run(_run(trial, Path(folder), on_progress))
     return TrialResult(
         key=trial.key,
