@@ -19,11 +19,12 @@ from ftis_node.learner.batch import PADDING_ID, MicroBatch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from torch import Tensor
 
     from ftis_node.learner.batch import Batch
 
 MAX_COLUMNS = 768
+PADDING_PART = -1
 
 
 def make_shared_micro_batches(batch: Batch, *, max_tokens: int) -> list[MicroBatch] | None:
@@ -57,23 +58,19 @@ def _lay_out(batch: Batch, groups: Sequence[Sequence[int]], *, num_columns: int)
     """`[R, C]` tokens, one group a row, and who attends to whom."""
     token_ids = np.full((len(groups), num_columns), PADDING_ID, dtype=np.int64)
     positions = np.zeros((len(groups), num_columns), dtype=np.int64)
-    attends = np.tile(np.eye(num_columns, dtype=bool), (len(groups), 1, 1))  # padding sees itself: no empty softmax
+    parts = np.full((len(groups), num_columns), PADDING_PART)  # 0 the prompt, 1, 2, ... the completions
     predictors, targets, cells = [], [], []
     for line, rows in enumerate(groups):
         prompt = batch.prompts[rows[0]]
-        start = len(prompt)
-        token_ids[line, :start] = prompt
-        positions[line, :start] = np.arange(start)
-        attends[line, :start, :start] = _causal(start)
-        for row in rows:
+        num_prompt = start = len(prompt)
+        token_ids[line, :start], positions[line, :start], parts[line, :start] = prompt, np.arange(start), 0
+        for number, row in enumerate(rows, start=1):
             completion = batch.completions[row]
             end = start + len(completion) - 1
             token_ids[line, start:end] = completion[:-1]
-            positions[line, start:end] = len(prompt) + np.arange(end - start)
-            attends[line, start:end, : len(prompt)] = True
-            attends[line, start:end, start:end] = _causal(end - start)
-            first = line * num_columns
-            predictors.append(first + np.concatenate([[len(prompt) - 1], np.arange(start, end)]))
+            positions[line, start:end] = np.arange(num_prompt, num_prompt + end - start)
+            parts[line, start:end] = number
+            predictors.append(line * num_columns + np.array([num_prompt - 1, *range(start, end)]))
             targets.append(completion.astype(np.int64))
             cells.append(row * batch.mask.shape[1] + np.arange(len(completion)))
             start = end
@@ -83,9 +80,13 @@ def _lay_out(batch: Batch, groups: Sequence[Sequence[int]], *, num_columns: int)
         target_ids=torch.from_numpy(np.concatenate(targets)),
         cell_index=torch.from_numpy(np.concatenate(cells)),
         positions=torch.from_numpy(positions),
-        attends=torch.from_numpy(attends),
+        attends=_attends(torch.from_numpy(parts)),
     )
 
 
-def _causal(length: int) -> NDArray[np.bool_]:
-    return np.tril(np.ones((length, length), dtype=bool))
+def _attends(parts: Tensor) -> Tensor:
+    """`[R, C]` part numbers to `[R, C, C]`: what stands before in the same part, and the prompt. Padding sees padding."""
+    is_before = torch.ones(parts.shape[1], parts.shape[1], dtype=torch.bool).tril()
+    is_same = parts[:, :, None] == parts[:, None, :]
+    sees_prompt = (parts[:, None, :] == 0) & (parts[:, :, None] > 0)
+    return (is_same & is_before) | sees_prompt

@@ -8,6 +8,7 @@ bytes, counts before arrays are made; whatever does not fit is a `RecordError` w
 from __future__ import annotations
 
 import hashlib
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,21 +71,16 @@ def read_group(body: pb.Body) -> Group:
 
 def _split_completions(body: pb.Body) -> tuple[Completion, ...]:
     """Cuts the two flat arrays into completions; the arrays share the body's memory and are read-only."""
-    borders = np.cumsum(body.lengths)[:-1]
+    all_ids, all_logprobs = np.frombuffer(body.token_ids, dtype="<i4"), np.frombuffer(body.logprobs, dtype="<f4")
+    ends = list(accumulate(body.lengths))
     return tuple(
         Completion(
-            token_ids=token_ids,
-            logprobs=logprobs,
+            token_ids=all_ids[end - length : end],
+            logprobs=all_logprobs[end - length : end],
             finish_reason=FINISH_FROM_WIRE[finish],
             reward=settle(reward),
         )
-        for token_ids, logprobs, finish, reward in zip(
-            np.split(np.frombuffer(body.token_ids, dtype="<i4"), borders),
-            np.split(np.frombuffer(body.logprobs, dtype="<f4"), borders),
-            body.finishes,
-            body.rewards,
-            strict=True,
-        )
+        for end, length, finish, reward in zip(ends, body.lengths, body.finishes, body.rewards, strict=True)
     )
 
 

@@ -67,7 +67,8 @@ class ActiveRequest:
         self.request = request
         self.policy_version = policy_version
         self.drafts = [Draft(self, index) for index in range(request.num_completions)]
-        self._random = torch.Generator().manual_seed(seed)
+        is_greedy = request.sampling.temperature <= 0
+        self._random = None if is_greedy else torch.Generator().manual_seed(seed)
 
     @property
     def has_ended(self) -> bool:
@@ -80,7 +81,12 @@ class ActiveRequest:
         return all(draft.token_ids for draft in self.drafts)
 
     def uniforms(self) -> Tensor:
-        """One number in [0, 1) for each completion, float64; the same sequence whichever of them have ended."""
+        """One number in [0, 1) for each completion, float64; the same sequence whichever of them have ended.
+
+        Greedy requests need none and get zeros.
+        """
+        if self._random is None:
+            return torch.zeros(len(self.drafts), dtype=torch.float64)
         return torch.rand(len(self.drafts), generator=self._random, dtype=torch.float64)
 
     def result(self, *, policy_version_newest: int) -> GenerationResult:
