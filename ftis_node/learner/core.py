@@ -27,7 +27,7 @@ from ftis_node.learner.objective import make_objective
 from ftis_node.learner.policy import load_policy
 from ftis_node.learner.publish import forget_newer, proof_of, publish, published_or_publish
 from ftis_node.learner.report import report_of
-from ftis_node.learner.shared_prompt import make_shared_micro_batches
+from ftis_node.learner.shared_prompt import is_worth_sharing, make_shared_micro_batches
 from ftis_node.learner.step import take_step
 
 if TYPE_CHECKING:
@@ -142,8 +142,10 @@ class Learner:
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """A row per group where the model can do it and groups are short, else a row per completion."""
         max_tokens = self._boot.micro_batch_tokens
-        shared = make_shared_micro_batches(batch, max_tokens=max_tokens) if self.policy.shares_prompts else None
-        return make_micro_batches(batch, max_tokens=max_tokens) if shared is None else shared
+        if self.policy.shares_prompts and is_worth_sharing(batch):
+            if (shared := make_shared_micro_batches(batch, max_tokens=max_tokens)) is not None:
+                return shared
+        return make_micro_batches(batch, max_tokens=max_tokens)
 
     def _settle(self) -> None:
         """Have the present policy on disk, where it is due, and published. Does only what is still to be done."""

@@ -4,7 +4,8 @@
 
 With G completions the prompt goes through the model once and not G times, so short answers to long prompts cost a
 fraction. A completion's last token predicts nothing and is left out. The mask is dense, so a row's cost grows with the
-square of its length: long groups are better laid out one completion a row (`batch.py`), and `MAX_COLUMNS` is the limit.
+square of its length, and with long answers little is saved: then a row per completion (`batch.py`) is faster.
+`bench/shared_prompt.py` measures both.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.batch import Batch
 
 MAX_COLUMNS = 768
+MIN_SAVING = 2  # a row per completion must need at least so many times the positions
 PADDING_PART = -1
 
 
@@ -40,6 +42,13 @@ def make_shared_micro_batches(batch: Batch, *, max_tokens: int) -> list[MicroBat
             cuts.append([])
         cuts[-1].append(group)
     return [_lay_out(batch, [groups[group] for group in cut], num_columns=widths[cut[0]]) for cut in cuts]
+
+
+def is_worth_sharing(batch: Batch) -> bool:
+    """Whether sharing leaves out so many positions that it pays."""
+    num_shared = sum(_width(batch, rows) for rows in _rows_by_group(batch))
+    num_apart = sum(len(prompt) + len(ids) for prompt, ids in zip(batch.prompts, batch.completions, strict=True))
+    return MIN_SAVING * num_shared <= num_apart
 
 
 def _rows_by_group(batch: Batch) -> list[list[int]]:
@@ -85,7 +94,7 @@ def _lay_out(batch: Batch, groups: Sequence[Sequence[int]], *, num_columns: int)
 
 
 def _attends(parts: Tensor) -> Tensor:
-    """`[R, C]` part numbers to `[R, C, C]`: what stands before in the same part, and the prompt. Padding sees padding."""
+    """`[R, C]` part numbers to `[R, C, C]`: what stands before in the same part, and the prompt."""
     is_before = torch.ones(parts.shape[1], parts.shape[1], dtype=torch.bool).tril()
     is_same = parts[:, :, None] == parts[:, None, :]
     sees_prompt = (parts[:, None, :] == 0) & (parts[:, :, None] > 0)

@@ -1,8 +1,8 @@
 """What the project stands for, in short: with an unlike peer's completions, F-TIS learns sooner than no correction.
 
-Two tiny models of unlike size, each with its own systematic mistake; real swarms of two, two seeds, a dozen steps. The
-margin is less than half of what was measured (0.10 to 0.16 in the mean of the curve), so chance does not break it, and
-a lost filter does: truncation alone stays within 0.03 of `nois`.
+Two tiny models of unlike size, each with its own systematic mistake; real swarms of two, two seeds, a dozen steps. What
+is compared is the mean of the learning curve. The margin is less than half of what five seeds showed (docs/results.md),
+so chance does not break it, and losing truncation and filter does.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from tiny_models import make_model
 
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.logprobs import completion_logprobs
-from ftis_node.learner.shared_prompt import MAX_COLUMNS, make_shared_micro_batches
+from ftis_node.learner.shared_prompt import MAX_COLUMNS, is_worth_sharing, make_shared_micro_batches
 
 
 def test_layout_by_hand():
@@ -68,3 +68,10 @@ def test_the_budget_is_kept_and_long_groups_are_left_to_the_other_layout():
     assert make_shared_micro_batches(batch, max_tokens=20) is None
     long = make_batch([make_group([[7] * MAX_COLUMNS], [1.0], prompt=(1, 2))])
     assert make_shared_micro_batches(long, max_tokens=100_000) is None
+
+
+def test_sharing_pays_where_prompts_are_long_beside_the_answers():
+    short_answers = make_group([[7, 8]] * 4, [0.0, 1.0] * 2, prompt=(1, 2, 3, 4, 5, 6))
+    long_answers = make_group([[7] * 20] * 4, [0.0, 1.0] * 2, prompt=(1, 2, 3, 4, 5, 6))
+    assert is_worth_sharing(make_batch([short_answers]))  # 10 positions for 32
+    assert not is_worth_sharing(make_batch([long_answers]))  # 82 for 104

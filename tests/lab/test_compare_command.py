@@ -1,0 +1,90 @@
+"""`ftis-node compare` as a researcher runs it: files, a table, going on where it was, and nothing left when stopped."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.lab.scratch import MEMORY_DISK, PREFIX, scratch_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+STOP_LIMIT_S = 20
+
+
+def arguments(models: dict[str, Path], out: Path, *more: str) -> list[str]:
+    pair = f"{models['s']},{models['m']}"
+    return ["compare", "--pair", pair, "--task", "arithmetic:add", "--prompts", "4", "--out", str(out), *more]
+
+
+def test_it_writes_its_files_and_goes_on_where_it_was(
+    tiny_models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = arguments(tiny_models, tmp_path, "--methods", "alone,ftis", "--steps", "2", "--seed", "7", "--seeds", "1")
+    assert run(first) == 0
+    printed = capsys.readouterr()
+    assert "every update takes 32 completions" in printed.err
+    assert "| s,m | ftis | m |" in printed.out
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert {(row["pair"], row["method"], row["model"], row["seed"]) for row in rows} == {
+        ("s,m", method, model, "7") for method in ("alone", "ftis") for model in ("s", "m")
+    }
+    document = json.loads((tmp_path / "results.json").read_bytes())
+    assert document["settings"]["steps"] == 2
+    assert document["machine"]["torch"]
+    assert len(document["trials"]) == 3
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    assert run([*first[:-1], "1", "--methods", "alone,ftis,nois"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in times} == times  # only nois was run
+    assert len(list((tmp_path / "runs").iterdir())) == len(times) + 1
+    assert "| s,m | nois | s |" in capsys.readouterr().out
+
+
+def test_it_ends_on_sigterm_and_leaves_nothing_running(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    command = arguments(tiny_models, tmp_path, "--methods", "nois,tis", "--steps", "2000")
+    process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
+    try:
+        scratch = MEMORY_DISK / f"{PREFIX}{process.pid}"
+        wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), limit_s=120)
+        children = children_of(process.pid)
+        assert children
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_LIMIT_S) == 130
+        wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), limit_s=STOP_LIMIT_S)
+        assert not scratch.exists()
+    finally:
+        process.kill()
+
+
+def test_its_processes_end_with_it_when_it_is_killed(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    command = arguments(tiny_models, tmp_path, "--methods", "nois", "--steps", "2000")
+    process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
+    scratch = MEMORY_DISK / f"{PREFIX}{process.pid}"
+    wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), limit_s=120)
+    children = children_of(process.pid)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), limit_s=STOP_LIMIT_S)
+    with scratch_folder():
+        assert not scratch.exists()  # whoever comes next tidies up
+
+
+def wait_until(holds, *, limit_s: float) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes whose parent this is."""
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in listed for child in path.read_text().split()]
