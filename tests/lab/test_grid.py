@@ -67,7 +67,7 @@ def test_a_key_follows_from_what_decides_the_outcome() -> None:
 
 def test_methods_take_parameters_and_the_filter_of_the_base() -> None:
     base = EXPERIMENT.base.method
-    assert parse_method("ftis", base).given() == {"kl_estimator": "rkl_iw", "kl_threshold": 0.1}
+    assert parse_method("ftis", base).given() == {"kl_estimator": "rkl_iw", "kl_threshold": 0.03}
     assert parse_method("tis:cap=3", base).given() == {"cap": 3.0}
     given = parse_method("f-vis:kl_estimator=author_k3:kl_threshold=5", base).given()
     assert given == {"kl_estimator": "author_k3", "kl_threshold": 5.0}
