@@ -1,4 +1,4 @@
-"""The plots of an experiment: learning curves with bands, and final accuracy along an axis that was varied."""
+"""The plots of an experiment: learning curves, methods side by side, and accuracy along an axis that was varied."""
 
 from __future__ import annotations
 
@@ -29,6 +29,24 @@ def plot_curves(lines: Sequence[Line], task: str, path: Path) -> None:
                 style = {"color": "black", "linestyle": "--"} if is_alone(line) else {}
                 _draw(panel, steps, estimates, label=line.method, **style)
         panel.set(title=f"{pair}: {model}", xlabel="step", ylabel=f"greedy pass@1, {task}")
+    _finish(figure, axes[: len(panels)], path)
+
+
+def plot_methods(lines: Sequence[Line], task: str, path: Path) -> None:
+    """Methods side by side: accuracy averaged over the curve, and at the end, with error bars of one standard error."""
+    panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    figure, axes = _panels(len(panels))
+    for (pair, model), panel in zip(panels, axes, strict=False):
+        here = [line for line in lines if (line.pair, line.model) == (pair, model)]
+        for name, values in (
+            ("mean of the curve", [line.along(task) for line in here]),
+            ("end", [line.final(task) for line in here]),
+        ):
+            errors = [value.error or 0.0 for value in values]
+            panel.errorbar([value.mean for value in values], range(len(here)), xerr=errors, fmt="o", label=name)
+        panel.set_yticks(range(len(here)), [line.method.replace(":kl_", ":") for line in here], fontsize="x-small")
+        panel.invert_yaxis()
+        panel.set(title=f"{pair}: {model}", xlabel=f"greedy pass@1, {task}")
     _finish(figure, axes[: len(panels)], path)
 
 

@@ -1,4 +1,4 @@
-"""Writes what an experiment found: results.json, curves.csv, curves.png, sweep.png where one axis varies, table.md."""
+"""Writes what an experiment found: results.json, curves.csv, table.md and the plots (`docs/experiments.md` lists them)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.lab.plots import plot_curves, plot_sweep
+from ftis_node.lab.plots import plot_curves, plot_methods, plot_sweep
 from ftis_node.lab.summary import lines_of, markdown_table, write_csv
 from ftis_node.tasks import load_task
 
@@ -34,6 +34,7 @@ def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Pa
     (out / "results.json").write_bytes(_document(experiment, results))
     write_csv(results, out / "curves.csv")
     plot_curves(lines, tasks[0], out / "curves.png")
+    plot_methods(lines, tasks[0], out / "methods.png")
     plot_sweep(lines, results, tasks[0], out / "sweep.png")
     return table
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.lab.plots import plot_curves, plot_sweep
+from ftis_node.lab.plots import plot_curves, plot_methods, plot_sweep
 from ftis_node.lab.summary import estimate, lines_of, markdown_table, payoff, write_csv
 from ftis_node.lab.trial_result import Evaluation, MemberResult, TrialResult
 
@@ -92,7 +92,8 @@ def test_an_axis_that_varies_stands_in_the_label(tmp_path: Path) -> None:
     assert plot_sweep(lines, [*RESULTS[2:], *late], "sums", tmp_path / "sweep.png")
     assert not plot_sweep(lines_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
     plot_curves(lines_of(RESULTS), "sums", tmp_path / "curves.png")
-    for name in ("sweep.png", "curves.png"):
+    plot_methods(lines_of(RESULTS), "sums", tmp_path / "methods.png")
+    for name in ("sweep.png", "curves.png", "methods.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "none.png").exists()
 
