@@ -1,4 +1,4 @@
-"""Writes what an experiment found: results.json, curves.csv, table.md and the plots; `docs/experiments.md` lists them."""
+"""Writes what an experiment found: results.json, curves.csv, table.md and the plots (see docs/experiments.md)."""
 
 from __future__ import annotations
 
