@@ -74,14 +74,14 @@ def compare(
     """
     from ftis_node.config.node import LoraSection
     from ftis_node.lab.compare import run_trials
-    from ftis_node.lab.grid import Experiment, models_folder
+    from ftis_node.lab.grid import Experiment
     from ftis_node.lab.pairs import make_models, resolve_pair, tiny_models
     from ftis_node.lab.report import write_report
 
     pairs = tuple(pair or ["size"])
     base = _base(run, task, pairs, prompts=prompts, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
     task_spec, eval_specs = _specs(task or base.task, ood_task)
-    models = models_folder(out)
+    models = out / "models"
     experiment = Experiment(
         base=base,
         pairs=tuple(resolve_pair(name, models, seed=0) for name in pairs),

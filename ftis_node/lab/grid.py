@@ -24,7 +24,6 @@ from ftis_node.lab.trial import Member, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from ftis_node.config.node import LoraSection
     from ftis_node.lab.pairs import Pair
@@ -154,6 +153,8 @@ class Setting:
         base, nodes = self.experiment.base, self.num_nodes
         total = base.step.own_groups + base.step.foreign_groups
         if match := SAPO.fullmatch(self.share):
+            if int(match[1]) == 0:
+                raise UsageError(f"{self.share}: every node must generate something, so I is at least 1")
             step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), choice="sapo")
         elif self.share == "horizontal":
             if sampling["group_size"] % nodes:
@@ -206,8 +207,3 @@ def with_key(trial: Trial) -> Trial:
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     fields = {name: getattr(trial, name) for name in Trial.__slots__}
     return Trial(**fields | {"key": f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}"})
-
-
-def models_folder(out: Path) -> Path:
-    """Where tiny models of an experiment lie."""
-    return out / "models"

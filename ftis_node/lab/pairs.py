@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 LORA_MARK = ":lora"
 COPY_MARK = "~"  # s, m, s~2, m~2: the second node with a model
-TINY_TASK, TINY_OTHER_TASK = "arithmetic:add", "arithmetic:sub"
 MISTAKES = {"add": 10, "sub": 1}
 
 

@@ -47,6 +47,37 @@ POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """One node of the swarm. `name` stands in the results; a node with a `lie` does harm."""
+
+    name: str
+    model: str
+    lora: bool = False
+    lie: Lie | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to run: `manifest` says what a step takes and how it learns; the specs have this machine's paths in them.
+
+    `labels` are the trial's place in its experiment, `key` its name among stored results.
+    """
+
+    key: str
+    labels: dict[str, Any]
+    manifest: RunManifest
+    members: tuple[Member, ...]
+    task_spec: str
+    eval_specs: tuple[str, ...]
+    delay: Delay
+    seed: int
+    steps: int
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    lora_adapter: LoraSection = LoraSection()
+    max_batch: int = 256
+
+
+@dataclass(frozen=True, slots=True)
 class HonestSender:
     """A member as the rounds count it."""
 
@@ -61,34 +92,6 @@ class HonestSender:
     def groups_sent(self) -> int:
         """Its groups so far that were announced."""
         return self.parts.figures.groups_sent
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One node of the swarm. `name` stands in the results; a node with a `lie` does harm."""
-
-    name: str
-    model: str
-    lora: bool = False
-    lie: Lie | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What to run. `manifest` says what a step takes; `data_specs` are the task's and the evaluations' with paths."""
-
-    key: str
-    labels: dict[str, Any]
-    manifest: RunManifest
-    members: tuple[Member, ...]
-    task_spec: str
-    eval_specs: tuple[str, ...]
-    delay: Delay
-    seed: int
-    steps: int
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    lora_adapter: LoraSection = LoraSection()
-    max_batch: int = 256
 
 
 def run_trial(

@@ -89,6 +89,7 @@ def test_a_wrong_method_is_refused_in_one_line(text: str) -> None:
         {"shares": ("horizontal",), "num_nodes": (8,)},  # groups of one
         {"shares": ("diagonal",)},
         {"shares": ("sapo:0/0",)},
+        {"shares": ("sapo:0/8",)},
         {"lies": ("murder",)},
         {"delays": ("later",)},
     ],
