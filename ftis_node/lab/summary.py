@@ -17,7 +17,7 @@ from ftis_node.lab.grid import ALONE
 from ftis_node.lab.pairs import COPY_MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ftis_node.lab.trial_result import Evaluation, MemberResult, TrialResult
@@ -49,36 +49,51 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One model under one setting: a member's result for each seed."""
+    """One model under one setting. `seeds` holds a member's results for each seed; copies of a model stand together.
+
+    Copies in one swarm are not independent, so they are averaged before anything is taken over seeds.
+    """
 
     pair: str
     method: str
     model: str
     labels: dict[str, object]
-    members: tuple[MemberResult, ...]
+    seeds: tuple[tuple[MemberResult, ...], ...]
+
+    def estimate(self, value: Callable[[MemberResult], float]) -> Estimate:
+        """Mean and error of a member's figure."""
+        return estimate([fmean(value(member) for member in copies) for copies in self.seeds])
 
     def final(self, task: str) -> Estimate:
         """Accuracy at the last evaluation."""
-        return estimate([member.curve(task)[-1].pass_at_1 for member in self.members])
+        return self.estimate(lambda member: member.curve(task)[-1].pass_at_1)
 
     def along(self, task: str) -> Estimate:
         """Accuracy averaged over the evaluations after step 0: who learns sooner has more."""
-        return estimate([fmean([point.pass_at_1 for point in member.curve(task)[1:]]) for member in self.members])
+        return self.estimate(lambda member: fmean(point.pass_at_1 for point in member.curve(task)[1:]))
 
     def curve(self, task: str) -> list[tuple[int, Estimate]]:
         """Accuracy by step."""
-        points = zip(*(member.curve(task) for member in self.members), strict=True)
-        return [(seeds[0].step, estimate([point.pass_at_1 for point in seeds])) for seeds in points]
+        steps = [point.step for point in self.seeds[0][0].curve(task)]
+        return [(step, self.estimate(_accuracy_at(task, place))) for place, step in enumerate(steps)]
 
     def tokens(self, task: str) -> tuple[float, float]:
         """Tokens generated and received by the end, means over seeds."""
-        ends = [member.curve(task)[-1] for member in self.members]
-        return fmean(end.tokens_generated for end in ends), fmean(end.tokens_received for end in ends)
+        generated = self.estimate(lambda member: member.curve(task)[-1].tokens_generated)
+        return generated.mean, self.estimate(lambda member: member.curve(task)[-1].tokens_received).mean
 
     def kept(self) -> float | None:
         """Mean share of completions that the filter kept."""
-        shares = [share for member in self.members for share in member.steps["kept_fraction"] if share is not None]
+        shares = [share for member in self.members() for share in member.steps["kept_fraction"] if share is not None]
         return fmean(shares) if shares else None
+
+    def members(self) -> list[MemberResult]:
+        """All results, seeds and copies alike."""
+        return [member for copies in self.seeds for member in copies]
+
+
+def _accuracy_at(task: str, place: int) -> Callable[[MemberResult], float]:
+    return lambda member: member.curve(task)[place].pass_at_1
 
 
 def varied_axes(results: Sequence[TrialResult]) -> list[str]:
@@ -94,21 +109,20 @@ def method_label(labels: dict[str, object], axes: Sequence[str]) -> str:
 
 
 def lines_of(results: Sequence[TrialResult]) -> list[Line]:
-    """The lines of an experiment in the order of its trials. Copies of a model in one swarm count as further seeds."""
+    """The lines of an experiment, in the order of its trials."""
     axes = varied_axes(results)
-    found: dict[tuple[str, str, str], list[tuple[TrialResult, MemberResult]]] = defaultdict(list)
+    found: dict[tuple[str, str, str], dict[int, list[MemberResult]]] = {}
+    labels: dict[tuple[str, str, str], dict[str, object]] = {}
     for result in results:
         for member in result.members:
-            model = member.name.split(COPY_MARK)[0]
-            found[str(result.labels["pair"]), method_label(result.labels, axes), model].append((result, member))
-    return [
-        Line(pair, method, model, entries[0][0].labels, _per_seed(entries))
-        for (pair, method, model), entries in found.items()
-    ]
-
-
-def _per_seed(entries: Sequence[tuple[TrialResult, MemberResult]]) -> tuple[MemberResult, ...]:
-    return tuple(member for _, member in entries)
+            place = (
+                str(result.labels["pair"]),
+                method_label(result.labels, axes),
+                member.name.split(COPY_MARK)[0],
+            )
+            labels.setdefault(place, result.labels)
+            found.setdefault(place, defaultdict(list))[result.seed].append(member)
+    return [Line(*place, labels[place], tuple(map(tuple, seeds.values()))) for place, seeds in found.items()]
 
 
 def write_csv(results: Sequence[TrialResult], path: Path) -> None:
@@ -152,13 +166,12 @@ def payoff(lines: Sequence[Line], line: Line, task: str) -> Estimate | None:
     if alone is None:
         return None
     goal = PAYOFF_SHARE * alone.final(task).mean
-    needed_alone = [tokens_until(member, task, goal) for member in alone.members]
-    needed = [tokens_until(member, task, goal) for member in line.members]
-    reached_alone = [tokens for tokens in needed_alone if tokens is not None]
-    reached = [tokens for tokens in needed if tokens is not None]
-    if not reached_alone or len(reached) < len(needed) or fmean(reached_alone) == 0:
+    by_alone = [tokens_until(member, task, goal) for member in alone.members()]
+    reached_alone = [tokens for tokens in by_alone if tokens is not None]
+    needed = {id(member): tokens_until(member, task, goal) for member in line.members()}
+    if not reached_alone or None in needed.values() or fmean(reached_alone) == 0:
         return None
-    return estimate([tokens / fmean(reached_alone) for tokens in reached])
+    return line.estimate(lambda member: (needed[id(member)] or 0.0) / fmean(reached_alone))
 
 
 def is_alone(line: Line) -> bool:
@@ -187,7 +200,7 @@ def markdown_table(lines: Sequence[Line], tasks: Sequence[str]) -> str:
                 f"{received:,.0f}",
                 "-" if share is None else str(share),
                 "-" if kept is None else f"{kept:.2f}",
-                str(len(line.members)),
+                str(len(line.seeds)),
             ]
         )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"

@@ -47,5 +47,5 @@ def test_ftis_is_ahead_of_nois_for_both_models(tmp_path: Path) -> None:
     learnt = {(line.method, line.model): line.along(TASK).mean for line in lines}
     for model in ("s", "m"):
         assert learnt["ftis", model] > learnt["nois", model] + MARGIN, learnt
-    starts = [member.curve(TASK)[0].pass_at_1 for line in lines for member in line.members]
+    starts = [member.curve(TASK)[0].pass_at_1 for line in lines for member in line.members()]
     assert min(learnt.values()) > fmean(starts), "nothing was learnt at all"

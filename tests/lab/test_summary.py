@@ -45,11 +45,20 @@ def test_mean_and_standard_error_by_hand() -> None:
 
 def test_lines_gather_seeds() -> None:
     alone, ftis = lines_of(RESULTS)
-    assert (alone.method, ftis.method, len(ftis.members)) == ("alone", "ftis", 2)
+    assert (alone.method, ftis.method, len(ftis.seeds)) == ("alone", "ftis", 2)
     assert str(alone.final("sums")) == "0.900 ± 0.100"
     assert ftis.along("sums").mean == pytest.approx((0.735 + 0.8775) / 2)  # step 0 does not count
     assert [step for step, _ in ftis.curve("sums")] == [0, 10, 20]
     assert ftis.tokens("sums") == (1000, 1000)
+
+
+def test_copies_of_a_model_are_no_seeds_of_their_own() -> None:
+    def swarm(seed: int) -> TrialResult:
+        copies = [member(name, [0.0, end + seed], tokens_a_step=50) for name, end in (("s", 0.4), ("s~2", 0.6))]
+        return result("ftis", seed, *copies)
+
+    (line,) = lines_of([swarm(0), swarm(1)])
+    assert str(line.final("sums")) == "1.000 ± 0.500"  # of 0.5 and 1.5
 
 
 def test_payoff_by_hand() -> None:

@@ -79,11 +79,24 @@ def test_a_trial_repeats_itself(experiment: Experiment) -> None:
 
 
 def test_late_weights_generate_off_policy_groups(experiment: Experiment) -> None:
-    late = run_trial(only(experiment, methods=("tis",), delays=("fixed:2",)))
-    prompt = run_trial(only(experiment, methods=("tis",)))
-    drifts = [abs(result.members[0].steps["mean_kl"][-1] or 0.0) for result in (late, prompt)]
-    assert drifts[0] > drifts[1]  # own groups are two versions old
-    assert [point.pass_at_1 for point in late.members[0].evaluations[:4]]  # the newest weights are evaluated
+    def distance(delay: str) -> list[float]:
+        """Mean KL of a lone node's own groups, step by step."""
+        trial = replace(experiment, methods=("alone",), delays=(delay,)).trials()[0]
+        return [abs(value or 0.0) for value in run_trial(trial).members[0].steps["mean_kl"]]
+
+    prompt, late = distance("none"), distance("fixed:2")
+    assert max(prompt) < 1e-4  # of the policy that learns, but for rounding
+    assert late[0] < 1e-4
+    assert late[2] > 10 * max(prompt)  # sampled by version 0, learnt by version 2
+
+
+def test_evaluations_use_the_newest_weights(experiment: Experiment) -> None:
+    """With a delay longer than the trial, groups come from the untrained model, and evaluations do not."""
+    fast = experiment.base.optimizer.model_copy(update={"learning_rate": 3e-3})
+    base = experiment.base.model_copy(update={"optimizer": fast})
+    trial = replace(experiment, base=base, methods=("alone",), delays=("fixed:9",)).trials()[0]
+    (member,) = run_trial(trial).members
+    assert len({point.pass_at_1 for point in member.curve("arithmetic:add")}) > 1
 
 
 def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
