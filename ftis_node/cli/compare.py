@@ -52,6 +52,9 @@ def compare(
     prompts: Annotated[
         int, typer.Option("--prompts", min=0, help="Prompts in an update, over all nodes; 0: as the run says.")
     ] = 0,
+    eval_every: Annotated[
+        int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as the run says.")
+    ] = 0,
     run: Annotated[
         str | None, typer.Option("--run", help="Preset or TOML file for all that is not given here.")
     ] = None,
@@ -79,7 +82,8 @@ def compare(
     from ftis_node.lab.report import write_report
 
     pairs = tuple(pair or ["size"])
-    base = _base(run, task, pairs, prompts=prompts, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
+    base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
+    base = _resized(base, prompts=prompts, eval_every=eval_every)
     task_spec, eval_specs = _specs(task or base.task, ood_task)
     models = out / "models"
     experiment = Experiment(
@@ -108,13 +112,7 @@ def compare(
 
 
 def _base(
-    run: str | None,
-    task: str | None,
-    pairs: tuple[str, ...],
-    *,
-    prompts: int,
-    kl_estimator: str | None,
-    kl_threshold: float | None,
+    run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
 ) -> RunManifest:
     """The manifest that all trials start from."""
     from pydantic import ValidationError
@@ -125,8 +123,6 @@ def _base(
     is_tiny = all(name in TINY_PAIRS for name in pairs) and (task or "arithmetic").startswith("arithmetic")
     manifest = load_manifest(run or (TINY_PRESET if is_tiny else preset_for_task(task or "")))
     changes: dict[str, object] = {"task": parse_spec(task or manifest.task).canonical}
-    if prompts:
-        changes["step"] = manifest.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
     if kl_estimator is not None or kl_threshold is not None:
         given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
         try:
@@ -134,6 +130,16 @@ def _base(
         except ValidationError as error:
             raise UsageError(f"--kl-estimator, --kl-threshold: {first_problem(error)}") from None
     return manifest.model_copy(update=changes)
+
+
+def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest:
+    """With so many prompts an update, and so many steps between evaluations; 0 leaves them."""
+    changes: dict[str, object] = {}
+    if prompts:
+        changes["step"] = base.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
+    if eval_every:
+        changes["eval"] = base.eval.model_copy(update={"every_steps": eval_every})
+    return base.model_copy(update=changes)
 
 
 def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.lab.summary import is_alone, varied_axes
+from ftis_node.lab.summary import is_alone, payoff, varied_axes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +71,28 @@ def plot_sweep(lines: Sequence[Line], results: Sequence[TrialResult], task: str,
         panel.set_xticks(range(len(places)), places)
         panel.set(title=f"{pair}: {model}", xlabel=axis, ylabel=f"greedy pass@1 at the end, {task}")
     _finish(figure, axes[: len(panels)], path)
+    return True
+
+
+def plot_payoff(lines: Sequence[Line], results: Sequence[TrialResult], task: str, path: Path) -> bool:
+    """Own tokens to 95 % of `alone` by the number of nodes, beside 1/n; False where that number does not vary."""
+    if varied_axes(results) != ["nodes"]:
+        return False
+    figure, (panel,) = _panels(1)
+    swarms = [line for line in lines if not is_alone(line)]
+    for label in dict.fromkeys((line.pair, line.labels["method"], line.model) for line in swarms):
+        here = [line for line in swarms if (line.pair, line.labels["method"], line.model) == label]
+        shares = {int(str(line.labels["nodes"])): payoff(lines, line, task) for line in here}
+        known = {nodes: share for nodes, share in shares.items() if share is not None}
+        if known:
+            _draw(panel, list(known), list(known.values()), label=", ".join(map(str, label)), marker="o")
+    nodes = sorted({int(str(line.labels["nodes"])) for line in swarms})
+    panel.plot(nodes, [1 / number for number in nodes], color="black", linestyle=":", label="1 / nodes")
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log", base=2)
+    panel.set_xticks(nodes, nodes)
+    panel.set(xlabel="nodes", ylabel="own tokens to 95 % of alone, share of alone's")
+    _finish(figure, [panel], path)
     return True
 
 

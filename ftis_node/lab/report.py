@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.lab.plots import plot_curves, plot_methods, plot_sweep
+from ftis_node.lab.plots import plot_curves, plot_methods, plot_payoff, plot_sweep
 from ftis_node.lab.summary import lines_of, markdown_table, write_csv
 from ftis_node.tasks import load_task
 
@@ -36,6 +36,7 @@ def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Pa
     plot_curves(lines, tasks[0], out / "curves.png")
     plot_methods(lines, tasks[0], out / "methods.png")
     plot_sweep(lines, results, tasks[0], out / "sweep.png")
+    plot_payoff(lines, results, tasks[0], out / "payoff.png")
     return table
 
 

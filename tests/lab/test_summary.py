@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.lab.plots import plot_curves, plot_methods, plot_sweep
+from ftis_node.lab.plots import plot_curves, plot_methods, plot_payoff, plot_sweep
 from ftis_node.lab.summary import estimate, lines_of, markdown_table, payoff, write_csv
 from ftis_node.lab.trial_result import Evaluation, MemberResult, TrialResult
 
@@ -105,6 +105,14 @@ def test_an_axis_that_varies_stands_in_the_label(tmp_path: Path) -> None:
     for name in ("sweep.png", "curves.png", "methods.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_the_payoff_is_drawn_where_the_number_of_nodes_varies(tmp_path: Path) -> None:
+    larger = [result("ftis", seed, member("s", [0.0, 0.4, 0.9], tokens_a_step=25), nodes=4) for seed in (0, 1)]
+    results = [*RESULTS, *larger]
+    assert plot_payoff(lines_of(results), results, "sums", tmp_path / "payoff.png")
+    assert (tmp_path / "payoff.png").read_bytes().startswith(b"\x89PNG")
+    assert not plot_payoff(lines_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
 
 
 def test_the_table_has_a_row_for_each_line() -> None:
