@@ -28,48 +28,64 @@ TINY_PRESET = "arithmetic-compare"
 MINUTE_S = 60
 
 
+PairOption = Annotated[
+    list[str] | None,
+    typer.Option("--pair", help="size, expertise, peft, or DIR,DIR (DIR:lora trains an adapter); repeatable."),
+]
+MethodsOption = Annotated[
+    str, typer.Option("--methods", help="Comma-separated; alone, or METHOD, or METHOD:parameter=value.")
+]
+ShareOption = Annotated[str, typer.Option("--share", help="vertical, horizontal, sapo:I/J; comma-separated.")]
+DelayOption = Annotated[
+    str, typer.Option("--delay", help="none, fixed:K, lognormal:MIN-MAX, in steps; comma-separated.")
+]
+NodesOption = Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")]
+LiesOption = Annotated[
+    str, typer.Option("--lies", help="What the last node lies about: none, rewards, logprobs, positives.")
+]
+SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="The first seed.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")]
+PromptsOption = Annotated[
+    int, typer.Option("--prompts", min=0, help="Prompts in an update, over all nodes; 0: as the run says.")
+]
+EvalEveryOption = Annotated[
+    int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as the run says.")
+]
+RunOption = Annotated[str | None, typer.Option("--run", help="Preset or TOML file for all that is not given here.")]
+TaskOption = Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.")]
+OodTaskOption = Annotated[
+    str | None, typer.Option("--ood-task", help="Task SPEC that is evaluated and never trained on.")
+]
+KlEstimatorOption = Annotated[str | None, typer.Option("--kl-estimator", help="What the filter reads.")]
+KlThresholdOption = Annotated[float | None, typer.Option("--kl-threshold", help="Where the filter cuts.")]
+LoraRankOption = Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Trials side by side; 0: one a core, or one on a GPU.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where models run.")]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")]
+
+
 def compare(
-    pair: Annotated[
-        list[str] | None,
-        typer.Option("--pair", help="size, expertise, peft, or DIR,DIR (DIR:lora trains an adapter); repeatable."),
-    ] = None,
-    methods: Annotated[
-        str, typer.Option("--methods", help="Comma-separated; alone, or METHOD, or METHOD:parameter=value.")
-    ] = DEFAULT_METHODS,
-    share: Annotated[
-        str, typer.Option("--share", help="vertical, horizontal, sapo:I/J; comma-separated.")
-    ] = "vertical",
-    delay: Annotated[
-        str, typer.Option("--delay", help="none, fixed:K, lognormal:MIN-MAX, in steps; comma-separated.")
-    ] = "none",
-    nodes: Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")] = "2",
-    lies: Annotated[
-        str, typer.Option("--lies", help="What the last node lies about: none, rewards, logprobs, positives.")
-    ] = "none",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The first seed.")] = 0,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")] = DEFAULT_STEPS,
-    prompts: Annotated[
-        int, typer.Option("--prompts", min=0, help="Prompts in an update, over all nodes; 0: as the run says.")
-    ] = 0,
-    eval_every: Annotated[
-        int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as the run says.")
-    ] = 0,
-    run: Annotated[
-        str | None, typer.Option("--run", help="Preset or TOML file for all that is not given here.")
-    ] = None,
-    task: Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.")] = None,
-    ood_task: Annotated[
-        str | None, typer.Option("--ood-task", help="Task SPEC that is evaluated and never trained on.")
-    ] = None,
-    kl_estimator: Annotated[str | None, typer.Option("--kl-estimator", help="What the filter reads.")] = None,
-    kl_threshold: Annotated[float | None, typer.Option("--kl-threshold", help="Where the filter cuts.")] = None,
-    lora_rank: Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")] = 8,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=0, help="Trials side by side; 0: one a core, or one on a GPU.")
-    ] = 0,
-    device: Annotated[Device, typer.Option("--device", help="Where models run.")] = "auto",
-    out: Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")] = Path("compare-out"),
+    pair: PairOption = None,
+    methods: MethodsOption = DEFAULT_METHODS,
+    share: ShareOption = "vertical",
+    delay: DelayOption = "none",
+    nodes: NodesOption = "2",
+    lies: LiesOption = "none",
+    seeds: SeedsOption = 1,
+    seed: SeedOption = 0,
+    steps: StepsOption = DEFAULT_STEPS,
+    prompts: PromptsOption = 0,
+    eval_every: EvalEveryOption = 0,
+    run: RunOption = None,
+    task: TaskOption = None,
+    ood_task: OodTaskOption = None,
+    kl_estimator: KlEstimatorOption = None,
+    kl_threshold: KlThresholdOption = None,
+    lora_rank: LoraRankOption = 8,
+    jobs: JobsOption = 0,
+    device: DeviceOption = "auto",
+    out: OutOption = Path("compare-out"),
 ) -> None:
     """Compare methods: real nodes over an in-process network, the same number of completions in every update.
 
