@@ -29,31 +29,33 @@ def identity() -> Identity:
     return Identity.from_seed(bytes(range(32)))
 
 
-def make_completion(*ids: int, reward: float = 0.0) -> Completion:
-    """A completion of these ids; it stopped if it ends with EOS."""
+def make_completion(*ids: int, reward: float = 0.0, versions: tuple[int, int] = (3, 3)) -> Completion:
+    """A completion of these ids, sampled by these versions; it stopped if it ends with EOS."""
     return Completion(
         token_ids=np.array(ids, dtype=np.int32),
         logprobs=np.linspace(-0.1, -2.0, len(ids), dtype=np.float32),
         finish_reason=FinishReason.STOP if ids[-1] == EOS else FinishReason.LENGTH,
         reward=reward,
+        policy_version=versions[0],
+        policy_version_newest=versions[1],
     )
 
 
-def make_group(identity: Identity, **changes: Any) -> Group:
-    """A group of two completions of the problem 5, one of them right."""
-    changes.setdefault("policy_version_newest", changes.get("policy_version", 3))
+def make_group(identity: Identity, *, versions: tuple[int, int] = (3, 3), **changes: Any) -> Group:
+    """A group of two completions of the problem 5, one of them right; both were sampled by these versions."""
     group = Group(
         run_id=RUN_ID,
         sender=identity.peer_id,
         number=1,
         prompt_ref=PromptRef("arithmetic", "train", 5),
         prompt_hash=hash_prompt(PROMPT_IDS),
-        completions=(make_completion(10, 11, EOS, reward=1.0), make_completion(12, 13)),
+        completions=(
+            make_completion(10, 11, EOS, reward=1.0, versions=versions),
+            make_completion(12, 13, versions=versions),
+        ),
         sampling=SamplingSettings(),
         model="tiny-s",
         tokenizer=TOKENIZER,
-        policy_version=3,
-        policy_version_newest=3,
         created_at=round(time.time(), 3),
     )
     return replace(group, **changes)

@@ -34,14 +34,17 @@ class Generate(Message, frozen=True):
 
 
 class Generated(Message, frozen=True):
-    """A group's completions: `lengths` tokens each, all their ids in one array, all their log-probs in another."""
+    """A group's completions: `lengths` tokens each, all their ids in one array, all their log-probs in another.
+
+    `policy_versions` are the versions that sampled their first, `policy_versions_newest` their last tokens.
+    """
 
     lengths: tuple[int, ...]
     finish_reasons: tuple[FinishReason, ...]
     token_ids: bytes
     logprobs: bytes
-    policy_version: int
-    policy_version_newest: int
+    policy_versions: tuple[int, ...]
+    policy_versions_newest: tuple[int, ...]
 
 
 class LoadWeights(Message, frozen=True):
@@ -93,8 +96,8 @@ def pack_result(result: GenerationResult) -> Generated:
         finish_reasons=tuple(completion.finish_reason for completion in completions),
         token_ids=np.concatenate([completion.token_ids for completion in completions]).astype("<i4").tobytes(),
         logprobs=np.concatenate([completion.logprobs for completion in completions]).astype("<f4").tobytes(),
-        policy_version=result.policy_version,
-        policy_version_newest=result.policy_version_newest,
+        policy_versions=tuple(completion.policy_version for completion in completions),
+        policy_versions_newest=tuple(completion.policy_version_newest for completion in completions),
     )
 
 
@@ -103,8 +106,16 @@ def unpack_result(generated: Generated) -> GenerationResult:
     token_ids = np.frombuffer(generated.token_ids, dtype="<i4")
     logprobs = np.frombuffer(generated.logprobs, dtype="<f4")
     bounds = pairwise(accumulate(generated.lengths, initial=0))
-    completions = tuple(
-        Completion(token_ids=token_ids[start:end], logprobs=logprobs[start:end], finish_reason=reason)
-        for (start, end), reason in zip(bounds, generated.finish_reasons, strict=True)
+    versions = zip(generated.policy_versions, generated.policy_versions_newest, strict=True)
+    return GenerationResult(
+        tuple(
+            Completion(
+                token_ids=token_ids[start:end],
+                logprobs=logprobs[start:end],
+                finish_reason=reason,
+                policy_version=first,
+                policy_version_newest=last,
+            )
+            for (start, end), reason, (first, last) in zip(bounds, generated.finish_reasons, versions, strict=True)
+        )
     )
-    return GenerationResult(completions, generated.policy_version, generated.policy_version_newest)

@@ -63,14 +63,14 @@ def random_group(identity: Identity, number: int, rng: np.random.Generator) -> G
                 logprobs=-rng.exponential(0.5, COMPLETION_TOKENS).astype(np.float32),
                 finish_reason=FinishReason.LENGTH,
                 reward=float(rng.integers(0, 2)),
+                policy_version=1,
+                policy_version_newest=1,
             )
             for _ in range(NUM_COMPLETIONS)
         ),
         sampling=SamplingSettings(),
         model="Qwen/Qwen2.5-3B",
         tokenizer="0" * 32,
-        policy_version=1,
-        policy_version_newest=1,
         created_at=time.time(),
     )
 

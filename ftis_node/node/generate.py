@@ -106,8 +106,6 @@ class GenerateLoop:
             sampling=self._sampling,
             model=parts.source.name,
             tokenizer=parts.tokenizer.fingerprint,
-            policy_version=result.policy_version,
-            policy_version_newest=result.policy_version_newest,
             created_at=time.time(),
         )
 

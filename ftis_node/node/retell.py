@@ -23,6 +23,7 @@ def retell_group(
 ) -> TextGroup:
     """`group`, whose id is `group_id`, as text; `messages` are its prompt. The texts are those that were scored."""
     header = {field.name: getattr(group, field.name) for field in fields(GroupHeader)}
+    header["prompt_hash"] = hash_messages(messages)
     completions = tuple(
         TextCompletion(
             text=tokenizer.decode(completion.token_ids.tolist()),
@@ -33,4 +34,10 @@ def retell_group(
         )
         for completion in group.completions
     )
-    return TextGroup(**header | {"prompt_hash": hash_messages(messages)}, retells=group_id, completions=completions)
+    return TextGroup(
+        **header,
+        policy_version=group.policy_version,
+        policy_version_newest=group.policy_version_newest,
+        retells=group_id,
+        completions=completions,
+    )

@@ -1,14 +1,16 @@
 """The exact wire form of a group: records to bytes and back.
 
 Packing writes ids and log-probs as raw little-endian arrays, 8 bytes a completion token, and everything else in about
-300 bytes (`proto/rollout.proto` tells each field). Unpacking trusts nothing: sizes are bounded before a parser sees the
-bytes, counts before arrays are made; whatever does not fit is a `RecordError` with the name of the refusal.
+300 bytes (`proto/rollout.proto` tells each field); the versions of each completion only where they differ. Unpacking
+trusts nothing: sizes are bounded before a parser sees the bytes, counts before arrays are made; whatever does not fit
+is a `RecordError` with the name of the refusal.
 """
 
 from __future__ import annotations
 
 import hashlib
 from itertools import accumulate
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,11 +44,11 @@ def pack_group(group: Group) -> bytes:
     """The bytes of a `Body`: what is signed, hashed and stored. Raises ValueError for an impossible group."""
     return make_body(
         group,
-        group.completions,
         [len(completion.token_ids) for completion in group.completions],
         codec=pb.CODEC_EXACT,
         token_ids=_join([completion.token_ids for completion in group.completions], "<i4"),
         logprobs=_join([completion.logprobs for completion in group.completions], "<f4"),
+        **_version_lists(group),
     )
 
 
@@ -66,10 +68,35 @@ def read_group(body: pb.Body) -> Group:
     num_bytes = 4 * sum(body.lengths)
     if len(body.token_ids) != num_bytes or len(body.logprobs) != num_bytes:
         raise RecordError("malformed", f"the arrays have not the {num_bytes} bytes that the lengths promise")
-    return Group(**read_header(body), completions=_split_completions(body))
+    return Group(**read_header(body), completions=_split_completions(body, _read_versions(body)))
 
 
-def _split_completions(body: pb.Body) -> tuple[Completion, ...]:
+def _version_lists(group: Group) -> dict[str, list[int]]:
+    """The two fields that tell each completion's versions; none where all have the group's, as a reader assumes."""
+    versions = [(completion.policy_version, completion.policy_version_newest) for completion in group.completions]
+    if len(set(versions)) == 1:
+        return {}
+    oldest = group.policy_version
+    return {
+        "version_offsets": [first - oldest for first, _ in versions],
+        "version_spans": [last - first for first, last in versions],
+    }
+
+
+def _read_versions(body: pb.Body) -> list[tuple[int, int]]:
+    """The versions of each completion's first and last token. Raises RecordError: `malformed`."""
+    oldest, span, num_completions = body.policy_version, body.policy_version_span, len(body.lengths)
+    offsets, spans = body.version_offsets, body.version_spans
+    if not offsets and not spans:
+        return [(oldest, oldest + span)] * num_completions
+    if len(offsets) != num_completions or len(spans) != num_completions:
+        raise RecordError("malformed", "versions do not count as many as lengths")
+    if min(offsets) != 0 or max(map(add, offsets, spans)) != span:
+        raise RecordError("malformed", "the completions' versions are not those of the group")
+    return [(oldest + offset, oldest + offset + own) for offset, own in zip(offsets, spans, strict=True)]
+
+
+def _split_completions(body: pb.Body, versions: Sequence[tuple[int, int]]) -> tuple[Completion, ...]:
     """Cuts the two flat arrays into completions; the arrays share the body's memory and are read-only."""
     all_ids, all_logprobs = np.frombuffer(body.token_ids, dtype="<i4"), np.frombuffer(body.logprobs, dtype="<f4")
     ends = list(accumulate(body.lengths))
@@ -79,10 +106,15 @@ def _split_completions(body: pb.Body) -> tuple[Completion, ...]:
             logprobs=all_logprobs[end - length : end],
             finish_reason=FINISH_FROM_WIRE[finish],
             reward=settle(reward),
+            policy_version=first,
+            policy_version_newest=last,
         )
-        for end, length, finish, reward in zip(ends, body.lengths, body.finishes, body.rewards, strict=True)
+        for end, length, finish, reward, (first, last) in zip(
+            ends, body.lengths, body.finishes, body.rewards, versions, strict=True
+        )
     )
 
 
 def _join(arrays: Sequence[NDArray[Any]], dtype: str) -> bytes:
-    return np.concatenate(arrays).astype(dtype, copy=False).tobytes()
+    joined: NDArray[Any] = np.concatenate(arrays).astype(dtype, copy=False)
+    return joined.tobytes()

@@ -52,6 +52,7 @@ class Completion:
 
     `mean_logprob` is None but for a completion that a peer with another tokenizer told as text: then `token_ids` are
     ours, `logprobs` is empty, for none of these tokens was sampled, and this mean over the peer's own tokens is known.
+    `policy_version` and `policy_version_newest` are those of the weights that sampled the first and the last token.
     """
 
     token_ids: NDArray[np.int32]
@@ -60,6 +61,8 @@ class Completion:
     reward: float = 0.0
     status: CompletionStatus = CompletionStatus.SCORED
     mean_logprob: float | None = None
+    policy_version: int = 0
+    policy_version_newest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,7 @@ class SamplingSettings:
 class GroupHeader:
     """What is said of a group in either of its forms, as it travels.
 
-    `number` is the sender's running number (1, 2, ...), `policy_version` the version that sampled the first and
-    `policy_version_newest` the one that sampled the last token. `created_at` is Unix time in seconds.
+    `number` is the sender's running number (1, 2, ...). `created_at` is Unix time in seconds.
     """
 
     run_id: str
@@ -87,8 +89,6 @@ class GroupHeader:
     sampling: SamplingSettings
     model: str
     tokenizer: str
-    policy_version: int
-    policy_version_newest: int
     created_at: float
 
 
@@ -97,6 +97,16 @@ class Group(GroupHeader):
     """The completions of one prompt by one generator, by their tokens. `text_group.py` has the other form."""
 
     completions: tuple[Completion, ...]
+
+    @property
+    def policy_version(self) -> int:
+        """The oldest version that sampled a token of the group."""
+        return min(completion.policy_version for completion in self.completions)
+
+    @property
+    def policy_version_newest(self) -> int:
+        """The newest version that sampled a token of the group."""
+        return max(completion.policy_version_newest for completion in self.completions)
 
     @property
     def num_tokens(self) -> int:

@@ -18,8 +18,8 @@ from ftis_node.records.identity import PEER_ID_BYTES, peer_id_from_text, peer_id
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.records.group import Completion, GroupHeader
-    from ftis_node.records.text_group import TextCompletion
+    from ftis_node.records.group import Group
+    from ftis_node.records.text_group import TextGroup
 
 SCHEMA = 1
 RUN_ID_BYTES = 16
@@ -47,20 +47,16 @@ class HeaderFields(TypedDict):
     sampling: SamplingSettings
     model: str
     tokenizer: str
-    policy_version: int
-    policy_version_newest: int
     created_at: float
 
 
-def make_body(
-    group: GroupHeader, completions: Sequence[Completion | TextCompletion], lengths: Sequence[int], **contents: Any
-) -> bytes:
+def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any) -> bytes:
     """The bytes of a `Body`: the header, how long each completion is and how it ended, and `contents` by field name.
 
-    Raises ValueError for an impossible number of completions.
+    Raises ValueError for an impossible number of completions, or of versions between the oldest and the newest.
     """
-    if not 1 <= len(completions) <= MAX_COMPLETIONS:
-        raise ValueError(f"a group has 1 to {MAX_COMPLETIONS} completions, not {len(completions)}")
+    if not 1 <= len(lengths) <= MAX_COMPLETIONS:
+        raise ValueError(f"a group has 1 to {MAX_COMPLETIONS} completions, not {len(lengths)}")
     return pb.Body(
         schema=SCHEMA,
         run=bytes.fromhex(group.run_id),
@@ -78,8 +74,8 @@ def make_body(
             temperature=group.sampling.temperature, top_p=group.sampling.top_p, top_k=group.sampling.top_k
         ),
         lengths=lengths,
-        finishes=[FINISH_TO_WIRE[completion.finish_reason] for completion in completions],
-        rewards=[completion.reward for completion in completions],
+        finishes=[FINISH_TO_WIRE[completion.finish_reason] for completion in group.completions],
+        rewards=group.rewards,
         **contents,
     ).SerializeToString()
 
@@ -136,8 +132,6 @@ def read_header(body: pb.Body) -> HeaderFields:
         ),
         model=body.model,
         tokenizer=body.tokenizer.hex(),
-        policy_version=body.policy_version,
-        policy_version_newest=body.policy_version + body.policy_version_span,
         created_at=body.created_ms / 1000,
     )
 

@@ -1,6 +1,7 @@
 """The text form of a group on the wire, and the reader for a body in either form.
 
 The counts, and the size of every text, are checked before a record is made; the UTF-8 is checked by the parser.
+Versions are told of the group only: which of another model's weights sampled which text means nothing to the reader.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ def pack_text_group(group: TextGroup) -> bytes:
     """The bytes of a `Body` in the text form. Raises ValueError for an impossible group."""
     return make_body(
         group,
-        group.completions,
         [completion.num_tokens for completion in group.completions],
         codec=pb.CODEC_TEXT,
         texts=[completion.text for completion in group.completions],
@@ -72,14 +72,16 @@ def read_text_group(body: pb.Body) -> TextGroup:
     require_header(body)
     if len(body.texts) != len(body.lengths) or len(body.mean_logprobs) != len(body.lengths):
         raise RecordError("malformed", "texts or mean log-probs do not count as many as lengths")
-    if body.token_ids or body.logprobs:
-        raise RecordError("malformed", "token ids or log-probs beside texts")
+    if body.token_ids or body.logprobs or body.version_offsets or body.version_spans:
+        raise RecordError("malformed", "token ids, log-probs or versions beside texts")
     if len(body.retells) != ID_BYTES:
         raise RecordError("malformed", f"a group told again is named by an id of {ID_BYTES} bytes")
     if any(len(text.encode()) > MAX_TEXT_BYTES for text in body.texts):
         raise RecordError("malformed", f"a text is longer than {MAX_TEXT_BYTES} bytes")
     return TextGroup(
         **read_header(body),
+        policy_version=body.policy_version,
+        policy_version_newest=body.policy_version + body.policy_version_span,
         retells=body.retells,
         completions=tuple(
             TextCompletion(

@@ -36,9 +36,12 @@ class TextCompletion:
 class TextGroup(GroupHeader):
     """The completions of one prompt by one generator, as texts. `retells` is the id of the exact form.
 
-    `prompt_hash` is `text_codec.hash_messages` of the prompt: its ids are the sender's.
+    `prompt_hash` is `text_codec.hash_messages` of the prompt: its ids are the sender's. `policy_version` and
+    `policy_version_newest` are those of the sender's exact group.
     """
 
+    policy_version: int
+    policy_version_newest: int
     retells: bytes
     completions: tuple[TextCompletion, ...]
 
@@ -56,6 +59,8 @@ class TextGroup(GroupHeader):
                 finish_reason=told.finish_reason,
                 reward=told.reward,
                 mean_logprob=told.mean_logprob,
+                policy_version=self.policy_version,
+                policy_version_newest=self.policy_version_newest,
             )
             for told, ids in zip(self.completions, token_ids, strict=True)
         )

@@ -45,8 +45,14 @@ class FakeEngine:
             await asyncio.sleep(3600)
         tokens = np.array([*request.prompt_ids, *request.eos_ids], dtype=np.int32)
         self.tokens_made += len(tokens) * request.num_completions
-        completion = Completion(tokens, np.full(len(tokens), -0.5, dtype=np.float32), FinishReason.STOP)
-        return GenerationResult((completion,) * request.num_completions, self.policy_version, self.policy_version)
+        completion = Completion(
+            token_ids=tokens,
+            logprobs=np.full(len(tokens), -0.5, dtype=np.float32),
+            finish_reason=FinishReason.STOP,
+            policy_version=self.policy_version,
+            policy_version_newest=self.policy_version,
+        )
+        return GenerationResult((completion,) * request.num_completions)
 
     async def load_weights(self, path: Path, version: int) -> None:
         text = path.read_text()  # noqa: ASYNC240 - a few bytes

@@ -21,12 +21,13 @@ from generation_support import EOS_ID, SETTINGS, eventually
 import ftis_node
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.generation.messages import GenerationBoot, pack_result, unpack_result
 from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.spec import Timing
 from ftis_node.ipc.supervisor import WorkerState
 from ftis_node.ipc.weights import PublishedWeights, WeightProof
-from ftis_node.records.group import FinishReason, SamplingSettings
+from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 
 QUICK = Timing(
     start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=1.0, stop_grace_s=2.0, terminate_grace_s=0.5
@@ -92,6 +93,20 @@ async def test_a_group_arrives_as_records_and_is_counted(make_client: MakeClient
         await one_group(client)
     assert client.tokens_per_s > 0
     assert client.tokens_made == 54
+
+
+def test_each_completion_keeps_its_versions_on_the_way_out_of_the_worker() -> None:
+    token, logprob = np.array([1], dtype=np.int32), np.zeros(1, dtype=np.float32)
+    mixed = GenerationResult(
+        tuple(
+            Completion(token, logprob, FinishReason.STOP, policy_version=first, policy_version_newest=last)
+            for first, last in ((4, 4), (3, 6), (5, 5))
+        )
+    )
+    again = unpack_result(pack_result(mixed))
+    versions = [(completion.policy_version, completion.policy_version_newest) for completion in again.completions]
+    assert versions == [(4, 4), (3, 6), (5, 5)]
+    assert (again.policy_version, again.policy_version_newest) == (3, 6)
 
 
 async def test_versions_go_up_with_each_hand_over(make_client: MakeClient, tmp_path: Path) -> None:

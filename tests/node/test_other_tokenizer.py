@@ -150,8 +150,6 @@ def _sampled(parts: Parts) -> Group:
         sampling=SamplingSettings(),
         model="alices",
         tokenizer=tokenizer.fingerprint,
-        policy_version=0,
-        policy_version_newest=0,
         created_at=time.time(),
     )
 

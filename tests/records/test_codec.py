@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from tests.conftest import make_completion, make_group
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ftis_node.records.group import Group
+
 QWEN_VOCABULARY = 151_665
 
 
@@ -32,8 +35,10 @@ def _qwen_like(identity: Identity, *, num_completions: int = 12, num_tokens: int
             logprobs=-rng.exponential(0.5, num_tokens).astype(np.float32),
             finish_reason=FinishReason.LENGTH,
             reward=float(rng.integers(0, 2)),
+            policy_version=1000,
+            policy_version_newest=1000 + number % 2,
         )
-        for _ in range(num_completions)
+        for number in range(num_completions)
     )
     return make_group(
         identity,
@@ -41,8 +46,6 @@ def _qwen_like(identity: Identity, *, num_completions: int = 12, num_tokens: int
         model="Qwen/Qwen2.5-Coder-3B-Instruct",
         prompt_ref=PromptRef("rg:letter_counting", "train", 2**31),
         number=100_000,
-        policy_version=1000,
-        policy_version_newest=1001,
     )
 
 
@@ -50,8 +53,10 @@ def test_every_field_survives(identity: Identity) -> None:
     group = make_group(
         identity,
         sampling=SamplingSettings(temperature=0.7, top_p=0.95, top_k=20),
-        policy_version_newest=5,
-        completions=(make_completion(1, 2, reward=0.95), make_completion(-3, 2**31 - 1, 4)),
+        completions=(
+            make_completion(1, 2, reward=0.95, versions=(3, 5)),
+            make_completion(-3, 2**31 - 1, 4, versions=(4, 4)),
+        ),
     )
     again = unpack_group(pack_group(group))
     assert replace(again, completions=()) == replace(group, completions=())
@@ -59,6 +64,55 @@ def test_every_field_survives(identity: Identity) -> None:
         assert mine.token_ids.tolist() == theirs.token_ids.tolist()
         assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()
         assert (mine.finish_reason, mine.reward) == (theirs.finish_reason, theirs.reward)
+    assert _versions(again) == [(3, 5), (4, 4)]
+
+
+def _versions(group: Group) -> list[tuple[int, int]]:
+    return [(completion.policy_version, completion.policy_version_newest) for completion in group.completions]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 2**64 - 1 - 2**32),
+    st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31 - 1)), min_size=1, max_size=6),
+)
+def test_any_versions_survive(oldest: int, offsets_and_spans: list[tuple[int, int]]) -> None:
+    versions = [(oldest + offset, oldest + offset + span) for offset, span in offsets_and_spans]
+    group = make_group(
+        Identity.from_seed(bytes(32)), completions=tuple(make_completion(1, versions=pair) for pair in versions)
+    )
+    again = unpack_group(pack_group(group))
+    assert _versions(again) == versions
+    assert again.policy_version == min(first for first, _ in versions)
+    assert again.policy_version_newest == max(last for _, last in versions)
+
+
+@pytest.mark.parametrize(
+    ("versions", "sha256"),
+    [
+        ((3, 3), "15f4ba0a401bb34c0bc8a4425232dadfac3718e5df2c302943bafacb08f923e6"),
+        ((3, 5), "f38e0aff5421a33e45902704989a4d0cb5af0a327d5be1a22d36b91cea25b730"),
+    ],
+)
+def test_versions_that_all_share_cost_no_byte(versions: tuple[int, int], sha256: str) -> None:
+    """The hashes are those of bodies from before completions had versions of their own."""
+    body = pack_group(make_group(Identity.from_seed(bytes(range(32))), created_at=1.5, versions=versions))
+    assert hashlib.sha256(body).hexdigest() == sha256
+    assert _versions(unpack_group(body)) == [versions, versions]
+
+
+def test_versions_that_differ_cost_a_few_bytes(identity: Identity) -> None:
+    group = make_group(identity, created_at=1.5, versions=(3, 4))
+    first, second = group.completions
+    mixed = replace(group, completions=(first, replace(second, policy_version=4)))
+    offsets_and_spans = b"\xba\x01\x02\0\1" + b"\xc2\x01\x02\1\0"
+    assert pack_group(mixed) == pack_group(group) + offsets_and_spans
+
+
+def test_a_last_token_older_than_the_first_is_not_packed(identity: Identity) -> None:
+    for versions in ((4, 3), (3, 3 + 2**32)):
+        with pytest.raises(ValueError, match="out of range"):
+            pack_group(make_group(identity, versions=versions))
 
 
 def test_an_envelope_of_12_x_300_tokens_costs_at_most_8_25_bytes_a_token(identity: Identity) -> None:
@@ -89,6 +143,12 @@ def _body(identity: Identity, change: Callable[[pb.Body], None]) -> bytes:
     return body.SerializeToString()
 
 
+def _set_versions(body: pb.Body, *, span: int, offsets: list[int], spans: list[int]) -> None:
+    body.policy_version_span = span
+    body.version_offsets.extend(offsets)
+    body.version_spans.extend(spans)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -106,6 +166,15 @@ def _body(identity: Identity, change: Callable[[pb.Body], None]) -> bytes:
         (lambda b: setattr(b, "logprobs", b.logprobs[:-4]), "malformed"),
         (lambda b: setattr(b, "token_ids", b.token_ids + b"\0\0\0\0"), "malformed"),
         (lambda b: b.rewards.append(1.0), "malformed"),
+        (lambda b: _set_versions(b, span=2, offsets=[0, 1], spans=[0, 0]), "malformed"),  # none as new as the group
+        (lambda b: _set_versions(b, span=2, offsets=[0, 1], spans=[0, 2]), "malformed"),  # newer than the group
+        (lambda b: _set_versions(b, span=2, offsets=[0, 2**32 - 1], spans=[2, 2**32 - 1]), "malformed"),
+        (lambda b: _set_versions(b, span=2, offsets=[1, 1], spans=[0, 1]), "malformed"),  # none as old as the group
+        (lambda b: _set_versions(b, span=2, offsets=[0, 1], spans=[]), "malformed"),
+        (lambda b: _set_versions(b, span=2, offsets=[], spans=[0, 2]), "malformed"),
+        (lambda b: _set_versions(b, span=2, offsets=[0], spans=[2]), "malformed"),
+        (lambda b: _set_versions(b, span=2, offsets=[0, 0, 0], spans=[0, 2, 0]), "malformed"),
+        (lambda b: _set_versions(b, span=2, offsets=[0, 0], spans=[0, 2, 0]), "malformed"),
     ],
 )
 def test_contradictions_are_refused_by_name(identity: Identity, change, reason: str) -> None:

@@ -95,6 +95,7 @@ def test_a_group_told_as_text_comes_back_in_the_tokens_given_at_the_door(path: P
     assert [completion.token_ids.tolist() for completion in again.group.completions] == [[10, 2], [7, 8, 9]]
     assert [completion.mean_logprob for completion in again.group.completions] == [-0.25, -2.0]
     assert [len(completion.logprobs) for completion in again.group.completions] == [0, 0]
+    assert (again.group.policy_version, again.group.policy_version_newest) == (3, 4)
     assert [completion.mean_logprob for completion in exact.group.completions] == [None, None]
     assert reader.envelopes([envelope.id]) == [envelope.to_bytes()], "as received"
     assert again.rewards == (1.0, 0.0)
@@ -161,9 +162,9 @@ def test_numbers_go_on_after_a_restart(path: Path, buffer: ReplayBuffer) -> None
 def test_old_groups_are_released_by_name(buffer: ReplayBuffer, reader: ReplayReader) -> None:
     now = time.time()
     buffer.admit(accepted(ME, 1, created_at=now - 100), own=True)
-    buffer.admit(accepted(ME, 2, created_at=now, policy_version=1), own=True)
-    buffer.admit(accepted(ME, 3, created_at=now, policy_version=9), own=True)
-    buffer.admit(accepted(ANN, 1, created_at=now, policy_version=1), own=False)
+    buffer.admit(accepted(ME, 2, created_at=now, versions=(1, 1)), own=True)
+    buffer.admit(accepted(ME, 3, created_at=now, versions=(9, 9)), own=True)
+    buffer.admit(accepted(ANN, 1, created_at=now, versions=(1, 1)), own=False)
     stale = buffer.release_stale(Freshness(now=now, max_age_s=50, policy_version=10, max_version_lag=5))
     assert [candidate.arrival for candidate in stale] == [1, 2], "a peer's version says nothing about ours"
     assert reader.figures().released == {"stale": 2}

@@ -1,7 +1,7 @@
 """The seam between generation and whatever computes it.
 
 An engine takes one group at a time, as many at once as are given, and answers with token ids, their log-probs and the
-policy version that sampled them. It knows nothing of processes, tasks or rewards.
+policy versions that sampled them. It knows nothing of processes, tasks or rewards.
 
 Log-probs are those of the full softmax at the sampling temperature, of the tokens sampled, computed in float32. With
 temperature 0 (greedy) they are those at temperature 1. With top_p or top_k the tokens are drawn from the cut
@@ -67,11 +67,19 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The completions in order, and the policy versions that sampled their first and their last tokens."""
+    """The completions in order; each says which versions sampled its first and its last token."""
 
     completions: tuple[Completion, ...]
-    policy_version: int
-    policy_version_newest: int
+
+    @property
+    def policy_version(self) -> int:
+        """The oldest version that sampled a token of the group."""
+        return min(completion.policy_version for completion in self.completions)
+
+    @property
+    def policy_version_newest(self) -> int:
+        """The newest version that sampled a token of the group."""
+        return max(completion.policy_version_newest for completion in self.completions)
 
 
 class Engine(Protocol):
@@ -103,7 +111,7 @@ class Engine(Protocol):
     async def load_weights(self, path: Path, version: int) -> None:
         """Serve the weights of a published safetensors file from now on.
 
-        Requests in flight end on the weights that they began with or say in their result that they did not. Raises
+        Requests in flight end on the weights that they began with or their completions say that they did not. Raises
         ModelError for a file that is missing, damaged or of another model; the weights served are then as before.
         """
         ...

@@ -57,11 +57,13 @@ class Draft:
             token_ids=np.array(self.token_ids, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
             finish_reason=self.finish_reason or FinishReason.ABORT,
+            policy_version=self.owner.policy_version,
+            policy_version_newest=self.owner.policy_version,
         )
 
 
 class ActiveRequest:
-    """A request from its prefill to its result."""
+    """A request from its prefill to its result, all by the weights of `policy_version`."""
 
     def __init__(self, request: GenerateRequest, *, seed: int, policy_version: int) -> None:
         self.request = request
@@ -89,13 +91,9 @@ class ActiveRequest:
             return torch.zeros(len(self.drafts), dtype=torch.float64)
         return torch.rand(len(self.drafts), generator=self._random, dtype=torch.float64)
 
-    def result(self, *, policy_version_newest: int) -> GenerationResult:
+    def result(self) -> GenerationResult:
         """What was made."""
-        return GenerationResult(
-            completions=tuple(draft.completion() for draft in self.drafts),
-            policy_version=self.policy_version,
-            policy_version_newest=policy_version_newest,
-        )
+        return GenerationResult(tuple(draft.completion() for draft in self.drafts))
 
 
 @dataclass(slots=True)

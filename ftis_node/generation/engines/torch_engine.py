@@ -197,7 +197,7 @@ class TorchEngine:
             await self._compute(lambda: self._decoder.advance(newcomers, num_steps=TOKENS_PER_HOP))
         for job in self._decoding:
             if job.active is not None and job.active.has_ended:
-                job.end(job.active.result(policy_version_newest=self._policy_version))
+                job.end(job.active.result())
 
     async def _clear_away(self) -> None:
         """Give cancelled requests what they have, and forget those that ended or that nobody waits for any more."""
@@ -207,7 +207,7 @@ class TorchEngine:
             if job.active is None:
                 job.fail(WorkerTaskError("the request was cancelled before its first token"))
             else:
-                job.end(job.active.result(policy_version_newest=self._policy_version))
+                job.end(job.active.result())
         self._cancelled.clear()
         left = [job.active for job in self._decoding if job.answer.done() and job.active is not None]
         if any(not active.has_ended for active in left):
