@@ -16,7 +16,7 @@ from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group
 from ftis_node.records.group import Group
-from ftis_node.records.header import HASH_BYTES, ID_BYTES, MAX_NAME_BYTES, RUN_ID_BYTES, SCHEMA
+from ftis_node.records.header import HASH_BYTES, ID_BYTES, MAX_INTEGER, MAX_NAME_BYTES, RUN_ID_BYTES, SCHEMA
 from ftis_node.records.identity import (
     ENVELOPE_DOMAIN,
     PEER_DOMAIN,
@@ -145,7 +145,8 @@ def open_announcement(data: bytes) -> Announcement:
         raise RecordError("parse", f"no Announcement message: {error}") from None
     if message.schema != SCHEMA:
         raise RecordError("version", f"schema {message.schema}, this node speaks {SCHEMA}")
-    if len(message.id) != ID_BYTES or message.number < 1 or message.num_tokens < 1 or message.envelope_bytes < 1:
+    number_holds = 1 <= message.number <= MAX_INTEGER
+    if len(message.id) != ID_BYTES or not number_holds or message.num_tokens < 1 or message.envelope_bytes < 1:
         raise RecordError("malformed", "an announcement names an id, a number, a size and a count of tokens")
     return Announcement(
         id=message.id,

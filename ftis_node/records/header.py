@@ -27,6 +27,7 @@ HASH_BYTES = 16
 ID_BYTES = 32  # of a group: SHA-256 of its body
 MAX_COMPLETIONS = 1024
 MAX_NAME_BYTES = 128
+MAX_INTEGER = 2**63 - 1  # what a signed integer of the database holds
 
 FINISH_TO_WIRE = {
     FinishReason.STOP: pb.FINISH_STOP,
@@ -106,6 +107,9 @@ def require_header(body: pb.Body) -> None:
         raise RecordError("malformed", "the sender is no Ed25519 peer id")
     if len(body.task.encode()) > MAX_NAME_BYTES or len(body.model.encode()) > MAX_NAME_BYTES:
         raise RecordError("malformed", f"a name is longer than {MAX_NAME_BYTES} bytes")
+    newest = body.policy_version + body.policy_version_span
+    if max(body.number, body.prompt_index, body.created_ms, newest) > MAX_INTEGER:
+        raise RecordError("malformed", "a number of 2^63 or more")
     num_completions = len(body.lengths)
     if not 1 <= num_completions <= MAX_COMPLETIONS:
         raise RecordError("malformed", f"{num_completions} completions; 1 to {MAX_COMPLETIONS} are possible")

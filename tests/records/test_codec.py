@@ -73,7 +73,7 @@ def _versions(group: Group) -> list[tuple[int, int]]:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.integers(0, 2**64 - 1 - 2**32),
+    st.integers(0, 2**63 - 1 - 2**32),
     st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31 - 1)), min_size=1, max_size=6),
 )
 def test_any_versions_survive(oldest: int, offsets_and_spans: list[tuple[int, int]]) -> None:
@@ -158,6 +158,11 @@ def _set_versions(body: pb.Body, *, span: int, offsets: list[int], spans: list[i
         (lambda b: setattr(b, "sender", b"x" * 38), "accepted"),
         (lambda b: setattr(b, "sender", b"x" * 37), "malformed"),
         (lambda b: setattr(b, "task", "t" * 129), "malformed"),
+        (lambda b: setattr(b, "number", 2**63), "malformed"),
+        (lambda b: setattr(b, "created_ms", 2**63), "malformed"),
+        (lambda b: setattr(b, "prompt_index", 2**63), "malformed"),
+        (lambda b: setattr(b, "policy_version", 2**63), "malformed"),
+        (lambda b: (setattr(b, "policy_version", 2**63 - 1), setattr(b, "policy_version_span", 1)), "malformed"),
         (lambda b: b.ClearField("lengths"), "malformed"),
         (lambda b: b.lengths.append(1), "malformed"),
         (lambda b: b.lengths.__setitem__(0, 0), "malformed"),
