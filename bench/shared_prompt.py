@@ -78,6 +78,7 @@ def group(number: int, num_prompt: int, num_completion: int) -> TrainGroup:
         advantage_key=str(number),
         own=True,
         policy_version=0,
+        policy_version_newest=0,
         prompt_ids=random.integers(0, 500, num_prompt).astype("<i4").tobytes(),
         completions=tuple(
             TrainCompletion(

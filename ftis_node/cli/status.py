@@ -35,6 +35,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
         f"learner     {learner['state']}, step {learner['step']}, loss {_number(learner['loss'])}, "
         f"reward {_number(learner['reward_mean'])}, groups used: {learner['own_groups']} own, "
         f"{learner['foreign_groups']} foreign",
+        f"mismatch    {_mismatch(learner)}",
         f"swarm       {swarm['state']}: {swarm['reason']}",
         f"            {swarm['peers_connected']} connected, {swarm['groups_sent']} sent, "
         f"{swarm['groups_confirmed']} confirmed, {swarm['groups_received']} received, "
@@ -46,6 +47,16 @@ def _lines(document: dict[str, Any]) -> list[str]:
         f"eval        step {e['step']}: pass@1 {e['pass_at_1']:.3f} ({e['n']} of {e['task']})" for e in document["eval"]
     ]
     return lines
+
+
+def _mismatch(learner: dict[str, Any]) -> str:
+    """What engine and learner disagree by."""
+    if learner["mismatch_kl"] is None:
+        return "not measured yet"
+    return (
+        f"KL {learner['mismatch_kl']:.2g}, {learner['mismatch_share']:.1%} of ratios off by more than 1 % "
+        f"(version {learner['mismatch_version']})"
+    )
 
 
 def _number(value: float | None) -> str:

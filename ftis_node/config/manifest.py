@@ -43,9 +43,14 @@ class SamplingSection(Section):
 
     group_size: int = Field(default=12, ge=2, le=256, description="Completions for one prompt by one node (G).")
     temperature: float = Field(default=1.0, gt=0, le=5, description="Softmax temperature.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus mass. Below 1 every importance ratio is biased.")
-    top_k: int = Field(
-        default=0, ge=0, description="Tokens kept before sampling; 0 is off. Above 0 biases every ratio."
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus mass; 1 is off. See `sampling.cut`.")
+    top_k: int = Field(default=0, ge=0, description="Tokens kept before sampling; 0 is off. See `sampling.cut`.")
+    cut: Literal["refuse", "correct"] = Field(
+        default="refuse",
+        description="What becomes of a `top_p` below 1 or a `top_k` above 0, which bias every importance ratio. "
+        "`refuse`: the manifest does not load. `correct`: allowed at temperature 1, and log-probs are those of the "
+        "full softmax, so that equal weights have a ratio of 1; what remains is that tokens are drawn from the cut "
+        "distribution, in which unlikely ones never occur.",
     )
     max_prompt_tokens: int = Field(default=512, ge=1, le=131072, description="Longer prompts are skipped and counted.")
     max_completion_tokens: int = Field(default=760, ge=1, le=131072, description="A completion's limit.")
@@ -61,6 +66,24 @@ class SamplingSection(Section):
         if self.max_total_tokens <= self.max_prompt_tokens:
             raise ValueError("max_total_tokens must be above max_prompt_tokens, or no completion has room")
         return self
+
+    @model_validator(mode="after")
+    def _cut_is_chosen(self) -> SamplingSection:
+        if self.is_cut and self.cut == "refuse":
+            raise ValueError(
+                "top_p below 1 or top_k above 0 biases every importance ratio: turn them off (top_p = 1, top_k = 0), "
+                'or set sampling.cut = "correct" for log-probs of the full softmax'
+            )
+        if self.is_cut and self.temperature != 1:
+            raise ValueError(
+                'sampling.cut = "correct" needs temperature = 1: engines report the full softmax at that one alone'
+            )
+        return self
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens are drawn from a cut distribution: then the log-probs must be asked of the full softmax."""
+        return self.top_p < 1 or self.top_k > 0
 
     def completion_limit(self, num_prompt_tokens: int) -> int:
         """Tokens a completion of this prompt may have: min(max_completion_tokens, max_total_tokens - prompt)."""

@@ -97,6 +97,23 @@ class SwarmSection(Section):
     directory_period_s: float = Field(default=30.0, gt=0, le=3600, description="Seconds between own directory records.")
 
 
+class MismatchSection(Section):
+    """When to warn that engine and learner compute unlike log-probs for the same tokens under the same weights."""
+
+    max_kl: float | None = Field(
+        default=None,
+        gt=0,
+        description="Largest healthy KL(engine, learner) in nats a token; unset: 1e-4 in float32, 2e-3 in bfloat16.",
+    )
+    max_share: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Largest healthy share of tokens whose importance ratio is off by more than 1 %; unset: 0.01 in "
+        "float32, 0.8 in bfloat16, where rounding alone is that large.",
+    )
+
+
 class NodeSettings(BaseSettings):
     """Settings of one node."""
 
@@ -123,6 +140,7 @@ class NodeSettings(BaseSettings):
     data_paths: dict[str, str] = Field(default_factory=dict, description="Local data file of a task, by task name.")
     generation: GenerationSection = Field(default_factory=GenerationSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
+    mismatch: MismatchSection = Field(default_factory=MismatchSection)
     lora_adapter: LoraSection = Field(default_factory=LoraSection)
     buffer: BufferSection = Field(default_factory=BufferSection)
     swarm: SwarmSection = Field(default_factory=SwarmSection)

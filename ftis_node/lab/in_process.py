@@ -207,6 +207,13 @@ class InProcessLearner:
             raise FtisError("the learner was not started")
         return self._learner.train(groups, step=step)
 
+    async def check(self, group: TrainGroup) -> None:
+        """Has the mismatch measured on a group of the present version."""
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        self._learner.offer_check(group)
+        self._learner.check()
+
 
 class InProcessMakers:
     """`node.makers.Makers` for one member of an experiment's swarm."""

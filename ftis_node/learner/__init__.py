@@ -10,6 +10,8 @@
     checkpoint.py   all of it on disk, whole or not there
     export.py       the trained model in the hub's format
     publish.py      versions of the weights for the generator, with their proof
+    mismatch.py     what engine and learner disagree by; a pure function
+    check.py        an own group of the present version on which that is measured
     report.py       a step's figures
     core.py         joins the above: `Learner.train(groups, step)`
     worker.py       the process that holds a `Learner`

@@ -38,7 +38,8 @@ class Batch:
     group_ids               [N] int64, one id per group (one generator's completions of one prompt)
     advantage_ids           [N] int64, one id per advantage key
     is_own                  [N] bool
-    policy_versions         [N] int64
+    policy_versions         [N] int64, the node's own version that sampled the first token of the row's group, ...
+    policy_versions_newest  [N] int64, ... and the last
     is_text                 [N] bool, told as text by a peer with another tokenizer: only a mean log-prob is known
     behaviour_means         [N] float64, that mean, over the peer's own tokens; 0 in all other rows
     num_groups              groups, the own ones first counted in `num_own_groups`
@@ -53,6 +54,7 @@ class Batch:
     advantage_ids: Tensor
     is_own: Tensor
     policy_versions: Tensor
+    policy_versions_newest: Tensor
     is_text: Tensor
     behaviour_means: Tensor
     num_own_groups: int
@@ -62,6 +64,11 @@ class Batch:
     def num_tokens(self) -> int:
         """Completion tokens."""
         return int(self.mask.sum())
+
+    def sampled_by(self, version: int) -> Tensor:
+        """`[N, T]` bool: the tokens of this node's own groups that `version` sampled from first to last."""
+        by_version = (self.policy_versions == version) & (self.policy_versions_newest == version)
+        return (self.is_own & by_version)[:, None] & self.mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,7 @@ def make_batch(groups: Sequence[TrainGroup]) -> Batch:
         advantage_ids=torch.tensor([keys[group.advantage_key] for _, group, _ in rows], dtype=torch.int64),
         is_own=torch.tensor([group.own for _, group, _ in rows], dtype=torch.bool),
         policy_versions=torch.tensor([group.policy_version for _, group, _ in rows], dtype=torch.int64),
+        policy_versions_newest=torch.tensor([group.policy_version_newest for _, group, _ in rows], dtype=torch.int64),
         is_text=torch.tensor([mean is not None for mean in means], dtype=torch.bool),
         behaviour_means=torch.tensor([mean or 0.0 for mean in means], dtype=torch.float64),
         num_own_groups=num_own_groups,

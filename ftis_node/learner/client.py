@@ -18,6 +18,8 @@ from ftis_node.ipc.spec import WorkerSpec
 from ftis_node.ipc.supervisor import Supervisor
 from ftis_node.learner.messages import (
     CheckpointSkipped,
+    CheckReply,
+    CheckRequest,
     ExportReply,
     ExportRequest,
     LearnerState,
@@ -129,6 +131,14 @@ class LearnerClient:
         reply = await self._supervisor.call(TrainRequest(step=step, groups=tuple(groups)), TrainReply)
         self._count(reply.report)
         return reply
+
+    async def check(self, group: TrainGroup) -> None:
+        """Have the mismatch with the engine measured on an own group; returns when it was measured or dropped.
+
+        The report of the next step has the figures, if the group came before the weights moved on from its version.
+        Raises WorkerDiedError where the worker died meanwhile.
+        """
+        await self._supervisor.call(CheckRequest(group=group), CheckReply)
 
     async def export(self, out: Path, *, merge: bool = True) -> ExportReply:
         """Write the trained model to `out`; `merge` False: the adapter alone. Raises ConfigError for a used folder."""

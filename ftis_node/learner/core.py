@@ -12,6 +12,7 @@ Where a step left the weights as they were, nothing is written: after a crash it
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,16 +23,19 @@ from ftis_node.errors import FtisError, MachineError
 from ftis_node.ipc.weights import WeightStore
 from ftis_node.learner import checkpoint as checkpoints
 from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.check import CheckGroup
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.objective import make_objective
 from ftis_node.learner.policy import load_policy
 from ftis_node.learner.publish import forget_newer, proof_of, publish, published_or_publish
 from ftis_node.learner.report import report_of
 from ftis_node.learner.shared_prompt import is_worth_sharing, make_shared_micro_batches
-from ftis_node.learner.step import take_step
+from ftis_node.learner.step import compute_logprobs, take_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
     from ftis_node.learner.batch import Batch, MicroBatch
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, TrainGroup
@@ -58,6 +62,7 @@ class Learner:
         self._owner = checkpoints.owner_of(self.policy, boot)
         self._step = self._policy_version = self._saved_step = 0
         self._last_report: StepReport | None = None
+        self._check_group = CheckGroup()
         self._resume(on_skipped)
         forget_newer(Path(boot.weights_dir), version=self._policy_version)
         self._weights = published_or_publish(self.policy, self._store, version=self._policy_version)
@@ -94,6 +99,18 @@ class Learner:
         self._settle()
         return TrainReply(report=report, weights=self._weights, proof=self._proof)
 
+    def offer_check(self, group: TrainGroup) -> None:
+        """Have the mismatch measured on `group` by the next `check`, or by the step in progress. From any thread."""
+        self._check_group.offer(group)
+
+    def check(self, *, between: Between = lambda: None) -> None:
+        """Measure the group on offer under the present weights, for the next report; drop it where it is of others."""
+
+        def logprobs(batch: Batch) -> Tensor:
+            return compute_logprobs(self.policy.logprobs, batch, self._micro_batches(batch), between=between)
+
+        self._check_group.measure(logprobs, version=self._policy_version)
+
     def save_if_behind(self) -> None:
         """Write a checkpoint unless the newest one is of this very step. Raises MachineError where the disk refuses."""
         if self._saved_step == self._step:
@@ -129,6 +146,7 @@ class Learner:
                 max_grad_norm=self._boot.max_grad_norm,
                 updates=self._boot.updates_per_batch,
                 between=between,
+                before_update=partial(self.check, between=between),
             )
         except torch.OutOfMemoryError as error:
             raise MachineError(
@@ -136,7 +154,12 @@ class Learner:
                 f"{self._boot.micro_batch_tokens}"
             ) from error
         return report_of(
-            outcome, batch, step=step, version_before=self._policy_version, duration_s=time.monotonic() - started
+            outcome,
+            batch,
+            step=step,
+            version_before=self._policy_version,
+            checked=self._check_group.found(version=self._policy_version),
+            duration_s=time.monotonic() - started,
         )
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:

@@ -7,6 +7,8 @@
       <--------------- LearnerState    where it stands
       TrainRequest(step=n) --------->  exactly one step n, however often it is asked
       <----------------- TrainReply    the figures, and the new weights if there are any
+      CheckRequest ----------------->  a group of the present version, to be measured before the next update
+      <----------------- CheckReply
       ExportRequest ---------------->
       <---------------- ExportReply
 
@@ -95,14 +97,15 @@ class TrainGroup(msgspec.Struct, frozen=True):
     """The completions of one prompt by one generator, with the prompt in this learner's own tokens.
 
     Groups of one `advantage_key` share their mean and deviation: give each group its own key for the vertical mode
-    (prompt and sender), the prompt's for the horizontal. `policy_version` is this node's own version that sampled the
-    group, and means nothing where `own` is false.
+    (prompt and sender), the prompt's for the horizontal. `policy_version` and `policy_version_newest` are this node's
+    own versions that sampled the group's first and last tokens, and mean nothing where `own` is false.
     """
 
     group_id: str
     advantage_key: str
     own: bool
     policy_version: int
+    policy_version_newest: int
     prompt_ids: bytes
     completions: tuple[TrainCompletion, ...]
 
@@ -111,10 +114,10 @@ class StepReport(msgspec.Struct, frozen=True):
     """What one step did. Fractions and means are of the step's first pass over the batch.
 
     `policy_version` is the newest step that changed the weights. `skipped` (nothing to learn) and `refused` (a value
-    was not finite) give the reason why this one did not; then `num_updates` and `grad_norm` are 0. `mismatch` is the
-    mean of |learner - behaviour log-prob| in nats over own tokens of the present version: what trainer and engine
-    disagree by. None where there is nothing to take a mean of. `repeated`: the step had been done before and was not
-    done again.
+    was not finite) give the reason why this one did not; then `num_updates` and `grad_norm` are 0. The `mismatch_`
+    figures (see `mismatch.py`) say what engine and learner disagree by: over `mismatch_tokens` own tokens that
+    `mismatch_version` sampled, the version that the step started from. None where there is nothing to take a mean of.
+    `repeated`: the step had been done before and was not done again.
     """
 
     step: int
@@ -127,7 +130,10 @@ class StepReport(msgspec.Struct, frozen=True):
     truncated_fraction: float = 0.0
     mean_kl: float = 0.0
     grad_norm: float = 0.0
-    mismatch: float | None = None
+    mismatch_kl: float | None = None
+    mismatch_share: float | None = None
+    mismatch_tokens: int = 0
+    mismatch_version: int | None = None
     num_updates: int = 0
     num_tokens: int = 0
     duration_s: float = 0.0
@@ -172,6 +178,16 @@ class TrainReply(Message, frozen=True):
     report: StepReport
     weights: PublishedWeights | None = None
     proof: WeightProof | None = None
+
+
+class CheckRequest(Message, frozen=True):
+    """Measure the mismatch on this group while the weights are still those that sampled it; later, drop it."""
+
+    group: TrainGroup
+
+
+class CheckReply(Message, frozen=True):
+    """It was measured or dropped: the report of the next step says."""
 
 
 class ExportRequest(Message, frozen=True):

@@ -169,7 +169,7 @@ def can_share_prompts(policy: Policy) -> bool:
     completions = tuple(
         TrainCompletion(token_ids=answer.tobytes(), logprobs=bytes(4 * len(answer)), reward=0.0) for answer in answers
     )
-    batch = make_batch([TrainGroup("probe", "probe", True, 0, ids[:quarter].tobytes(), completions)])
+    batch = make_batch([TrainGroup("probe", "probe", True, 0, 0, ids[:quarter].tobytes(), completions)])
     shared = make_shared_micro_batches(batch, max_tokens=batch.num_tokens + len(ids))
     if shared is None:
         return False

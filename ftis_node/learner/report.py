@@ -5,17 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.learner.messages import StepReport
+from ftis_node.learner.mismatch import measure_mismatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ftis_node.learner.batch import Batch
+    from ftis_node.learner.mismatch import Mismatch
     from ftis_node.learner.step import StepOutcome
 
 
-def report_of(outcome: StepOutcome, batch: Batch, *, step: int, version_before: int, duration_s: float) -> StepReport:
-    """The report of step `step`; `version_before` is the policy version that the step started from."""
+def report_of(
+    outcome: StepOutcome,
+    batch: Batch,
+    *,
+    step: int,
+    version_before: int,
+    checked: Mismatch | None,
+    duration_s: float,
+) -> StepReport:
+    """The report of step `step`; `version_before` is the policy version that the step started from.
+
+    The mismatch is that of the batch's own tokens of this version; where it has none, `checked`, the check group's.
+    """
     first = outcome.first
+    tokens = batch.sampled_by(version_before)
+    mismatch = measure_mismatch(first.learner_logprobs[tokens], batch.behaviour_logprobs[tokens]) or checked
     return StepReport(
         step=step,
         policy_version=step if outcome.num_updates else version_before,
@@ -27,7 +42,10 @@ def report_of(outcome: StepOutcome, batch: Batch, *, step: int, version_before: 
         truncated_fraction=first.metrics.get("truncated_fraction", 0.0),
         mean_kl=first.metrics.get("mean_kl", 0.0),
         grad_norm=first.grad_norm,
-        mismatch=_mismatch(first.learner_logprobs, batch, version_before),
+        mismatch_kl=mismatch.kl if mismatch else None,
+        mismatch_share=mismatch.share if mismatch else None,
+        mismatch_tokens=mismatch.num_tokens if mismatch else 0,
+        mismatch_version=version_before if mismatch else None,
         num_updates=outcome.num_updates,
         num_tokens=batch.num_tokens,
         duration_s=duration_s,
@@ -37,13 +55,6 @@ def report_of(outcome: StepOutcome, batch: Batch, *, step: int, version_before: 
         skipped=outcome.skipped,
         refused=outcome.refused,
     )
-
-
-def _mismatch(learner_logprobs: Tensor, batch: Batch, version: int) -> float | None:
-    """Mean |lp - lg| over the tokens that this very policy sampled: zero but for the engine's rounding."""
-    same_policy = batch.is_own & (batch.policy_versions == version)
-    distances = (learner_logprobs - batch.behaviour_logprobs).abs()[same_policy[:, None] & batch.mask]
-    return _mean(distances)
 
 
 def _mean(values: Tensor) -> float | None:

@@ -109,6 +109,18 @@ def compute_gradients(
     return Gradients(logprobs, loss=loss.item(), metrics=metrics)
 
 
+@torch.no_grad()
+def compute_logprobs(
+    forward: Forward, batch: Batch, micro_batches: Sequence[MicroBatch], *, between: Between = lambda: None
+) -> Tensor:
+    """The learner's log-probs `[N, T]`, float32 on the CPU, 0 outside the mask; no gradient."""
+    logprobs = torch.zeros(batch.mask.shape)
+    for micro_batch in micro_batches:
+        between()
+        logprobs.view(-1)[micro_batch.cell_index] = forward(micro_batch).cpu()
+    return logprobs
+
+
 def take_step(
     forward: Forward,
     batch: Batch,
@@ -119,16 +131,20 @@ def take_step(
     max_grad_norm: float,
     updates: int = 1,
     between: Between = lambda: None,
+    before_update: Callable[[], None] = lambda: None,
 ) -> StepOutcome:
     """`updates` optimiser steps on one batch, or fewer: it ends at the first that is skipped or refused.
 
-    What is raised during the first update (by `between`, or for want of memory) leaves weights and optimiser as they
-    were. Later it cannot: then the step is done, with fewer updates.
+    `before_update` is called once, at the last moment at which the weights are those that the step began with. What is
+    raised during the first update (by a callback, or for want of memory) leaves weights and optimiser as they were.
+    Later it cannot: then the step is done, with fewer updates.
     """
 
     def update(anchor: Tensor | None) -> Gradients:
         gradients = compute_gradients(forward, batch, micro_batches, objective, anchor=anchor, between=between)
         between()
+        if anchor is None:
+            before_update()
         return _apply(gradients, optimizer, max_grad_norm)
 
     try:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 from ftis_node.errors import WorkerTaskError
 from ftis_node.ipc.worker import run_worker
 from ftis_node.learner.messages import (
+    CheckReply,
+    CheckRequest,
     ExportReply,
     ExportRequest,
     LearnerBoot,
@@ -73,6 +75,7 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         yield {
             StateRequest: partial(_state, bench, learner),
             TrainRequest: partial(_train, bench, learner),
+            CheckRequest: partial(_check, bench, learner),
             ExportRequest: partial(_export, bench, learner),
         }
         await bench.work(lambda between: learner.save_if_behind(), emit)
@@ -91,6 +94,13 @@ async def _state(bench: Bench, learner: Learner, _: StateRequest, emit: Emitter)
 
 async def _train(bench: Bench, learner: Learner, request: TrainRequest, emit: Emitter) -> TrainReply:
     return await bench.work(lambda between: learner.train(request.groups, step=request.step, between=between), emit)
+
+
+async def _check(bench: Bench, learner: Learner, request: CheckRequest, emit: Emitter) -> CheckReply:
+    # On offer first: a step that is in progress measures it before its update, and nothing is left for the bench.
+    learner.offer_check(request.group)
+    await bench.work(lambda between: learner.check(between=between), emit)
+    return CheckReply()
 
 
 async def _export(bench: Bench, learner: Learner, request: ExportRequest, emit: Emitter) -> ExportReply:

@@ -61,6 +61,7 @@ class Figures:
     step: int = 0
     policy_version: int = 0
     last_report: StepReport | None = None
+    mismatch_report: StepReport | None = None  # the last one that measured it
 
     def peer(self, peer_id: str) -> PeerFigures:
         """The figures of a peer, made at first sight."""

@@ -36,6 +36,7 @@ class IntakeLoop:
         self._parts = parts
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue(QUEUE_CAPACITY)
         self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
+        self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
         self._context = DoorContext(
             manifest=parts.manifest,
             tokenizer=parts.tokenizer,
@@ -50,6 +51,10 @@ class IntakeLoop:
         arrival = Arrival(data, origin, own, asyncio.get_running_loop().create_future())
         await self._arrivals.put(arrival)
         return await arrival.verdict
+
+    async def next_own(self) -> Accepted:
+        """The newest own group that was stored; waits for one. Each is given once, and at most one is kept."""
+        return await self._newest_own.get()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -68,6 +73,10 @@ class IntakeLoop:
         admitted = await self._parts.disk(self._parts.buffer.admit, accepted, own=own)
         if admitted:
             self.stored.set()
+        if admitted and own:
+            if self._newest_own.full():
+                self._newest_own.get_nowait()
+            self._newest_own.put_nowait(accepted)
         return admitted
 
     def _count(self, arrival: Arrival, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""The node: seven loops over shared parts. This is the picture of the whole pipeline.
+"""The node: eight loops over shared parts. This is the picture of the whole pipeline.
 
                      +------------------------------ slots freed ------------------------------+
                      v                                                                         |
@@ -19,6 +19,7 @@
 | pull      | announcements          | envelopes to intake, confirmations    | an announcement      | gossip       |
 | intake    | envelopes              | READY groups, refusals                | an envelope          | publish, pull|
 | train     | groups of one step     | weights n+1, evaluations              | groups, or patience  | intake       |
+| check     | an own new group       | nothing: the next report has the mismatch | a new version's group | intake  |
 | directory | own and peers' records | peer table, catch-up                  | clock                | time         |
 | status    | gauges                 | snapshot, metrics                     | clock                | time         |
 
@@ -33,6 +34,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from ftis_node.node.check import CheckLoop
 from ftis_node.node.directory import DirectoryLoop
 from ftis_node.node.gate import PatientGate
 from ftis_node.node.generate import GenerateLoop
@@ -61,6 +63,7 @@ async def run_loops(parts: Parts, *, steps: int | None) -> None:
     train = TrainLoop(parts, PatientGate(parts, intake), last_step=steps)
     status = StatusLoop(parts)
     loops = rollout_loops(parts, intake, pull) | {
+        "check": CheckLoop(parts, intake).run(),
         "directory": DirectoryLoop(parts, pull).run(),
         "status": status.run(),
         "generation worker": parts.generation.run(),

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 PERIODS_PER_SAVE = 5
+STEP_FIGURES = ("loss", "reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "tokens_per_s")
+MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
 class StatusLoop:
@@ -133,16 +135,9 @@ class StatusLoop:
         client, figures = self._parts.learner, self._parts.figures
         fields: dict[str, Any] = {}
         if report := figures.last_report:
-            names = (
-                "loss",
-                "reward_mean",
-                "kept_fraction",
-                "truncated_fraction",
-                "mean_kl",
-                "grad_norm",
-                "tokens_per_s",
-            )
-            fields = {name: getattr(report, name) for name in names}
+            fields |= {name: getattr(report, name) for name in STEP_FIGURES}
+        if measured := figures.mismatch_report:
+            fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
         return LearnerStatus(
             state=str(client.worker_state),
             step=figures.step,

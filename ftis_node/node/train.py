@@ -20,6 +20,8 @@ import numpy as np
 from ftis_node.errors import WorkerDiedError, WorkerError
 from ftis_node.generation.evaluate import evaluate
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.node.makers import dtype_of
+from ftis_node.node.mismatch import Change, MismatchWatch, limits_of, warning_of
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
 from ftis_node.telemetry.status import EvalStatus
 
@@ -45,6 +47,7 @@ class TrainLoop:
         self._parts = parts
         self._gate = gate
         self._last_step = last_step
+        self._mismatch = MismatchWatch(limits_of(parts.settings.mismatch, dtype=dtype_of(parts.settings)))
 
     @property
     def step(self) -> int:
@@ -127,6 +130,29 @@ class TrainLoop:
                 report.foreign_groups,
                 report.duration_s,
             )
+        self._note_mismatch(report)
+
+    def _note_mismatch(self, report: StepReport) -> None:
+        """The newest measurement, and a line where it rose above the node's limits or fell below them again."""
+        if report.mismatch_kl is None:
+            return
+        self._parts.figures.mismatch_report = report
+        change = self._mismatch.note(report)
+        if change is None:
+            return
+        self._parts.events.write(
+            "mismatch",
+            step=report.step,
+            change=change.value,
+            kl=report.mismatch_kl,
+            share=report.mismatch_share,
+            num_tokens=report.mismatch_tokens,
+            version=report.mismatch_version,
+        )
+        if change is Change.ROSE:
+            log.warning("%s", warning_of(report, self._mismatch.limits))
+        else:
+            log.info("engine and learner agree again: KL %.2g", report.mismatch_kl)
 
     async def _hand_over(self, weights: PublishedWeights, proof: WeightProof) -> None:
         """The generator serves the new version and has proved it; where it died over it, it restarts with it."""
@@ -172,6 +198,7 @@ def train_group(group: StoredGroup, *, share: Share) -> TrainGroup:
         advantage_key=group.id.hex() if share == "vertical" else str(group.group.prompt_ref),
         own=group.own,
         policy_version=group.group.policy_version,
+        policy_version_newest=group.group.policy_version_newest,
         prompt_ids=np.asarray(group.prompt_ids, dtype="<i4").tobytes(),
         completions=tuple(
             TrainCompletion(

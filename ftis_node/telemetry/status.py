@@ -54,7 +54,11 @@ class GenerationStatus(msgspec.Struct, frozen=True):
 
 
 class LearnerStatus(msgspec.Struct, frozen=True):
-    """The learner worker: figures of the last step; `own_groups` and `foreign_groups` used in all steps."""
+    """The learner worker: figures of the last step; `own_groups` and `foreign_groups` used in all steps.
+
+    `mismatch_kl` (nats a token) and `mismatch_share` (of tokens whose ratio is off by more than 1 %) say what engine
+    and learner disagree by; as last measured, which was under `mismatch_version`.
+    """
 
     state: str = "stopped"
     step: int = 0
@@ -68,6 +72,9 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     own_groups: int = 0
     foreign_groups: int = 0
     restarts: int = 0
+    mismatch_kl: float | None = None
+    mismatch_share: float | None = None
+    mismatch_version: int | None = None
 
 
 class SwarmStatus(msgspec.Struct, frozen=True):

@@ -58,6 +58,9 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[sampling]\nmax_prompt_tokens = 760', "no completion has room"),
         ('name = "a"\ntask = "x"\n' + TOO_LARGE, "max_envelope_bytes"),
         ('name = "a"\ntask = "x"\n[method]\nkl_threshold = 5.0', "go together"),
+        ('name = "a"\ntask = "x"\n[sampling]\ntop_p = 0.9', 'or set sampling.cut = "correct"'),
+        ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 1', 'or set sampling.cut = "correct"'),
+        ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 20\ncut = "correct"\ntemperature = 0.7', "temperature = 1"),
         ('name = "A b"\ntask = "x"', "name"),
         ("name = ", "no TOML"),
     ],
@@ -68,6 +71,14 @@ def test_a_bad_manifest_is_named_in_one_line(text: str, complaint: str) -> None:
     assert "my.toml" in str(caught.value)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_cut_distribution_is_the_manifests_choice() -> None:
+    cut = 'name = "a"\ntask = "x"\n[sampling]\ncut = "correct"\n'
+    for setting in ("top_p = 0.9", "top_k = 20"):
+        assert parse_manifest(cut + setting, source="my.toml").sampling.is_cut
+    assert not parse_manifest(cut + "temperature = 0.7", source="my.toml").sampling.is_cut, "nothing to correct"
+    assert not RunManifest(name="a", task="x").sampling.is_cut
 
 
 def test_an_unknown_run_names_the_presets() -> None:

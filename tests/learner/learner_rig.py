@@ -32,7 +32,9 @@ def float32(values):
     return np.asarray(values, "<f4").tobytes()
 
 
-def make_group(completions, rewards, *, number=0, own=True, key=None, version=0, prompt=PROMPT, logprobs=None):
+def make_group(
+    completions, rewards, *, number=0, own=True, key=None, version=0, newest=None, prompt=PROMPT, logprobs=None
+):
     """A group of the given completions (lists of ids); behaviour log-probs -5.5 unless given."""
     logprobs = logprobs or [[-5.5] * len(ids) for ids in completions]
     return TrainGroup(
@@ -40,6 +42,7 @@ def make_group(completions, rewards, *, number=0, own=True, key=None, version=0,
         advantage_key=key or f"group-{number}",
         own=own,
         policy_version=version,
+        policy_version_newest=version if newest is None else newest,
         prompt_ids=int32(prompt),
         completions=tuple(
             TrainCompletion(token_ids=int32(ids), logprobs=float32(values), reward=reward)

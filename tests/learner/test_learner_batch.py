@@ -10,7 +10,10 @@ from ftis_node.learner.batch import make_batch, make_micro_batches
 
 def test_batch_by_hand():
     groups = [
-        make_group([[7], [8, 9, 10]], [0.0, 1.0], number=0, key="q1", version=4, logprobs=[[-1.0], [-2.0, -3.0, -4.0]]),
+        make_group(
+            *([[7], [8, 9, 10]], [0.0, 1.0]),
+            **{"number": 0, "key": "q1", "version": 4, "newest": 5, "logprobs": [[-1.0], [-2.0, -3.0, -4.0]]},
+        ),
         make_group([[11, 12]], [0.5], number=1, key="q1", own=False, logprobs=[[-5.0, -6.0]]),
         make_group([[13]], [1.0], number=2, key="q2", own=False, logprobs=[[-7.0]]),
     ]
@@ -22,6 +25,7 @@ def test_batch_by_hand():
     assert batch.advantage_ids.tolist() == [0, 0, 0, 1]  # the horizontal mode pools the first two groups
     assert batch.is_own.tolist() == [True, True, False, False]
     assert batch.policy_versions.tolist() == [4, 4, 0, 0]
+    assert batch.policy_versions_newest.tolist() == [5, 5, 0, 0]
     assert (batch.num_own_groups, batch.num_foreign_groups, batch.num_tokens) == (1, 2, 7)
 
 

@@ -68,7 +68,8 @@ def test_report_by_hand(model_folder, tmp_path):
     assert (report.own_groups, report.foreign_groups, report.num_tokens) == (2, 1, 15)
     assert (report.own_reward_mean, report.foreign_reward_mean) == (0.375, 1.0)
     assert report.reward_mean == pytest.approx(3.5 / 6)
-    assert report.mismatch == pytest.approx(0.25, abs=1e-4)  # of the first group alone
+    assert report.mismatch_kl == pytest.approx(math.expm1(-0.25) + 0.25, abs=1e-5)  # of the first group alone
+    assert (report.mismatch_share, report.mismatch_tokens, report.mismatch_version) == (1.0, 5, 0)
     assert report.loss == pytest.approx(0, abs=1e-6)  # advantages of each group sum to 0 where every ratio is 1
     assert report.kept_fraction == 1
     assert report.grad_norm > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 import torch
-from learner_rig import make_boot, random_groups
+from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, random_groups
 
 from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.ipc.restart_policy import RestartPolicy
@@ -24,6 +25,7 @@ from ftis_node.learner.core import Learner
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SMALL = {"num_groups": 2, "group_size": 3}
+MEDIUM = {"num_groups": 20, "group_size": 12, "max_length": 30}  # one at a time: some seconds
 LONG = {"num_groups": 200, "group_size": 12, "max_length": 60}  # one completion at a time: more than half a minute
 SOON_S = 15.0  # stopping takes well under 2 s, ending a process that imported torch the rest, on a busy machine
 PATIENT = Timing(stop_grace_s=30.0)  # so that what ends soon was asked, not killed
@@ -107,6 +109,43 @@ async def test_told_to_stop_in_mid_step_it_ends_soon_and_saves_the_steps_before(
     assert not worker.is_running()
     resumed = Learner(boot).state()
     assert (resumed.step, resumed.proof) == (2, reply.proof)
+
+
+async def test_check_group_is_measured_when_idle_or_before_the_update_and_dropped_later(model_folder, tmp_path):
+    """A twin in this process does the same steps, and says what the worker's log-probs are at each version."""
+    twin = Learner(make_boot(model_folder, tmp_path / "twin", micro_batch_tokens=1))
+    client = make_client(make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1), tmp_path)
+    steps = {1: random_groups(seed=1, **SMALL), 2: random_groups(seed=2, **SMALL), 3: random_groups(**MEDIUM)}
+    steps = {step: [msgspec.structs.replace(group, own=False) for group in groups] for step, groups in steps.items()}
+
+    def group_of_twin():
+        version = twin.state().policy_version
+        with torch.no_grad():
+            logprobs = one_by_one_logprobs(twin.policy.causal_lm, PROMPT, [1, 2, 3]) - 0.1 * version
+        return make_group([[1, 2, 3]], [1.0], version=version, logprobs=[logprobs.tolist()])
+
+    try:
+        await client.start()
+        assert (await client.train(steps[1], step=1)).report.mismatch_kl is None
+        twin.train(steps[1], step=1)
+        late = group_of_twin()
+        await client.check(late)  # idle: at once
+        report = (await client.train(steps[2], step=2)).report
+        assert (report.mismatch_version, report.mismatch_tokens, report.mismatch_share) == (1, 3, 1.0)
+        assert report.mismatch_kl == pytest.approx(math.expm1(0.1) - 0.1, rel=1e-3)
+
+        twin.train(steps[2], step=2)
+        await client.check(late)  # the weights moved on
+        train = asyncio.create_task(client.train(steps[3], step=3))
+        await asyncio.sleep(0.5)
+        assert not train.done()
+        await client.check(group_of_twin())
+        report = (await train).report
+        assert report.mismatch_version == 2
+        assert report.mismatch_kl == pytest.approx(math.expm1(0.2) - 0.2, rel=1e-3)
+        assert (await client.train(steps[1], step=4)).report.mismatch_kl is None
+    finally:
+        await client.stop()
 
 
 async def test_model_that_is_not_there_is_the_users_error(tmp_path):

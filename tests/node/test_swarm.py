@@ -60,6 +60,9 @@ def test_two_unlike_nodes_learn_from_each_other(tmp_path: Path, tiny_models: Map
         assert len(taken) == len(set(taken)), "no group was used twice"
         steps = node.events("step")
         assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
+        assert status["learner"]["mismatch_kl"] < 1e-6, "engine and learner compute the same log-probs"
+        assert status["learner"]["mismatch_share"] == 0
+        assert status["learner"]["mismatch_version"] > 0, "also on groups that new weights sampled"
         assert status["generation"]["policy_version"] == status["model"]["policy_version"] > 0, "new weights are served"
     _check_exports(nodes["s"].home, tmp_path)
 

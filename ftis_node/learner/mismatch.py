@@ -1,0 +1,48 @@
+"""How far engine and learner disagree about the same tokens under the same weights.
+
+The engine reports the log-prob of each token that it samples; the learner computes it again. Were both exact they would
+be equal, and an importance ratio would say how far two policies are apart. What they differ by (another kernel, another
+number format, old weights, another softmax) is in every ratio that the learner computes.
+
+The KL is estimated by k3 of J. Schulman, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html): with samples
+from q, and r = p / q, the mean of (r - 1) - log r is an unbiased estimate of KL(q || p) whose every term is >= 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_RATIO_ERROR = 0.01
+MAX_LOG_RATIO = 20.0  # nats; log-ratios are clamped to it here as they are in the losses
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """`kl` is KL(engine || learner) in nats a token, `share` that of tokens whose ratio is off 1 by more than 1 %."""
+
+    kl: float
+    share: float
+    num_tokens: int
+
+
+def measure_mismatch(learner_logprobs: Tensor, engine_logprobs: Tensor) -> Mismatch | None:
+    """The mismatch over K tokens that the engine sampled, from both sides' log-probs `[K]` under the same weights.
+
+    None where there is no token, or a log-prob that is not finite.
+    """
+    log_ratios = learner_logprobs.double() - engine_logprobs.double()
+    if not log_ratios.numel() or not bool(log_ratios.isfinite().all()):
+        return None
+    log_ratios = log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    errors = torch.expm1(log_ratios)  # r - 1, exact where it is small
+    return Mismatch(
+        kl=float((errors - log_ratios).mean()),
+        share=float((errors.abs() > MAX_RATIO_ERROR).double().mean()),
+        num_tokens=log_ratios.numel(),
+    )
