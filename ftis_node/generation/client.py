@@ -18,6 +18,7 @@ from ftis_node.errors import FtisError, ModelError, WorkerTaskError
 from ftis_node.generation.messages import (
     Describe,
     Description,
+    EngineBroken,
     Generate,
     Generated,
     LoadWeights,
@@ -80,11 +81,11 @@ class GenerationClient:
             boot=boot,
             sockets_dir=sockets_dir,
             log_path=log_path,
-            event_types=(TokensMade,),
+            event_types=(TokensMade, EngineBroken),
             environment={} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)},
         )
         self._supervisor = Supervisor(
-            spec, timing=timing, restart_policy=restart_policy, on_started=self._bring_up, on_event=self._count_tokens
+            spec, timing=timing, restart_policy=restart_policy, on_started=self._bring_up, on_event=self._take_event
         )
         self._request_timeout_s = request_timeout_s
         self._proof_tolerance = proof_tolerance
@@ -185,6 +186,9 @@ class GenerationClient:
             except ModelError:
                 self._newest = previous
                 raise
+            except WorkerTaskError as error:  # whatever it serves now, it is neither the old nor the new
+                problem = f"failed over weights {weights.version}: {error}"
+                self._report(problem)
             if problem is not None:
                 self._supervisor.restart(problem)
                 await self._supervisor.wait_ready()
@@ -228,5 +232,10 @@ class GenerationClient:
         if self._on_problem is not None:
             self._on_problem(problem)
 
-    def _count_tokens(self, event: TokensMade) -> None:
-        self._throughput.reach(event.total, at_s=time.monotonic())
+    def _take_event(self, event: TokensMade | EngineBroken) -> None:
+        if isinstance(event, TokensMade):
+            self._throughput.reach(event.total, at_s=time.monotonic())
+            return
+        problem = f"is started again, because its engine {event.reason}"
+        self._report(problem)
+        self._supervisor.restart(problem)

@@ -88,6 +88,12 @@ class TokensMade(Message, frozen=True):
     total: int
 
 
+class EngineBroken(Message, frozen=True):
+    """An event: this worker can do nothing more and should be started again; `reason` follows "the engine"."""
+
+    reason: str
+
+
 def pack_result(result: GenerationResult) -> Generated:
     """A result as it travels."""
     completions = result.completions

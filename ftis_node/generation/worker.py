@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.messages import (
     Describe,
     Description,
+    EngineBroken,
     Generate,
     Generated,
     GenerationBoot,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ftis_node.generation.engines.base import Engine
+
+logger = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
 
@@ -94,16 +98,27 @@ async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPOR
             emit(TokensMade(total=told))
 
 
+async def report_break(engine: Engine, emit: Emitter) -> None:
+    """Tell the daemon when the engine is beyond use: it ends this process and starts another."""
+    reason = await engine.wait_broken()
+    logger.error("the engine %s", reason)
+    emit(EngineBroken(reason=reason))
+
+
 @asynccontextmanager
 async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     """Open the engine, serve, close it."""
     open_engine = choose_engine(boot.engine)
     engine = await open_engine(resolve_model(boot.model), boot.settings, emit.progress)
-    reporter = asyncio.create_task(report_tokens(engine, emit), name="report-tokens")
+    reporters = [
+        asyncio.create_task(report_tokens(engine, emit), name="report-tokens"),
+        asyncio.create_task(report_break(engine, emit), name="report-break"),
+    ]
     try:
         yield Service(engine, boot).handlers()
     finally:
-        reporter.cancel()
+        for reporter in reporters:
+            reporter.cancel()
         await engine.close()
 
 

@@ -15,8 +15,9 @@ from ftis_node.models.devices import Accelerator, list_accelerators
 from ftis_node.models.export import export_adapter, export_model, tied_names
 from ftis_node.models.fingerprint import model_fingerprint
 from ftis_node.models.loading import Device, Dtype, load_causal_lm, pick_device
+from ftis_node.models.safetensors_file import read_header
 from ftis_node.models.size import parameter_count
-from ftis_node.models.source import ModelSource, resolve_model
+from ftis_node.models.source import ModelSource, read_json, resolve_model
 from ftis_node.models.tokenizer import PromptTokenizer, load_tokenizer
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "model_fingerprint",
     "parameter_count",
     "pick_device",
+    "read_header",
+    "read_json",
     "resolve_model",
     "tied_names",
 ]

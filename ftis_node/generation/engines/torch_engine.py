@@ -93,6 +93,7 @@ class TorchEngine:
         self._cancelled: set[str] = set()
         self._driver: asyncio.Task[None] | None = None
         self._policy_version = 0
+        self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
     def policy_version(self) -> int:
@@ -123,6 +124,10 @@ class TorchEngine:
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of fixed tokens under the weights served, between two hops of the batch."""
         return list(await self._compute(lambda: probe_logprobs(self._model, token_ids)))
+
+    async def wait_broken(self) -> str:
+        """Return when the model ran out of memory: what it had allocated by then is lost to the next try as well."""
+        return await self._broken
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Cut requests short; see `base.Engine`."""
@@ -160,6 +165,8 @@ class TorchEngine:
                 self._decoder.clear()
                 for job in self._decoding:
                     job.fail(error)
+                if isinstance(error, torch.OutOfMemoryError) and not self._broken.done():
+                    self._broken.set_result("ran out of memory: make generation.max_batch smaller")
             self._on_progress()
 
     async def _load(self, load: _Load) -> None:

@@ -1,0 +1,96 @@
+"""Completions in the making, as the vLLM engine keeps them: plain records, nothing of vLLM inside.
+
+A group becomes one request of vLLM's for each completion, so that single completions can be cut and each has versions
+of its own. `version` is that of the weights served when a completion was handed to the engine: prompts computed before
+an update may be sampled after it, so nothing younger can be promised as the oldest.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ftis_node.errors import NonFiniteError
+from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.records.group import Completion, FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.generation.engines.base import GenerateRequest
+
+FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # anything else: cut short
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """One completion. `request_id` is vLLM's, `salt` that of its group's cache, `version` and `newest` as above."""
+
+    job: Job
+    index: int
+    salt: str
+    version: int
+    newest: int
+    request_id: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[float], *, version: int) -> None:
+        """The next tokens, sampled by `version`."""
+        self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+        self.newest = max(self.newest, version)
+
+    def cut_at(self, vocab_size: int) -> None:
+        """End before the first id that is padding of the embedding (at or above `vocab_size`), if there is one."""
+        for position, token_id in enumerate(self.token_ids):
+            if token_id >= vocab_size:
+                del self.token_ids[position:], self.logprobs[position:]
+                self.finish_reason = FinishReason.ABORT
+                return
+
+    def completion(self) -> Completion:
+        """As a record; one that has not ended counts as aborted. Raises NonFiniteError for NaN among the log-probs."""
+        if not all(map(math.isfinite, self.logprobs)):
+            raise NonFiniteError("the model's logits are not finite: the weights that it serves are damaged")
+        return Completion(
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            logprobs=np.minimum(np.array(self.logprobs, dtype=np.float32), 0.0),  # rounding can leave 1e-7
+            finish_reason=self.finish_reason or FinishReason.ABORT,
+            policy_version=self.version,
+            policy_version_newest=self.newest,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A group from its request to its result, which any thread may await."""
+
+    request: GenerateRequest
+    result: Future[GenerationResult] = field(default_factory=Future)
+    drafts: list[Draft] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every completion has ended."""
+        return len(self.drafts) == self.request.num_completions and all(draft.finish_reason for draft in self.drafts)
+
+    def finish(self) -> None:
+        """Give what was made to whoever waits; those that have not ended count as aborted."""
+        try:
+            result = GenerationResult(tuple(draft.completion() for draft in self.drafts))
+        except NonFiniteError as error:
+            self.fail(error)
+            return
+        if self.result.set_running_or_notify_cancel():
+            self.result.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Tell whoever waits that there is no result."""
+        if not self.result.done() and self.result.set_running_or_notify_cancel():
+            self.result.set_exception(error)

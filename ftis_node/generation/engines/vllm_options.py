@@ -1,0 +1,99 @@
+"""From our settings to vLLM's: its environment, and the arguments of its `EngineArgs`. Imports nothing of vLLM's.
+
+What decides over right log-probs, weights and memory is ours and cannot be set from outside; everything else of
+`EngineArgs` can, by name, and goes before our defaults.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ftis_node.generation.engines.base import EngineSettings
+    from ftis_node.models import ModelSource
+
+WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
+CPU_BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes; short prompts are shared by whole blocks only
+MAX_LORAS = 2  # the newest adapter, and the one before it for completions in flight
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the command
+}
+# On a CPU without graphs nothing is compiled but one small function of the sampler, which costs half a minute at the
+# first request and, at run time, more than it saves. Threads are not pinned: other workers share the cores.
+CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is ours
+    "model": "",
+    "tokenizer": "",
+    "skip_tokenizer_init": "",
+    "seed": "",
+    "logprobs_mode": "",
+    "worker_extension_cls": "",
+    "enable_lora": "",
+    "enable_sleep_mode": "",
+    "dtype": "dtype",
+    "max_num_seqs": "generation.max_batch",
+    "gpu_memory_utilization": "generation.memory_share",
+}
+
+
+def environment(settings: EngineSettings, *, device: str) -> dict[str, str]:
+    """What must stand in the environment before vLLM is imported, unless something else stands there already."""
+    is_eager = settings.options.get("enforce_eager", device == "cpu")
+    # On a CPU vLLM moves its worker into yet another process where this says 1, whatever one asks for.
+    multiprocessing = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(has_separate_core(settings, device=device)))}
+    return ENVIRONMENT | multiprocessing | (CPU_ENVIRONMENT if device == "cpu" and is_eager else {})
+
+
+def has_separate_core(settings: EngineSettings, *, device: str) -> bool:
+    """Whether vLLM's engine core has a process of its own."""
+    return settings.engine_core == "separate" or (settings.engine_core == "auto" and device != "cpu")
+
+
+def check_options(options: Iterable[str], *, known: Iterable[str] | None = None) -> None:
+    """Raises ConfigError for an option that is ours to set, or that is none of `known`, the names of `EngineArgs`."""
+    for name in options:
+        if name in RESERVED:
+            instead = f": set {RESERVED[name]}" if RESERVED[name] else ", which ftis-node sets itself"
+            raise ConfigError(f"generation.engine_options must not have {name!r}{instead}")
+        if known is not None and name not in known:
+            raise ConfigError(f"generation.engine_options has {name!r}, which is no argument of vLLM's engine")
+
+
+def engine_arguments(source: ModelSource, settings: EngineSettings, *, device: str, seed: int) -> dict[str, Any]:
+    """Keyword arguments for `EngineArgs`. Raises ConfigError for options that are ours."""
+    check_options(settings.options)
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    arguments: dict[str, Any] = {
+        "model": str(source.folder),
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "seed": seed,
+        "max_num_seqs": settings.max_batch,
+        "max_model_len": settings.max_model_len,
+        # The full softmax at the sampling temperature; where top_p or top_k cut it, that of temperature 1 before the
+        # cut, which is why a run that cuts has temperature 1.
+        "logprobs_mode": "raw_logprobs" if settings.is_cut else "processed_logprobs",
+        "enable_prefix_caching": True,
+        "worker_extension_cls": WORKER_EXTENSION,
+        "enforce_eager": device == "cpu",
+        "trust_remote_code": False,
+        "enable_sleep_mode": settings.can_sleep and device != "cpu",
+    }
+    if device == "cpu":
+        arguments["block_size"] = CPU_BLOCK_TOKENS
+    if settings.memory_share is not None:
+        arguments["gpu_memory_utilization"] = settings.memory_share
+    if settings.lora_rank is not None:
+        arguments |= {"enable_lora": True, "max_lora_rank": settings.lora_rank, "max_loras": MAX_LORAS}
+    return arguments | settings.options

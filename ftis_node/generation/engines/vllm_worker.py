@@ -1,0 +1,56 @@
+"""What runs inside vLLM's own worker, beside the model: new weights for it, and a tie to our process.
+
+vLLM mixes this class into its worker by name (`worker_extension_cls`), so it works the same whether the engine core is
+in our process or in others, on one GPU or on many.
+
+New weights go through vLLM's own in-place reload, which also knows sharding, fused layers and quantisation. On a CPU it
+leaves one thing out: linear layers are kept packed for oneDNN, and the packed copy of an output head that is tied to
+the embedding is not made again, so that the old head goes on serving (seen in vLLM 0.32). It is packed again here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.ipc.owner import die_with_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
+
+
+class WorkerExtension:
+    """Methods that the engine calls by name in every worker of vLLM's."""
+
+    model_runner: Any
+
+    def ftis_tie_to(self, owner_pid: int) -> None:
+        """End this process when `owner_pid` does; nothing where it is that very process."""
+        if os.getpid() != owner_pid:
+            die_with_owner(owner_pid)
+
+    def ftis_load(self, path: str) -> None:
+        """Serve the tensors of a safetensors file, which was checked before."""
+        logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)  # it warns of each tied and rotary layer, every time
+        self.model_runner.reload_weights(weights_iterator=_read_tensors(path))
+        _pack_tied_head(self.model_runner.get_model())
+
+
+def _read_tensors(path: str) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():
+            yield name, file.get_tensor(name)
+
+
+def _pack_tied_head(model: Any) -> None:
+    """Pack the output head again where it is tied to the embedding and has a packed copy, which only CPUs have."""
+    head = getattr(model, "lm_head", None)
+    if head is not None and getattr(head, "cpu_linear", None) is not None:
+        head.quant_method.process_weights_after_loading(head)
