@@ -27,7 +27,9 @@ LOG_PERIOD_S = 10.0
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for models, homes, logs and results.")] = Path("demo-out"),
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")] = DEFAULT_STEPS,
-    engine: Annotated[str, typer.Option("--engine", help="Generation engine: auto, vllm or torch.")] = "auto",
+    engine: Annotated[
+        str, typer.Option("--engine", help="Generation engine: torch (tiny models need no vLLM), vllm or auto.")
+    ] = "torch",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of models and training.")] = 0,
 ) -> None:
     """Train a swarm of two different tiny models on this machine; prints a table and writes curves.png.

@@ -40,11 +40,34 @@ class LoraSection(Section):
 class GenerationSection(Section):
     """The generation worker."""
 
-    max_batch: int = Field(default=128, ge=1, le=8192, description="Completions decoded side by side (torch engine).")
+    max_batch: int = Field(
+        default=0, ge=0, le=8192, description="Completions decoded side by side; 0: 256 by vllm, 128 by torch."
+    )
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of the worker; 0: half of the cores.")
-    groups_in_flight: int = Field(default=8, ge=1, le=1024, description="Prompts given to the engine at once.")
+    groups_in_flight: int = Field(
+        default=0, ge=0, le=1024, description="Prompts given to the engine at once; 0: enough to fill its batch."
+    )
+    max_version_span: int = Field(
+        default=8, ge=0, le=100000,
+        description="A completion that began more policy versions ago is cut at the next update (vllm engine).",
+    )  # fmt: skip
     request_timeout_s: float = Field(
         default=600.0, gt=0, le=86400, description="A group that takes longer is given up."
+    )
+    start_grace_s: float = Field(
+        default=1800.0, gt=0, le=86400, description="How long loading and the first compilation may take."
+    )
+    stall_timeout_s: float = Field(
+        default=300.0, gt=0, le=86400,
+        description="An engine with requests that makes no step for so long is hung: the worker restarts.",
+    )  # fmt: skip
+    engine_core: Literal["auto", "inside", "separate"] = Field(
+        default="auto",
+        description="Where vLLM's core runs: inside the worker's process (auto on a CPU) or in one of its own (GPU).",
+    )
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of vLLM's EngineArgs, such as `tensor_parallel_size` or `quantization`.",
     )
 
 

@@ -226,7 +226,7 @@ class InProcessMakers:
     def generation(self, of: Ingredients) -> InProcessGeneration:
         from msgspec.structs import replace
 
-        boot = generation_boot(of.settings, of.source, of.tokenizer)
+        boot = generation_boot(of.settings, of.manifest, of.source, of.tokenizer)
         return InProcessGeneration(
             replace(boot, settings=replace(boot.settings, seed=self._seed)),
             of.source,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
+from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.node.prompts import PromptOrder
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
@@ -50,7 +51,7 @@ class GenerateLoop:
 
     async def run(self) -> None:
         """Until cancelled. Raises what a worker that was given up raised."""
-        in_flight = asyncio.Semaphore(self._parts.settings.generation.groups_in_flight)
+        in_flight = asyncio.Semaphore(groups_in_flight(self._parts))
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._parts.slots.charge()
@@ -108,6 +109,13 @@ class GenerateLoop:
             tokenizer=parts.tokenizer.fingerprint,
             created_at=time.time(),
         )
+
+
+def groups_in_flight(parts: Parts) -> int:
+    """As the node's settings say, or enough groups for a full batch and one more."""
+    generation = parts.settings.generation
+    batch = generation.max_batch or DEFAULT_MAX_BATCH
+    return generation.groups_in_flight or -(-batch // parts.manifest.sampling.group_size) + 1
 
 
 def prompt_order(parts: Parts) -> PromptOrder:

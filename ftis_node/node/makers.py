@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.ipc.spec import Timing
+from ftis_node.ipc.weights import PROBE_LENGTH
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.models import pick_device
@@ -63,12 +65,16 @@ class ProcessMakers:
 
     def generation(self, of: Ingredients) -> GenerationClient:
         return GenerationClient(
-            generation_boot(of.settings, of.source, of.tokenizer),
+            generation_boot(of.settings, of.manifest, of.source, of.tokenizer),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "generation.log",
             num_threads=threads_of(of.settings.generation.threads),
             request_timeout_s=of.settings.generation.request_timeout_s,
             proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
+            timing=Timing(
+                start_grace_s=of.settings.generation.start_grace_s,
+                stall_timeout_s=of.settings.generation.stall_timeout_s,
+            ),
             on_problem=lambda problem: of.events.write("proof_failed", problem=problem),
         )
 
@@ -88,7 +94,12 @@ class ProcessMakers:
         return Libp2pGossip(self._network, identity=of.identity, run_id=of.manifest.run_id, limits=limits)
 
 
-def generation_boot(settings: NodeSettings, source: ModelSource, tokenizer: PromptTokenizer) -> GenerationBoot:
+def generation_boot(
+    settings: NodeSettings, manifest: RunManifest, source: ModelSource, tokenizer: PromptTokenizer
+) -> GenerationBoot:
+    """How the generation worker is built. Raises ConfigError for engine options that are ours to set."""
+    generation = settings.generation
+    check_options(generation.engine_options)
     return GenerationBoot(
         model=str(source.folder),
         engine=settings.engine,
@@ -97,7 +108,12 @@ def generation_boot(settings: NodeSettings, source: ModelSource, tokenizer: Prom
             vocab_size=tokenizer.vocab_size,
             device=settings.device,
             dtype=dtype_of(settings),
-            max_batch=settings.generation.max_batch,
+            max_batch=generation.max_batch or None,
+            max_model_len=max(manifest.sampling.max_total_tokens, PROBE_LENGTH + 1),
+            max_version_span=generation.max_version_span,
+            is_cut=manifest.sampling.is_cut,
+            engine_core=generation.engine_core,
+            options=generation.engine_options,
         ),
     )
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ftis_node.records.group import Completion, SamplingSettings
 
-DEFAULT_MAX_BATCH = 128
 DEFAULT_MAX_VERSION_SPAN = 8
 DEFAULT_MAX_PREFILL_TOKENS = 8192
 
@@ -31,7 +30,7 @@ class EngineSettings(Message, frozen=True):
     """How a model is served.
 
     `vocab_size` is the tokenizer's length: ids at or above it are padding of the embedding, never text. `max_batch`
-    bounds the completions decoded side by side, `max_prefill_tokens` the padded prompt tokens of one forward pass.
+    (None: the engine's own) bounds the completions decoded side by side, `max_prefill_tokens` the padded prompt tokens of one forward pass.
     `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. `seed` None: fresh randomness at every start.
 
     `max_model_len` bounds prompt and completion together; None: the model's own limit. `max_version_span`: a completion
@@ -47,7 +46,7 @@ class EngineSettings(Message, frozen=True):
     vocab_size: int
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_batch: int = DEFAULT_MAX_BATCH
+    max_batch: int | None = None
     max_prefill_tokens: int = DEFAULT_MAX_PREFILL_TOKENS
     seed: int | None = None
     max_model_len: int | None = None

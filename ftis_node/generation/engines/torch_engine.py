@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from ftis_node.models import ModelSource
 
+DEFAULT_MAX_BATCH = 128
 TOKENS_PER_HOP = 8  # more: fewer hops to pay for; fewer: newcomers and cancellations are seen sooner
 SEED_BITS = 63
 
@@ -186,7 +187,7 @@ class TorchEngine:
             request = self._waiting[0].request
             num_rows += request.num_completions
             longest = max(longest, len(request.prompt_ids))
-            too_many = num_rows > self._settings.max_batch
+            too_many = num_rows > (self._settings.max_batch or DEFAULT_MAX_BATCH)
             too_long = longest * (len(newcomers) + 1) > self._settings.max_prefill_tokens
             if too_many and (newcomers or self._decoding) or too_long and newcomers:
                 break

@@ -27,6 +27,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 
 from ftis_node.errors import WorkerTaskError
 from ftis_node.generation.engines.vllm_drafts import FINISH_REASONS, Draft, Job
+from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.records.group import FinishReason
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Driver:
     ) -> None:
         self._open_core = open_core
         self._settings = settings
+        self._max_batch = settings.max_batch or DEFAULT_MAX_BATCH
         self._on_progress = on_progress
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
@@ -184,7 +186,7 @@ class Driver:
 
     def _admit(self) -> None:
         """Hand groups to the core while the batch has room; the last may reach beyond it and waits there."""
-        while self._waiting and self._asleep is None and len(self._running) < self._settings.max_batch:
+        while self._waiting and self._asleep is None and len(self._running) < self._max_batch:
             job = self._waiting.popleft()
             if not job.result.cancelled():
                 salt = self._next_id()

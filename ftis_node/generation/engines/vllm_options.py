@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
 CPU_BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes; short prompts are shared by whole blocks only
+DEFAULT_MAX_BATCH = 256
 MAX_LORAS = 2  # the newest adapter, and the one before it for completions in flight
 
 ENVIRONMENT = {
@@ -79,7 +80,7 @@ def engine_arguments(source: ModelSource, settings: EngineSettings, *, device: s
         "skip_tokenizer_init": True,
         "dtype": dtype,
         "seed": seed,
-        "max_num_seqs": settings.max_batch,
+        "max_num_seqs": settings.max_batch or DEFAULT_MAX_BATCH,
         "max_model_len": settings.max_model_len,
         # The full softmax at the sampling temperature; where top_p or top_k cut it, that of temperature 1 before the
         # cut, which is why a run that cuts has temperature 1.
