@@ -8,21 +8,36 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
-from ftis_node.errors import MachineError
+from ftis_node.errors import ConfigError, MachineError
 
 
 def doctor(
     model: Annotated[str | None, typer.Option("--model", help="Also plan the memory of this model.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Preset or TOML file to plan for.", show_default="the home's")
+    ] = None,
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Plan for an adapter, or for all weights.")] = None,
+    gpu_memory: Annotated[
+        list[float] | None,
+        typer.Option("--gpu-memory", metavar="GIB", help="Plan for a GPU of this size instead; again for each more."),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check the machine; each finding says what to do. Exit code 3 where something needed is missing.
 
-    JSON shape: [{check, level: "ok" | "note" | "problem", finding, advice}].
+    JSON shape: [{check, level: "ok" | "note" | "problem", finding, advice, num_bytes}].
     """
     from ftis_node.node.doctor import examine
+    from ftis_node.node.memory_report import ask
 
-    findings = examine(home_at(home), model=model)
+    if model is None and (run is not None or lora is not None or gpu_memory):
+        raise ConfigError("--run, --lora, --full and --gpu-memory plan a model's memory: name it with --model")
+    if any(not 0 < gib < float("inf") for gib in gpu_memory or ()):
+        raise ConfigError("--gpu-memory is a number of GiB above 0")
+    place = home_at(home)
+    question = ask(place, model=model, run=run, lora=lora, gpus_gib=gpu_memory or ()) if model else None
+    findings = examine(place, question=question)
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
     else:

@@ -83,8 +83,9 @@ class LearnerSection(Section):
         default=1, ge=1, le=100000,
         description="Steps between checkpoints; one is also written at a clean end. Large models: more than 1.",
     )  # fmt: skip
-    recompute_activations: bool = Field(
-        default=False, description="Gradient checkpointing: less memory for about a third more time."
+    recompute_activations: bool | None = Field(
+        default=None,
+        description="Gradient checkpointing: far less memory for about a third more time; unset: on a GPU.",
     )
     stall_timeout_s: float = Field(
         default=1800.0,

@@ -16,6 +16,7 @@ from ftis_node.models.export import export_adapter, export_model, tied_names
 from ftis_node.models.fingerprint import model_fingerprint
 from ftis_node.models.loading import Device, Dtype, load_causal_lm, pick_device
 from ftis_node.models.safetensors_file import read_header
+from ftis_node.models.shape import ModelShape, read_shape, shape_of
 from ftis_node.models.size import parameter_count
 from ftis_node.models.source import ModelSource, read_json, resolve_model
 from ftis_node.models.tokenizer import PromptTokenizer, load_tokenizer
@@ -24,6 +25,7 @@ __all__ = [
     "Accelerator",
     "Device",
     "Dtype",
+    "ModelShape",
     "ModelSource",
     "PromptTokenizer",
     "export_adapter",
@@ -36,6 +38,8 @@ __all__ = [
     "pick_device",
     "read_header",
     "read_json",
+    "read_shape",
     "resolve_model",
+    "shape_of",
     "tied_names",
 ]

@@ -5,45 +5,30 @@ from __future__ import annotations
 import platform
 import shutil
 import socket
-from dataclasses import dataclass
 from importlib import metadata, util
 from typing import TYPE_CHECKING
 
 import psutil
 
-from ftis_node.errors import FtisError
-from ftis_node.models import list_accelerators, parameter_count, resolve_model
+from ftis_node.models import list_accelerators
+from ftis_node.node.findings import GIB, Finding
+from ftis_node.node.memory_report import answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from ftis_node.config.home import Home
+    from ftis_node.node.memory_report import MemoryQuestion
 
-GIB = 1 << 30
 PACKAGES = ("torch", "transformers", "peft", "hivemind", "pyzmq", "reasoning-gym", "math-verify", "datasets")
 MIN_DISK_BYTES = 5 * GIB
-FULL_BYTES_PER_PARAMETER = 4 * 4  # float32 weights, gradients and Adam's two moments
-BASE_BYTES_PER_PARAMETER = 2  # bfloat16 weights of a frozen base
-ADAPTER_SHARE = 0.05  # of the base's parameters, at rank 128
-GENERATION_BYTES_PER_PARAMETER = 2  # the generator's own bfloat16 copy
-OVERHEAD = 1.2  # activations, cache and fragmentation, until the plan measures them
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result: `level` is ok, note or problem; `advice` is empty where nothing need be done."""
-
-    check: str
-    level: str
-    finding: str
-    advice: str = ""
-
-
-def examine(home: Home, *, model: str | None = None) -> list[Finding]:
-    """All findings, in the order in which a person would look."""
+def examine(home: Home, *, question: MemoryQuestion | None = None) -> list[Finding]:
+    """All findings, in the order in which a person would look; with a question, the memory plan is the last of them."""
     findings = [*_python(), *_packages(), *_engine(), *_devices(), *_memory(), *_disk(home.root), *_network()]
-    return [*findings, *_model(model)] if model else findings
+    return [*findings, *answer(question)] if question else findings
 
 
 def _python() -> Iterator[Finding]:
@@ -105,31 +90,3 @@ def _network() -> Iterator[Finding]:
             yield Finding("network", "note", f"{name}: no port can be opened ({error.strerror})")
         else:
             yield Finding("network", "ok", f"{name}: a port can be opened")
-
-
-def _model(model: str) -> Iterator[Finding]:
-    """Whether the model is there, and a rough memory plan from the size of its files."""
-    try:
-        source = resolve_model(model)
-    except FtisError as error:
-        yield Finding("model", "problem", str(error))
-        return
-    parameters = parameter_count(source)
-    yield Finding("model", "ok", f"{source.name}: {parameters:,} parameters")
-    available = _largest_memory()
-    for name, per_parameter in (
-        ("full fine-tuning", FULL_BYTES_PER_PARAMETER + GENERATION_BYTES_PER_PARAMETER),
-        (
-            "LoRA",
-            BASE_BYTES_PER_PARAMETER + ADAPTER_SHARE * FULL_BYTES_PER_PARAMETER + GENERATION_BYTES_PER_PARAMETER,
-        ),
-    ):
-        needed = parameters * per_parameter * OVERHEAD
-        text = f"{name}: about {needed / GIB:.1f} GiB for learner and generator, {available / GIB:.1f} GiB here"
-        advice = "" if needed <= available else "use --lora, a smaller model, or a larger device"
-        yield Finding("plan", "ok" if needed <= available else "note", text, advice)
-
-
-def _largest_memory() -> int:
-    devices = list_accelerators()
-    return max((device.memory_bytes for device in devices), default=psutil.virtual_memory().available)

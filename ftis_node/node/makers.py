@@ -20,6 +20,7 @@ from ftis_node.ipc.weights import PROBE_LENGTH
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.models import pick_device
+from ftis_node.node.memory_parts import recomputes
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -141,7 +142,7 @@ def learner_boot(settings: NodeSettings, manifest: RunManifest, source: ModelSou
         num_threads=threads_of(settings.learner.threads),
         keep_checkpoints=settings.learner.keep_checkpoints,
         checkpoint_every_steps=settings.learner.checkpoint_every_steps,
-        recompute_activations=settings.learner.recompute_activations,
+        recompute_activations=recomputes(settings, on_gpu=pick_device(settings.device) != "cpu"),
     )
 
 

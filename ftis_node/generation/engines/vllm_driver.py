@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SLEEP_LEVEL = 2  # weights and cache are given back, not kept: the next weights come from the learner
+SLEEP_LEVEL = 1  # the cache is dropped and the weights wait in host memory: a step may bring no new ones
 
 Answer = TypeVar("Answer")
 

@@ -1,0 +1,115 @@
+"""The shape of a model, as far as memory depends on it, from its configuration and the headers of its weight files.
+
+Read without torch or transformers, so that a plan can be made before anything heavy is loaded. It describes a decoder
+with gated feed-forward blocks (Llama, Qwen2, Qwen3, Mistral and their kin); others are refused in one line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import ModelError
+from ftis_node.models.size import parameter_count
+from ftis_node.models.source import CONFIG_FILE, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftis_node.models.source import ModelSource
+
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+TYPES_WITH_QKV_BIAS = ("qwen2",)  # always, and without a key in the configuration that says so
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes in elements. `is_tied`: the output head is the embedding once more."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_size: int
+    vocab_size: int
+    is_tied: bool
+    num_parameters: int
+
+    @property
+    def query_size(self) -> int:
+        """Width of the queries, and of the attention's output before its projection."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys; the values are as wide."""
+        return self.num_kv_heads * self.head_size
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the embedding alone; an output head of its own has as many."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def linear_layers(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of one layer's linear maps: query, key, value, output, gate, up, down."""
+        hidden, query, kv, wide = self.hidden_size, self.query_size, self.kv_size, self.intermediate_size
+        attention = ((hidden, query), (hidden, kv), (hidden, kv), (query, hidden))
+        return *attention, (hidden, wide), (hidden, wide), (wide, hidden)
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Of a LoRA adapter on all linear layers: A is `rank` x inputs and B is outputs x `rank` (arXiv 2106.09685)."""
+        return self.num_layers * rank * sum(inputs + outputs for inputs, outputs in self.linear_layers)
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """The shape of `source`. Raises ModelError where the configuration lacks a size or a file is damaged."""
+    path = source.folder / CONFIG_FILE
+    return shape_of(read_json(path), where=str(path), num_parameters=parameter_count(source))
+
+
+def shape_of(config: Mapping[str, Any], *, where: str = CONFIG_FILE, num_parameters: int | None = None) -> ModelShape:
+    """The shape that a configuration describes; `where` names it in errors. Raises ModelError.
+
+    Without `num_parameters` they are counted from the sizes: embedding, linear maps with their biases, two norms a
+    layer and one at the end.
+    """
+    nested = config.get("text_config")
+    text = {**config, **nested} if isinstance(nested, dict) else config
+    if any(text.get(key) for key in EXPERT_KEYS):
+        raise ModelError(f"{where} describes a mixture of experts: its memory cannot be planned")
+    hidden_size = _size(text, "hidden_size", where)
+    num_heads = _size(text, "num_attention_heads", where)
+    shape = ModelShape(
+        hidden_size=hidden_size,
+        num_layers=_size(text, "num_hidden_layers", where),
+        num_heads=num_heads,
+        num_kv_heads=_size(text, "num_key_value_heads", where, default=num_heads),
+        head_size=_size(text, "head_dim", where, default=hidden_size // num_heads),
+        intermediate_size=_size(text, "intermediate_size", where),
+        vocab_size=_size(text, "vocab_size", where),
+        is_tied=bool(text.get("tie_word_embeddings", False)),
+        num_parameters=num_parameters or 0,
+    )
+    return shape if num_parameters else _counted(shape, text)
+
+
+def _counted(shape: ModelShape, config: Mapping[str, Any]) -> ModelShape:
+    has_bias = config.get("attention_bias", config.get("model_type") in TYPES_WITH_QKV_BIAS)
+    biases = shape.query_size + 2 * shape.kv_size if has_bias else 0
+    linear = sum(inputs * outputs for inputs, outputs in shape.linear_layers)
+    layer = linear + biases + 2 * shape.hidden_size
+    embeddings = shape.embedding_parameters * (1 if shape.is_tied else 2)
+    return replace(shape, num_parameters=embeddings + shape.num_layers * layer + shape.hidden_size)
+
+
+def _size(config: Mapping[str, Any], key: str, where: str, *, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise ModelError(f"{where} has no {key}: the memory of this model cannot be planned")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"{where}: {key} is {value!r}, which is no size")
+    return value

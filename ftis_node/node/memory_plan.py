@@ -1,0 +1,189 @@
+"""Where the two workers go, decided before anything is loaded.
+
+    cpu        no GPU: both in host memory, the node's own process beside them
+    split      both stay on one GPU; the generator takes a fixed share of it
+    sleep      they take turns on one GPU: the generator gives its memory back while the learner steps
+    separate   two GPUs or more: the generator on the first, the learner on the second
+    none       it does not fit; `changes` says what would
+
+A split is preferred while half of the wished-for cache has room: a generator with a smaller one decodes so few
+completions side by side that taking turns is faster. Below one group's cache nothing works.
+
+While the generator is awake the learner's weights and moments stay where they are, and while it sleeps its context and
+graphs do. So the learner must give freed blocks back (`torch.cuda.empty_cache`) before the generator wakes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ftis_node.node.memory_changes import Change, find_changes
+from ftis_node.node.memory_parts import (
+    HOST_PROCESS_BYTES,
+    GeneratorMemory,
+    LearnerMemory,
+    Workload,
+    generator_memory,
+    learner_memory,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.models import ModelShape
+
+Placement: TypeAlias = Literal["cpu", "split", "sleep", "separate", "none"]
+
+USABLE_SHARE = 0.95  # torch's allocator holds more than is in use, and the driver keeps some for itself
+SPLIT_CACHE_SHARE = 0.5  # of the wished-for cache; with less the two take turns
+HAND_OVER = "hand-over of new weights"
+TIGHT_SHARE = 0.9  # of what is usable: above, changes are named although it fits
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """`peak_bytes` is of the fuller device (on `none`: the least that would do), `usable_bytes` what that may hold.
+
+    `kv_cache_bytes` is the generator's cache and `gpu_memory_utilization` the share of its GPU for weights, cache and
+    workspace, as vLLM counts it; None where no GPU is planned for. `parts` names every part, in bytes; the hand-over
+    comes after a step and is not on top of it. `host_bytes` is what the workers need of host memory beside a GPU.
+    """
+
+    placement: Placement
+    fits: bool
+    peak_bytes: int
+    usable_bytes: int
+    kv_cache_bytes: int
+    gpu_memory_utilization: float | None
+    parts: dict[str, int]
+    host_bytes: int
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it does not fit, or only barely."""
+        return not self.fits or self.peak_bytes > TIGHT_SHARE * self.usable_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Memory of each GPU in total, and what is free of the host's."""
+
+    devices_bytes: tuple[int, ...]
+    host_bytes: int
+
+
+def plan(
+    shape: ModelShape, devices_bytes: Sequence[int], settings: NodeSettings, manifest: RunManifest, *, host_bytes: int
+) -> MemoryPlan:
+    """The plan for a model on GPUs of these sizes, none for the CPU; `host_bytes` counts on the CPU alone."""
+    machine = Machine(() if settings.device == "cpu" else tuple(devices_bytes), host_bytes)
+    workload = Workload.of(settings, manifest, on_gpu=bool(machine.devices_bytes))
+    made = _place(shape, machine, workload)
+    if not made.is_tight:
+        return made
+    return replace(made, changes=tuple(find_changes(workload, made, partial(_place, shape, machine))))
+
+
+def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
+    generator, learner = generator_memory(shape, workload), learner_memory(shape, workload)
+    if not machine.devices_bytes:
+        return _on_cpu(generator, learner, machine.host_bytes)
+    host_bytes = _host_bytes(shape, workload)
+    if len(machine.devices_bytes) > 1:
+        return _separate(generator, learner, machine.devices_bytes, host_bytes)
+    return _on_one_gpu(generator, learner, machine.devices_bytes[0], host_bytes, can_sleep=workload.can_sleep)
+
+
+def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, host_bytes: int) -> MemoryPlan:
+    usable = _usable(host_bytes)
+    fixed = HOST_PROCESS_BYTES + generator.fixed + learner.peak
+    cache = _cache_within(generator, usable - fixed)
+    fits = fixed + cache <= usable
+    parts = {"the node's process": HOST_PROCESS_BYTES} | _parts(generator, learner, cache)
+    return MemoryPlan("cpu" if fits else "none", fits, fixed + cache, usable, cache, None, parts, fixed + cache)
+
+
+def _separate(
+    generator: GeneratorMemory, learner: LearnerMemory, devices_bytes: tuple[int, ...], host_bytes: int
+) -> MemoryPlan:
+    usable = tuple(map(_usable, devices_bytes))
+    cache = _cache_within(generator, usable[0] - generator.fixed)
+    peaks = (generator.fixed + cache, learner.peak)
+    fits = peaks[0] <= usable[0] and peaks[1] <= usable[1]
+    fuller = max((0, 1), key=lambda device: peaks[device] / usable[device])
+    return MemoryPlan(
+        placement="separate" if fits else "none",
+        fits=fits,
+        peak_bytes=peaks[fuller],
+        usable_bytes=usable[fuller],
+        kv_cache_bytes=cache,
+        gpu_memory_utilization=_utilization(generator, cache, devices_bytes[0]),
+        parts=_parts(generator, learner, cache),
+        host_bytes=host_bytes,
+    )
+
+
+def _on_one_gpu(
+    generator: GeneratorMemory, learner: LearnerMemory, device_bytes: int, host_bytes: int, *, can_sleep: bool
+) -> MemoryPlan:
+    usable = _usable(device_bytes)
+
+    def made(placement: Placement, cache: int, peak_bytes: int) -> MemoryPlan:
+        fits = peak_bytes <= usable
+        utilization = _utilization(generator, cache, device_bytes)
+        parts = _parts(generator, learner, cache)
+        where = placement if fits else "none"
+        return MemoryPlan(where, fits, peak_bytes, usable, cache, utilization, parts, host_bytes)
+
+    together = generator.fixed + learner.peak
+    cache = _cache_within(generator, usable - together)
+    split = made("split", cache, together + cache)
+    if not can_sleep or (split.fits and cache >= SPLIT_CACHE_SHARE * generator.cache):
+        return split
+    awake = learner.resident + generator.fixed
+    cache = _cache_within(generator, usable - awake)
+    return made("sleep", cache, max(awake + cache, learner.peak + generator.asleep))
+
+
+def _usable(total_bytes: int) -> int:
+    return int(USABLE_SHARE * total_bytes)
+
+
+def _cache_within(generator: GeneratorMemory, room: int) -> int:
+    """The cache for all completions, or as much of it as has room, at least that of one group."""
+    return max(generator.smallest_cache, min(generator.cache, room))
+
+
+def _utilization(generator: GeneratorMemory, cache: int, device_bytes: int) -> float:
+    """Rounded up to a thousandth, at most 1."""
+    return min(1.0, ceil(1000 * (generator.fixed + cache) / device_bytes) / 1000)
+
+
+def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> dict[str, int]:
+    return {
+        "generator: weights": generator.weights,
+        "generator: key/value cache": cache,
+        "generator: workspace and context": generator.workspace,
+        "learner: weights": learner.weights,
+        "learner: Adam's moments": learner.moments,
+        "learner: context": learner.context,
+        "learner: gradients": learner.gradients,
+        "learner: bfloat16 copies of weights": learner.casts,
+        "learner: activations": learner.activations,
+        "learner: logits and work space": learner.work,
+        HAND_OVER: learner.hand_over,
+    }
+
+
+def _host_bytes(shape: ModelShape, workload: Workload) -> int:
+    """Beside a GPU: three processes, and the larger of a hand-over (the new weights' bytes) and a checkpoint's Adam
+    moments; where the generator sleeps its weights wait in host memory too."""
+    weights = shape.num_parameters * workload.dtype_bytes
+    moments = learner_memory(shape, workload).moments
+    return 3 * HOST_PROCESS_BYTES + max(weights, moments) + (weights if workload.can_sleep else 0)

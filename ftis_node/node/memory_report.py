@@ -1,0 +1,106 @@
+"""The memory plan as `doctor` tells it: where the workers go, every part in GiB, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ftis_node.config.manifest import load_manifest, parse_manifest
+from ftis_node.config.node import load_node_settings
+from ftis_node.errors import FtisError
+from ftis_node.models import list_accelerators, read_shape, resolve_model
+from ftis_node.node.findings import GIB, Finding
+from ftis_node.node.memory_plan import plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.node.memory_changes import Change
+    from ftis_node.node.memory_plan import MemoryPlan
+
+DEFAULT_RUN = "gsm8k-ftis"
+PLACES = {
+    "cpu": "no GPU: both workers in host memory",
+    "split": "both workers stay on one GPU",
+    "sleep": "one GPU: the generator sleeps while the learner steps",
+    "separate": "the generator on the first GPU, the learner on the second",
+    "none": "does not fit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryQuestion:
+    """Whether `settings.model` fits; `gpus_bytes` are GPUs to suppose, None: those of this machine."""
+
+    settings: NodeSettings
+    manifest: RunManifest
+    gpus_bytes: tuple[int, ...] | None = None
+
+
+def ask(
+    home: Home, *, model: str, run: str | None = None, lora: bool | None = None, gpus_gib: Sequence[float] = ()
+) -> MemoryQuestion:
+    """The question that the flags of `doctor` mean: settings as `join` would read them, and a preset's or a file's run.
+
+    Without `run` the home's own, else `gsm8k-ftis`. Raises ConfigError.
+    """
+    settings = load_node_settings(home.node_toml, model=model, lora=lora)
+    if run is None and home.run_toml.exists():
+        manifest = parse_manifest(home.run_toml.read_text(), source=str(home.run_toml))
+    else:
+        manifest = load_manifest(run or DEFAULT_RUN)
+    return MemoryQuestion(settings, manifest, tuple(int(gib * GIB) for gib in gpus_gib) or None)
+
+
+def answer(question: MemoryQuestion) -> Iterator[Finding]:
+    """Whether the model is there, and the plan for it."""
+    try:
+        source = resolve_model(question.settings.model)
+        shape = read_shape(source)
+    except FtisError as error:
+        yield Finding("model", "problem", str(error))
+        return
+    yield Finding("model", "ok", f"{source.name}: {shape.num_parameters:,} parameters")
+    gpus_bytes = question.gpus_bytes
+    if gpus_bytes is None:
+        gpus_bytes = tuple(device.memory_bytes for device in list_accelerators())
+    available = psutil.virtual_memory().available
+    made = plan(shape, gpus_bytes, question.settings, question.manifest, host_bytes=available)
+    trains = "a LoRA adapter" if question.settings.lora else "all weights"
+    yield from report(made, title=f"{question.manifest.name}, {trains}")
+
+
+def report(made: MemoryPlan, *, title: str) -> Iterator[Finding]:
+    """A plan as findings: the verdict, its parts, the cache's share, and the changes."""
+    verdict = f"{title}: {PLACES[made.placement]}: {_gib(made.peak_bytes)} at the peak of {_gib(made.usable_bytes)}"
+    advice = "" if made.fits else _advice(made)
+    yield Finding("plan", "ok" if made.fits else "problem", verdict, advice, made.peak_bytes)
+    for name, num_bytes in made.parts.items():
+        if num_bytes:
+            yield Finding("plan", "ok", f"{_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
+    if made.gpu_memory_utilization is not None:
+        yield Finding("plan", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
+        yield Finding("plan", "ok", f"host memory beside it: {_gib(made.host_bytes)}", num_bytes=made.host_bytes)
+    yield from map(_change, made.changes)
+
+
+def _advice(made: MemoryPlan) -> str:
+    if any(change.fits and change.available for change in made.changes):
+        return "make a change that would fit, named below"
+    return "take a smaller model or a larger device: no change below is enough"
+
+
+def _change(change: Change) -> Finding:
+    verdict = f"would fit ({change.placement})" if change.fits else "would not fit"
+    return Finding(
+        "change", "note", f"{change.name}: {_gib(change.peak_bytes)}, {verdict}", num_bytes=change.peak_bytes
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"

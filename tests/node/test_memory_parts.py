@@ -1,0 +1,200 @@
+"""The estimate against figures by hand, and against the tensors and allocations of a real model in its learner's step.
+
+By hand, the small Qwen2 configuration SMALL: hidden 64, 2 layers, 4 heads of 16, 2 key/value heads, intermediate 128,
+320 ids, tied. H = 64, Q = 64, K = 32, I = 128, h = 4.
+
+    embedding     320 x 64                                                                       20,480
+    a layer       64 x 64 + 2 x 64 x 32 + 64 x 64 + 3 x 64 x 128 + biases 128 + norms 128        37,120
+    parameters    20,480 + 2 x 37,120 + 64                                                       94,784
+    adapter, r 8  2 x 8 x (128 + 96 + 96 + 128 + 3 x 192)                                        16,384
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ftis_node.learner import logprobs
+from ftis_node.learner.batch import MicroBatch
+from ftis_node.learner.core import make_optimizer
+from ftis_node.learner.logprobs import completion_logprobs
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.policy import _recompute_activations, add_adapter
+from ftis_node.models import shape_of
+from ftis_node.node.memory_parts import (
+    HEAD_CHUNK_TOKENS,
+    HOST_PROCESS_BYTES,
+    MIB,
+    Workload,
+    cache_bytes_per_token,
+    generator_memory,
+    layer_bytes_per_token,
+    learner_memory,
+)
+from tests.learner.learner_rig import make_boot
+from tests.models.tiny_models import make_model
+
+SMALL = shape_of(
+    {
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 320,
+        "tie_word_embeddings": True,
+    }
+)
+
+
+def workload(**changes: Any) -> Workload:
+    values = {
+        "dtype_bytes": 2,
+        "lora": False,
+        "adapter_rank": 8,
+        "micro_batch_tokens": 1000,
+        "recompute_activations": False,
+        "max_batch": 10,
+        "max_prompt_tokens": 40,
+        "max_total_tokens": 100,
+        "group_size": 4,
+        "num_groups": 24,
+        "on_gpu": True,
+        "can_sleep": True,
+    }
+    return Workload(**values | changes)
+
+
+def test_the_generator_by_hand() -> None:
+    # A token: 2 x 2 layers x 32 x 2 bytes = 256. Ten completions of 100 tokens, or one group of four.
+    memory = generator_memory(SMALL, workload())
+    assert cache_bytes_per_token(SMALL, 2) == 256
+    assert (memory.weights, memory.cache, memory.smallest_cache) == (2 * 94_784, 256_000, 102_400)
+    # Sampling 24 x 10 x 320; prefill 8,192 x (3 x 128 + 6 x 64) x 2; context 512 MiB and graphs 768 MiB.
+    assert memory.workspace == 76_800 + 12_582_912 + 1280 * MIB
+    assert memory.asleep == 1280 * MIB
+
+
+def test_the_learner_by_hand_in_full() -> None:
+    memory = learner_memory(SMALL, workload())
+    assert (memory.weights, memory.gradients, memory.moments) == (379_136, 379_136, 758_272)
+    assert memory.casts == 189_568
+    # A token and layer: 26 x 64 + 4 x 64 + 4 x 32 + 8 x 128 + 4 x 4 + 8 = 3,096; outside the layers 12 x 64.
+    assert layer_bytes_per_token(SMALL, workload()) == 3_096
+    assert memory.activations == 1000 * (2 * 3_096 + 768)
+    # Logits of a chunk: 16 x 512 x 320 and the head's gradient 2 x 20,480; a layer: 1000 x (6 x 128 + 14 x 64) is less.
+    assert memory.work == 2_621_440 + 40_960
+    assert memory.hand_over == 40_960
+    assert memory.resident == 379_136 + 758_272 + 512 * MIB
+    assert memory.peak == memory.resident + 379_136 + 189_568 + 6_960_000 + 2_662_400
+
+
+def test_the_learner_by_hand_with_an_adapter_and_recomputed_layers() -> None:
+    memory = learner_memory(SMALL, workload(lora=True, recompute_activations=True, micro_batch_tokens=4000))
+    assert memory.weights == 2 * 94_784 + 4 * 16_384
+    assert (memory.gradients, memory.moments) == (65_536, 131_072)
+    # The peak is in the last layer. Of a token it has two layers' inputs in bfloat16, what a layer keeps,
+    # 18 x 64 + 6 x 64 + 4 x 32 + 8 x 128 + 14 x 8 + 24 = 2,824, and its work 6 x 128 + 18 x 64; its casts are half.
+    assert memory.activations == 4000 * 2 * 128
+    assert memory.work == 4000 * (2_824 + 1_920)
+    assert memory.casts == 16_384
+
+
+def test_a_micro_batch_holds_a_completion_at_least_and_the_batch_at_most() -> None:
+    assert workload(micro_batch_tokens=16).largest_micro_batch == 100
+    assert workload(micro_batch_tokens=10**6).largest_micro_batch == 24 * 4 * 100
+
+
+def test_the_head_is_chunked_as_the_learner_chunks_it() -> None:
+    assert HEAD_CHUNK_TOKENS == logprobs.HEAD_CHUNK_TOKENS
+
+
+class Step:
+    """A real model at the learner's forward and backward pass on the CPU, and the workload that describes it."""
+
+    def __init__(self, dtype: str, lora: bool, *, recompute: bool = False, hidden_size: int = 64) -> None:
+        self.model = make_model(hidden_size=hidden_size)
+        self.model.set_attn_implementation("sdpa")
+        if lora:
+            self.model.to(getattr(torch, dtype)).requires_grad_(False)
+            add_adapter(self.model, LoraSettings(rank=8, alpha=8))
+        if recompute:
+            _recompute_activations(self.model)
+        self.shape = shape_of(make_model(hidden_size=hidden_size).config.to_dict())
+        self._is_bfloat16 = dtype == "bfloat16"
+        self.settings = {"dtype_bytes": 2 if self._is_bfloat16 else 4, "lora": lora, "recompute_activations": recompute}
+
+    def workload(self, num_tokens: int) -> Workload:
+        return workload(micro_batch_tokens=num_tokens, on_gpu=False, **self.settings)
+
+    def forward(self, num_tokens: int) -> torch.Tensor:
+        positions = torch.arange(num_tokens - 1)
+        ids = torch.randint(0, 300, (1, num_tokens), generator=torch.Generator().manual_seed(0))
+        micro_batch = MicroBatch(ids, predictor_index=positions, target_ids=ids[0, 1:], cell_index=positions)
+        with torch.autocast("cpu", dtype=torch.bfloat16) if self._is_bfloat16 else nullcontext():
+            return completion_logprobs(self.model, micro_batch)
+
+    def run(self, num_tokens: int) -> None:
+        self.forward(num_tokens).mean().backward()
+
+
+SETTINGS = [("bfloat16", False), ("bfloat16", True), ("float32", False), ("float32", True)]
+
+
+@pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
+def test_weights_gradients_and_moments_are_those_of_the_tensors(tmp_path: Any, dtype: str, lora: bool) -> None:
+    step = Step(dtype, lora)
+    trainable = {name: value for name, value in step.model.named_parameters() if value.requires_grad}
+    optimizer = make_optimizer(trainable, make_boot("tiny", tmp_path))
+    step.run(16)
+    optimizer.step()
+    memory = learner_memory(step.shape, step.workload(100))
+    assert memory.weights == sum(value.nbytes for value in step.model.parameters())
+    assert memory.gradients == sum(value.grad.nbytes for value in trainable.values() if value.grad is not None)
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert memory.moments == sum(value.nbytes for value in moments)
+
+
+@pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
+def test_a_layer_keeps_exactly_the_bytes_of_the_formula(dtype: str, lora: bool) -> None:
+    def kept(num_tokens: int, num_layers: int) -> int:
+        step = Step(dtype, lora)
+        step.model.model.layers = step.model.model.layers[:num_layers]
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def pack(value: torch.Tensor) -> torch.Tensor:
+            storages[value.untyped_storage().data_ptr()] = value.untyped_storage()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            output = step.forward(num_tokens)
+        assert output.requires_grad
+        return sum(storage.nbytes() for storage in storages.values())
+
+    def of_a_layer(num_tokens: int) -> int:
+        return kept(num_tokens, 2) - kept(num_tokens, 1)
+
+    step = Step(dtype, lora)
+    assert of_a_layer(96) - of_a_layer(32) == 64 * layer_bytes_per_token(step.shape, step.workload(100))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
+def test_a_step_s_peak_is_near_what_was_allocated(dtype: str, lora: bool, recompute: bool) -> None:
+    step, num_tokens = Step(dtype, lora, recompute=recompute, hidden_size=256), 1024
+    step.run(num_tokens)  # the gradients stay, as from an earlier micro-batch
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step.run(num_tokens)
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    memory = learner_memory(step.shape, step.workload(num_tokens))
+    assert memory.casts + memory.activations + memory.work == pytest.approx(peak, rel=0.12)
+    assert memory.context == HOST_PROCESS_BYTES

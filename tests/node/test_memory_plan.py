@@ -1,0 +1,158 @@
+"""Where the workers of published models go on cards that people have, and what is said where they do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftis_node.config.manifest import RunManifest, load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.models import ModelShape, shape_of
+from ftis_node.node.memory_changes import find_changes
+from ftis_node.node.memory_parts import Workload, generator_memory, learner_memory
+from ftis_node.node.memory_plan import HAND_OVER, USABLE_SHARE, MemoryPlan, plan
+from tests.models.test_model_shape import QWEN_05B, QWEN_3B
+
+GIB = 1 << 30
+HALF_B, THREE_B = shape_of(QWEN_05B), shape_of(QWEN_3B)
+RUN = load_manifest("gsm8k-ftis")  # 760 tokens, groups of 12
+
+
+def settings(**changes: Any) -> NodeSettings:
+    """128 completions side by side, and layers that are not recomputed, unless `changes` say otherwise."""
+    plain = {"generation": {"max_batch": 128}, "learner": {"recompute_activations": False}}
+    merged = {name: plain.get(name, {}) | changes.get(name, {}) for name in plain}
+    return NodeSettings.model_validate({"model": "x"} | changes | merged)
+
+
+def planned(
+    shape: ModelShape, *gpus_gib: float, run: RunManifest = RUN, host_gib: float = 64, **changes: Any
+) -> MemoryPlan:
+    sizes = [int(gib * GIB) for gib in gpus_gib]
+    return plan(shape, sizes, settings(**changes), run, host_bytes=int(host_gib * GIB))
+
+
+def small_steps(**changes: Any) -> dict[str, Any]:
+    return {"learner": {"micro_batch_tokens": 4096}} | changes
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpus_gib", "changes", "placement"),
+    [
+        (HALF_B, (24,), small_steps(), "split"),
+        (HALF_B, (24,), {"learner": {"recompute_activations": None}}, "split"),  # unset: recomputed on a GPU
+        (HALF_B, (24,), {}, "none"),  # 16,384 tokens of activations alone take 24 GiB
+        (HALF_B, (80,), {}, "split"),
+        (HALF_B, (80, 80), {}, "separate"),
+        (THREE_B, (24,), small_steps(), "none"),
+        (THREE_B, (24,), small_steps(lora=True), "none"),
+        (THREE_B, (24,), {"lora": True, "learner": {"recompute_activations": True}}, "sleep"),
+        (THREE_B, (80,), small_steps(), "sleep"),
+        (THREE_B, (80,), {"learner": {"recompute_activations": True}}, "split"),
+        (THREE_B, (80, 80), small_steps(), "separate"),
+        (THREE_B, (80, 24), small_steps(), "none"),
+    ],
+)
+def test_placements_that_a_person_would_expect(
+    shape: ModelShape, gpus_gib: tuple[float, ...], changes: dict[str, Any], placement: str
+) -> None:
+    made = planned(shape, *gpus_gib, **changes)
+    assert made.placement == placement
+    assert made.fits is (placement != "none") is (made.peak_bytes <= made.usable_bytes)
+
+
+def test_an_adapter_and_recomputed_layers_bring_3b_onto_24_gib() -> None:
+    made = planned(THREE_B, 24)
+    by_name = {change.name: change for change in made.changes}
+    assert not by_name["--lora (rank 128)"].fits
+    together = by_name["--lora (rank 128) + learner.recompute_activations = true"]
+    assert (together.fits, together.placement, made.changes[-1]) == (True, "sleep", together)
+    after = planned(THREE_B, 24, lora=True, learner={"recompute_activations": True})
+    assert together.peak_bytes == after.peak_bytes
+
+
+def test_where_layers_are_recomputed_an_adapter_alone_is_enough() -> None:
+    made = planned(THREE_B, 24, learner={"recompute_activations": True})
+    assert [change.name for change in made.changes if change.fits] == ["--lora (rank 128)"]
+
+
+def test_a_smaller_micro_batch_is_the_largest_half_that_fits() -> None:
+    (change,) = [change for change in planned(HALF_B, 24).changes if "micro_batch_tokens" in change.name]
+    assert (change.name, change.fits) == ("learner.micro_batch_tokens = 4096", True)
+    assert not planned(HALF_B, 24, learner={"micro_batch_tokens": 8192}).fits
+
+
+def test_what_the_learner_cannot_do_yet_is_marked_and_never_the_way_out() -> None:
+    marked = [change for change in planned(THREE_B, 24).changes if not change.available]
+    assert [change.name for change in marked] == ["an 8-bit optimiser (not available yet)"]
+    now, then = planned(THREE_B, 24).peak_bytes, marked[0].peak_bytes
+    assert now - then == 6 * THREE_B.num_parameters  # moments of 2 bytes instead of 8
+
+
+def test_where_only_that_would_do_changes_that_exist_are_put_together() -> None:
+    now = planned(THREE_B, 24)
+
+    def place(asked: Workload) -> MemoryPlan:
+        fits = asked.adam_bytes < 8 or (asked.lora and asked.recompute_activations)
+        return replace(now, fits=fits, peak_bytes=now.peak_bytes - asked.lora - asked.recompute_activations - 1)
+
+    changes = list(find_changes(Workload.of(settings(), RUN, on_gpu=True), now, place))
+    assert (changes[-1].name, changes[-1].fits) == ("--lora (rank 128) + learner.recompute_activations = true", True)
+
+
+def test_changes_that_bring_nothing_are_not_named_and_a_roomy_plan_names_none() -> None:
+    assert not any("max_batch" in change.name for change in planned(HALF_B, 24).changes)
+    assert planned(HALF_B, 80).changes == ()
+
+
+def test_a_split_adds_up_and_gives_the_generator_its_share() -> None:
+    made = planned(HALF_B, 24, **small_steps())
+    parts = dict(made.parts)
+    assert parts.pop(HAND_OVER) > 0
+    assert sum(parts.values()) == made.peak_bytes
+    assert made.kv_cache_bytes == 2 * 24 * 128 * 2 * 128 * 760
+    share = sum(value for name, value in parts.items() if name.startswith("generator")) / (24 * GIB)
+    assert made.gpu_memory_utilization is not None
+    assert share <= made.gpu_memory_utilization < share + 0.001
+
+
+def test_taking_turns_costs_the_larger_of_two_and_what_stays() -> None:
+    made = planned(THREE_B, 80, **small_steps())
+    workload = Workload.of(settings(**small_steps()), RUN, on_gpu=True)
+    generator, learner = generator_memory(THREE_B, workload), learner_memory(THREE_B, workload)
+    awake = learner.resident + generator.weights + generator.workspace + made.kv_cache_bytes
+    assert made.peak_bytes == max(awake, learner.peak + generator.asleep)
+    assert learner.peak + generator.weights + generator.workspace > made.usable_bytes  # no room for both
+
+
+def test_the_torch_engine_cannot_sleep() -> None:
+    assert planned(THREE_B, 80, **small_steps(engine="torch")).placement == "none"
+
+
+def test_a_cache_shrinks_to_what_has_room_but_not_below_one_group() -> None:
+    lora = {"lora": True, "learner": {"recompute_activations": True, "micro_batch_tokens": 4096}}
+    wanted = planned(THREE_B, 80, **lora).kv_cache_bytes
+    tight = planned(THREE_B, 24, **lora)
+    assert tight.placement == "split"
+    assert wanted / 2 < tight.kv_cache_bytes < wanted
+    assert tight.peak_bytes == int(USABLE_SHARE * 24 * GIB)
+    assert planned(THREE_B, 8, **lora).kv_cache_bytes == 2 * 36 * 256 * 2 * 12 * 760
+
+
+def test_without_a_gpu_the_host_s_memory_counts_in_float32() -> None:
+    made = planned(HALF_B, host_gib=64, **small_steps())
+    assert (made.placement, made.gpu_memory_utilization) == ("cpu", None)
+    assert made.parts["generator: weights"] == made.parts["learner: weights"] == 4 * HALF_B.num_parameters
+    assert made.parts["learner: bfloat16 copies of weights"] == 0
+    assert planned(HALF_B, 80, host_gib=64, device="cpu", **small_steps()) == made
+    short = planned(HALF_B, host_gib=12, **small_steps())
+    assert short.placement == "none"
+    assert "dtype = bfloat16" in {change.name for change in short.changes}
+
+
+def test_shorter_completions_are_named_where_one_sets_the_micro_batch() -> None:
+    long = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 16384})})
+    names = [change.name for change in planned(HALF_B, 24, run=long, **small_steps()).changes]
+    assert any(name.startswith("sampling.max_total_tokens = ") and "another run" in name for name in names)
