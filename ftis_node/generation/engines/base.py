@@ -31,7 +31,8 @@ class EngineSettings(Message, frozen=True):
 
     `vocab_size` is the tokenizer's length: ids at or above it are padding of the embedding, never text. `max_batch`
     (None: the engine's own) bounds the completions decoded side by side, `max_prefill_tokens` the padded prompt tokens
-    of one forward pass. `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. `seed` None: fresh randomness at every start.
+    of one forward pass. `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. `seed` None: fresh randomness at
+    every start.
 
     `max_model_len` bounds prompt and completion together; None: the model's own limit. `max_version_span`: a completion
     that began more versions ago than this is cut at the next hand-over of weights. `is_cut`: requests may ask for top_p
