@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 Reply = TypeVar("Reply")
 CallWorker: TypeAlias = "Callable[[Any, type[Reply]], Awaitable[Reply]]"
 OnProblem: TypeAlias = Callable[[str], None]
+ProofToCome: TypeAlias = "asyncio.Future[WeightProof | None]"  # None: it will never be known
 
 WORKER_MODULE = "ftis_node.generation.worker"
 PROOF_ATTEMPTS = 2
@@ -91,7 +92,7 @@ class GenerationClient:
         self._proof_tolerance = proof_tolerance
         self._on_problem = on_problem
         self._handing_over = asyncio.Lock()
-        self._newest: tuple[PublishedWeights, WeightProof | None] | None = None
+        self._newest: tuple[PublishedWeights, ProofToCome] | None = None
         self._throughput = Throughput()
         self.engine: str = boot.engine
         self.policy_version = 0
@@ -173,16 +174,18 @@ class GenerationClient:
         self.tokens_made += sum(generated.lengths)
         return unpack_result(generated)
 
-    async def update_weights(self, weights: PublishedWeights, proof: WeightProof | None = None) -> None:
+    async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Return when the worker serves these weights and, where there is a proof, has proved it.
 
-        Raises ModelError for a file that is missing, damaged or of another model (the worker goes on with what it
-        serves), WorkerDiedError where the worker died meanwhile (the next life begins with these weights).
+        A proof may still be in the making: the worker begins with the weights meanwhile. Raises ModelError for a file
+        that is missing, damaged or of another model (the worker goes on with what it serves), WorkerDiedError where the
+        worker died meanwhile (the next life begins with these weights).
         """
         async with self._handing_over:
-            previous, self._newest = self._newest, (weights, proof)
+            to_come = proof if isinstance(proof, asyncio.Future) else _known(proof)
+            previous, self._newest = self._newest, (weights, to_come)
             try:
-                problem = await self._serve(self._supervisor.call, weights, proof)
+                problem = await self._serve(self._supervisor.call, weights, to_come)
             except ModelError:
                 self._newest = previous
                 raise
@@ -206,12 +209,13 @@ class GenerationClient:
         if problem is not None:
             raise WorkerTaskError(f"generation: {problem}")  # a worker's fault, so that it is tried again
 
-    async def _serve(self, call: CallWorker[Any], weights: PublishedWeights, proof: WeightProof | None) -> str | None:
+    async def _serve(self, call: CallWorker[Any], weights: PublishedWeights, to_come: ProofToCome) -> str | None:
         """Load and prove, twice at most. Returns None, or what is wrong with what the worker serves."""
         problem: str | None = None
         for _ in range(PROOF_ATTEMPTS):
             loaded = await call(LoadWeights(path=weights.path, version=weights.version), WeightsLoaded)
             problem = f"says it serves version {loaded.version}" if loaded.version != weights.version else None
+            proof = await asyncio.shield(to_come)
             if problem is None and proof is not None:
                 problem = await self._find_difference(partial(call, Probe(token_ids=proof.probe_ids), Probed), proof)
             if problem is None:
@@ -239,3 +243,9 @@ class GenerationClient:
         problem = f"is started again, because its engine {event.reason}"
         self._report(problem)
         self._supervisor.restart(problem)
+
+
+def _known(proof: WeightProof | None) -> ProofToCome:
+    to_come: ProofToCome = asyncio.get_running_loop().create_future()
+    to_come.set_result(proof)
+    return to_come

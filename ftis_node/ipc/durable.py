@@ -22,22 +22,24 @@ TEMPORARY_MARK = ".incomplete-"
 
 
 @contextmanager
-def complete_folder(target: Path) -> Iterator[Path]:
+def complete_folder(target: Path, *, sync: bool = True) -> Iterator[Path]:
     """Yield a temporary folder beside `target`; when the block ends well it becomes `target`, else it is removed.
 
-    An existing `target` is replaced. Raises OSError (no space left, say), and then `target` is as it was.
+    An existing `target` is replaced. Raises OSError (no space left, say), and then `target` is as it was. Without
+    `sync` a crash of the process leaves it whole or not there, a power cut may not.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_sibling(target)
     temporary.mkdir()
     try:
         yield temporary
-        _sync_tree(temporary)
-        _move_into_place(temporary, target)
+        if sync:
+            _sync_tree(temporary)
+        _move_into_place(temporary, target, sync=sync)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _write_marker(target)
+    _write_marker(target, sync=sync)
 
 
 def is_complete(path: Path) -> bool:
@@ -59,6 +61,15 @@ def keep_newest(parent: Path, prefix: str, keep: int) -> list[Path]:
     for path in outdated:
         _remove(path)
     return outdated
+
+
+def take_oldest(parent: Path, prefix: str, *, beyond: int) -> Path | None:
+    """The oldest complete folder, if there are more than `beyond`, without its marker: the caller's to take apart."""
+    numbered = _complete_by_number(parent, prefix)
+    if len(numbered) <= beyond:
+        return None
+    (numbered[0] / MARKER).unlink()
+    return numbered[0]
 
 
 def remove_leftovers(parent: Path, prefix: str) -> list[Path]:
@@ -87,7 +98,7 @@ def _temporary_sibling(target: Path) -> Path:
     return target.with_name(f".{target.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:8]}")
 
 
-def _move_into_place(temporary: Path, target: Path) -> None:
+def _move_into_place(temporary: Path, target: Path, *, sync: bool) -> None:
     """Rename; an existing target steps aside first, as a folder with files in it cannot be renamed over."""
     if target.exists():
         aside = _temporary_sibling(target)
@@ -96,13 +107,16 @@ def _move_into_place(temporary: Path, target: Path) -> None:
         shutil.rmtree(aside)
     else:
         temporary.rename(target)
-    _sync(target.parent)
+    if sync:
+        _sync(target.parent)
 
 
-def _write_marker(target: Path) -> None:
+def _write_marker(target: Path, *, sync: bool) -> None:
     with (target / MARKER).open("wb") as marker:
-        os.fsync(marker.fileno())
-    _sync(target)
+        if sync:
+            os.fsync(marker.fileno())
+    if sync:
+        _sync(target)
 
 
 def _remove(path: Path) -> None:

@@ -1,18 +1,25 @@
 """Weights from the learner to the generator: a file of safetensors per version, and the proof that they are served.
 
-The learner publishes version n into a complete folder; the generator loads it from there. An engine may say that it
-loaded new weights and go on with the old ones (seen with tied embeddings), so saying so is not enough: the learner
-also computes the log-probs of a few fixed tokens under the published weights, and the generator must reproduce them.
+The learner publishes version n into a complete folder; the generator loads it from there. The folder may lie in memory
+(`/dev/shm`), and nothing in it is synced to a disk: a checkpoint holds the same weights, and a learner that starts
+publishes them anew. The file of a version that has had its day is written over, because fresh pages cost more than the
+copying.
+
+An engine may say that it loaded new weights and go on with the old ones (seen with tied embeddings), so saying so is
+not enough: the learner also computes the log-probs of a few fixed tokens under the published weights, and the generator
+must reproduce them.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ModelError
-from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, newest_complete
+from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, newest_complete, take_oldest
 from ftis_node.ipc.wire import Message
 
 if TYPE_CHECKING:
@@ -59,17 +66,20 @@ class WeightStore:
         self._folder = Path(folder)
         self._keep = keep
 
-    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> PublishedWeights:
-        """Write a version and prune old ones. Tensors must not share memory: name tied weights once.
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor], **how: Any) -> PublishedWeights:
+        """Write a version and prune old ones; `how` as in `tensor_file.write_tensors`. Name tied weights once.
 
-        Raises OSError where the disk refuses; nothing of the version is visible then.
+        Raises OSError where the disk refuses and ValueError for what are no floats; nothing of it is visible then.
         """
-        from safetensors.torch import save_file
+        from ftis_node.ipc.tensor_file import write_tensors
 
         target = self._folder / f"{PREFIX}{version:08d}"
-        contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        with complete_folder(target) as temporary:
-            save_file(contiguous, temporary / WEIGHTS_FILE, metadata={"format": "pt"})
+        with complete_folder(target, sync=False) as temporary:
+            if self._keep > 1 and (spent := take_oldest(self._folder, PREFIX, beyond=self._keep - 1)) is not None:
+                if (spent / WEIGHTS_FILE).stat().st_nlink == 1:  # nobody else holds it by a name of their own
+                    os.replace(spent / WEIGHTS_FILE, temporary / WEIGHTS_FILE)
+                shutil.rmtree(spent)
+            write_tensors(temporary / WEIGHTS_FILE, tensors, **how)
         keep_newest(self._folder, PREFIX, self._keep)
         return _published(target)
 

@@ -7,6 +7,7 @@ and prove them, and envelopes go through the same door into the same buffer.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import random
@@ -26,11 +27,13 @@ from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftis_node.generation.client import ProofToCome
     from ftis_node.generation.engines.base import Engine, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
     from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.lab.delay import Delay
+    from ftis_node.learner.client import OnPublished
     from ftis_node.learner.core import Learner
     from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource
@@ -115,10 +118,12 @@ class InProcessGeneration:
         """Log-probs of `token_ids[1:]` under the newest weights."""
         return await self._engines["newest"].probe(token_ids)
 
-    async def update_weights(self, weights: PublishedWeights, proof: WeightProof | None = None) -> None:
+    async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Sends the version on its way and serves what has arrived. Raises FtisError where the proof fails."""
         newest = self._engines["newest"]
         await newest.load_weights(Path(weights.path), weights.version)
+        if isinstance(proof, asyncio.Future):
+            proof = await proof
         if proof is not None:
             difference = proof.max_difference(await newest.probe(proof.probe_ids))
             if difference > self._proof_tolerance:
@@ -201,8 +206,10 @@ class InProcessLearner:
     async def stop(self) -> None:
         """Nothing to end."""
 
-    async def train(self, groups: Sequence[TrainGroup], *, step: int) -> TrainReply:
-        """One step."""
+    async def train(
+        self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
+    ) -> TrainReply:
+        """One step. Nothing is told on the way: in one process there is nobody to begin meanwhile."""
         if self._learner is None:
             raise FtisError("the learner was not started")
         return self._learner.train(groups, step=step)

@@ -12,10 +12,11 @@ then waits for the new life and tells where it stands, which may be one step fur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.ipc.spec import WorkerSpec
 from ftis_node.ipc.supervisor import Supervisor
+from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.learner.messages import (
     CheckpointSkipped,
     CheckReply,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from ftis_node.ipc.spec import Timing
     from ftis_node.ipc.supervisor import WorkerState
     from ftis_node.learner.messages import LearnerBoot, StepReport, TrainGroup
+
+OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
 MODULE = "ftis_node.learner.worker"
 
@@ -61,7 +64,7 @@ class LearnerClient:
             boot=boot,
             sockets_dir=sockets_dir,
             log_path=log_path,
-            event_types=(CheckpointSkipped,),
+            event_types=(CheckpointSkipped, PublishedWeights, WeightProof),
             environment=_threads(boot) | dict(environment or {}),
         )
         self._supervisor = Supervisor(
@@ -123,12 +126,16 @@ class LearnerClient:
         """End the worker; a step in progress is not done. It saves what is not on disk yet."""
         await self._supervisor.stop()
 
-    async def train(self, groups: Sequence[TrainGroup], *, step: int) -> TrainReply:
+    async def train(
+        self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
+    ) -> TrainReply:
         """Do step `step`, one more than the last; asked again for the last one, the worker tells what it did.
 
+        `on_published` is given the new weights and then their proof before the reply, while the checkpoint is written.
         Raises WorkerDiedError where the worker died meanwhile, MachineError where memory or disk do not suffice.
         """
-        reply = await self._supervisor.call(TrainRequest(step=step, groups=tuple(groups)), TrainReply)
+        request = TrainRequest(step=step, groups=tuple(groups))
+        reply = await self._supervisor.call(request, TrainReply, on_event=on_published)
         self._count(reply.report)
         return reply
 

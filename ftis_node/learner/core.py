@@ -1,12 +1,13 @@
 """The learner: a policy, its optimiser and its home on disk, advanced one step at a time.
 
-    groups -> batch -> micro-batches -> step -> checkpoint -> published weights
-              batch.py                  step.py  checkpoint.py  publish.py
+    groups -> batch -> micro-batches -> step -> published weights -> checkpoint
+              batch.py                  step.py  publish.py           checkpoint.py
 
 Steps are numbered and each is done once: asked again for the newest one, the learner answers with the stored report.
-The checkpoint is written before the weights are published, so that no generator ever serves a version that a crash
-could take back (where `checkpoint_every_steps` is 1; else a resume takes back the newer ones by `forget_newer`).
-Where a step left the weights as they were, nothing is written: after a crash it is simply done again.
+Weights are published before the checkpoint is written, so that the generator takes them while the disk is at work. A
+crash in between takes the version back: the next life publishes the one before it, and the generator returns to that.
+Groups that the lost version sampled carry their own log-probs and stay right. Where a step left the weights as they
+were, nothing is written: after a crash it is simply done again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ftis_node.learner.check import CheckGroup
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.objective import make_objective
 from ftis_node.learner.policy import load_policy
-from ftis_node.learner.publish import forget_newer, proof_of, publish, published_or_publish
+from ftis_node.learner.publish import proof_of, publish, publish_anew
 from ftis_node.learner.report import report_of
 from ftis_node.learner.shared_prompt import is_worth_sharing, make_shared_micro_batches
 from ftis_node.learner.step import compute_logprobs, take_step
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.batch import Batch, MicroBatch
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, TrainGroup
     from ftis_node.learner.step import Between
@@ -64,8 +66,8 @@ class Learner:
         self._last_report: StepReport | None = None
         self._check_group = CheckGroup()
         self._resume(on_skipped)
-        forget_newer(Path(boot.weights_dir), version=self._policy_version)
-        self._weights = published_or_publish(self.policy, self._store, version=self._policy_version)
+        folder, version = Path(boot.weights_dir), self._policy_version
+        self._weights = publish_anew(self.policy, self._store, folder, version=version)
         self._proof = proof_of(self.policy, version=self._policy_version)
 
     def state(self) -> LearnerState:
@@ -80,14 +82,23 @@ class Learner:
             last_report=self._last_report,
         )
 
-    def train(self, groups: Sequence[TrainGroup], *, step: int, between: Between = lambda: None) -> TrainReply:
+    def train(
+        self,
+        groups: Sequence[TrainGroup],
+        *,
+        step: int,
+        between: Between = lambda: None,
+        on_published: Callable[[PublishedWeights | WeightProof], None] = lambda published: None,
+    ) -> TrainReply:
         """Do step `step`, or tell what it did if it is the newest one done.
 
-        `between` is called between micro-batches; if it raises, the step was not done. Raises FtisError for any other
-        step number, and MachineError where memory or disk do not suffice (then the same step may be asked for again).
+        `between` is called between micro-batches; if it raises, the step was not done. `on_published` is given new
+        weights as soon as a generator can take them, and then their proof, while the checkpoint is still to be written.
+        Raises FtisError for any other step number, and MachineError where memory or disk do not suffice (then the same
+        step may be asked for again).
         """
         if step == self._step and self._last_report is not None:
-            self._settle()
+            self._settle(on_published)
             report = msgspec.structs.replace(self._last_report, repeated=True)
             return TrainReply(report=report, weights=self._weights, proof=self._proof)
         if step != self._step + 1:
@@ -96,7 +107,7 @@ class Learner:
         self._step, self._policy_version, self._last_report = step, report.policy_version, report
         if report.num_updates == 0:
             return TrainReply(report=report)
-        self._settle()
+        self._settle(on_published)
         return TrainReply(report=report, weights=self._weights, proof=self._proof)
 
     def offer_check(self, group: TrainGroup) -> None:
@@ -170,16 +181,18 @@ class Learner:
                 return shared
         return make_micro_batches(batch, max_tokens=max_tokens)
 
-    def _settle(self) -> None:
-        """Have the present policy on disk, where it is due, and published. Does only what is still to be done."""
-        if self._step - self._saved_step >= self._boot.checkpoint_every_steps:
-            self.save_if_behind()
+    def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
+        """Have the present policy published and, where it is due, on disk. Does only what is still to be done."""
         if self._proof.version != self._policy_version:
             try:
                 self._weights = publish(self.policy, self._store, version=self._policy_version)
             except OSError as error:
                 raise MachineError(f"weights {self._policy_version} cannot be written: {error}") from error
+            on_published(self._weights)
             self._proof = proof_of(self.policy, version=self._policy_version)
+            on_published(self._proof)
+        if self._step - self._saved_step >= self._boot.checkpoint_every_steps:
+            self.save_if_behind()
 
     def _resume(self, on_skipped: Callable[[CheckpointSkipped], None]) -> None:
         shapes = {name: value.shape for name, value in self._trainable.items()}

@@ -131,17 +131,29 @@ def merged_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
 
     Tied weights appear once. The adapter is left as it is. Tensors that need no change are the model's own, not copies.
     """
+    merge = adapter_merger(policy)
+    return {name: merge(name, value).to(dtype).cpu() for name, value in own_tensors(policy).items()}
+
+
+def own_tensors(policy: Policy) -> dict[str, Tensor]:
+    """The model's tensors under the names of a model without adapter, as they are; tied weights appear once."""
     left_out = tied_names(policy.causal_lm)
+    return {
+        name.replace(".base_layer.", "."): value
+        for name, value in policy.causal_lm.state_dict().items()
+        if ".lora_" not in name and name not in left_out
+    }
+
+
+def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
+    """A function of a weight's plain name and its value that adds what the adapter adds to it."""
     deltas = {} if policy.adapted is None else dict(_adapter_deltas(policy.causal_lm))
-    merged: dict[str, Tensor] = {}
-    for name, value in policy.causal_lm.state_dict().items():
-        if ".lora_" in name or name in left_out:
-            continue
-        plain_name = name.replace(".base_layer.", ".")
-        if (delta := deltas.get(plain_name)) is not None:
-            value = value.float() + delta().float()
-        merged[plain_name] = value.to(dtype).cpu()
-    return merged
+
+    def merge(name: str, value: Tensor) -> Tensor:
+        delta = deltas.get(name)
+        return value if delta is None else value.float() + delta().float()
+
+    return merge
 
 
 def check_logits(policy: Policy) -> None:

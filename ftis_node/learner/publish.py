@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.ipc.durable import remove_leftovers
 from ftis_node.ipc.weights import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
-from ftis_node.learner.policy import merged_weights
+from ftis_node.learner.policy import adapter_merger, own_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def publish(policy: Policy, store: WeightStore, *, version: int) -> PublishedWeights:
     """Write the weights of `version`. Raises OSError where the disk refuses."""
-    return store.publish(version, merged_weights(policy, policy.compute_dtype))
+    change = adapter_merger(policy)
+    return store.publish(version, own_tensors(policy), dtype=policy.compute_dtype, change=change)
 
 
 def proof_of(policy: Policy, *, version: int) -> WeightProof:
@@ -29,22 +30,13 @@ def proof_of(policy: Policy, *, version: int) -> WeightProof:
         return prove(policy.causal_lm, version=version, vocab_size=policy.tokenizer.vocab_size)
 
 
-def published_or_publish(policy: Policy, store: WeightStore, *, version: int) -> PublishedWeights | None:
-    """The weights of `version` after a resume: those in the store, else written now; None for version 0."""
-    if version == 0:
-        return None
-    newest = store.newest()
-    if newest is not None and newest.version == version:
-        return newest
-    return publish(policy, store, version=version)
+def publish_anew(policy: Policy, store: WeightStore, folder: Path, *, version: int) -> PublishedWeights | None:
+    """The weights of `version` at a learner's start; None for version 0, which the generator has.
 
-
-def forget_newer(folder: Path, *, version: int) -> None:
-    """Remove versions above `version`, and what a crash left half written.
-
-    They were published by a life that died before its checkpoint: from here on, those numbers will mean other weights.
+    All that a former life published goes: what it wrote last may not have reached the disk, and versions above this one
+    were published before their checkpoint, so from here on those numbers will mean other weights.
     """
     remove_leftovers(folder, PREFIX)
     for path in folder.glob(f"{PREFIX}*"):
-        if int(path.name.removeprefix(PREFIX)) > version:
-            shutil.rmtree(path)
+        shutil.rmtree(path)
+    return publish(policy, store, version=version) if version else None

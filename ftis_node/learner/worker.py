@@ -93,7 +93,10 @@ async def _state(bench: Bench, learner: Learner, _: StateRequest, emit: Emitter)
 
 
 async def _train(bench: Bench, learner: Learner, request: TrainRequest, emit: Emitter) -> TrainReply:
-    return await bench.work(lambda between: learner.train(request.groups, step=request.step, between=between), emit)
+    def train(between: Between) -> TrainReply:
+        return learner.train(request.groups, step=request.step, between=between, on_published=emit)
+
+    return await bench.work(train, emit)
 
 
 async def _check(bench: Bench, learner: Learner, request: CheckRequest, emit: Emitter) -> CheckReply:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from ftis_node.errors import WorkerDiedError, WorkerError
+from ftis_node.errors import WorkerDiedError
 from ftis_node.generation.evaluate import evaluate
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.node.hand_over import HandOver, hand_over
 from ftis_node.node.makers import dtype_of
 from ftis_node.node.mismatch import Change, MismatchWatch, limits_of, warning_of
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.config.manifest import Share
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.messages import LearnerState, StepReport
     from ftis_node.node.gate import StepGate
     from ftis_node.node.parts import Parts
@@ -85,16 +85,20 @@ class TrainLoop:
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """One step, from TAKEN groups to RELEASED ones and a new version in the generator."""
         parts, step = self._parts, self.step + 1
+        under_way = HandOver(parts)
         try:
             share = parts.manifest.step.share
-            reply = await parts.learner.train([train_group(group, share=share) for group in groups], step=step)
+            step_groups = [train_group(group, share=share) for group in groups]
+            reply = await parts.learner.train(step_groups, step=step, on_published=under_way.take)
+            self._note(reply.report)
+            await under_way.finish(reply)
         except WorkerDiedError as error:
             parts.events.write("step_lost", step=step, error=str(error))
+            await under_way.give_up()
             await self.resume(await parts.learner.start())
             return
-        self._note(reply.report)
-        if reply.weights is not None and reply.proof is not None:
-            await self._hand_over(reply.weights, reply.proof)
+        finally:
+            under_way.cancel()
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
         await parts.disk(parts.buffer.release_step, step, reason)
@@ -112,7 +116,7 @@ class TrainLoop:
         self._parts.figures.step = state.step
         self._parts.figures.policy_version = state.policy_version
         if state.weights is not None:
-            await self._hand_over(state.weights, state.proof)
+            await hand_over(self._parts, state.weights, state.proof)
 
     def _note(self, report: StepReport) -> None:
         """The step's figures: into the event trail, the status and, where something is wrong, the log."""
@@ -153,15 +157,6 @@ class TrainLoop:
             log.warning("%s", warning_of(report, self._mismatch.limits))
         else:
             log.info("engine and learner agree again: KL %.2g", report.mismatch_kl)
-
-    async def _hand_over(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """The generator serves the new version and has proved it; where it died over it, it restarts with it."""
-        try:
-            await self._parts.generation.update_weights(weights, proof)
-        except WorkerError as error:
-            self._parts.events.write("hand_over_failed", version=weights.version, error=str(error))
-            await self._parts.generation.start()
-        self._parts.events.write("served", version=weights.version)
 
     async def _evaluate_if_due(self) -> None:
         """Greedy pass@1 on held-out problems at step 0, every so many steps, and at the last one."""

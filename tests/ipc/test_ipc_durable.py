@@ -111,7 +111,7 @@ from pathlib import Path
 from ftis_node.ipc import durable
 
 if sys.argv[2] == "before-marker":
-    durable._write_marker = lambda target: os.kill(os.getpid(), signal.SIGKILL)
+    durable._write_marker = lambda target, sync: os.kill(os.getpid(), signal.SIGKILL)
 with durable.complete_folder(Path(sys.argv[1]) / "step-2") as folder:
     (folder / "file").write_text("x")
     if sys.argv[2] == "while-writing":

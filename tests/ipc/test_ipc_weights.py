@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.errors import ModelError
-from ftis_node.ipc.weights import WeightProof, WeightStore, probe_token_ids, prove
+from ftis_node.ipc.weights import WeightProof, WeightStore, load_weights_file, probe_token_ids, prove
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -34,11 +35,30 @@ def test_what_is_published_is_loaded(tmp_path: Path) -> None:
 def test_the_newest_two_stay(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, keep=2)
     for version in range(9, 12):
-        store.publish(version, tensors(version))
+        store.publish(version, tensors(float(version)))
     assert store.newest().version == 11
     assert float(store.load(10)["a"][0, 0]) == 10.0
     with pytest.raises(ModelError, match="version 9"):
         store.load(9)
+
+
+def test_the_file_of_a_spent_version_is_written_over_unless_someone_holds_it(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keep=2)
+    first, held = (Path(store.publish(version, tensors(float(version))).path) for version in (1, 2))
+    file_number = first.stat().st_ino
+    os.link(held, tmp_path / "held")
+    third = Path(store.publish(3, tensors(3.0)).path)
+    assert third.stat().st_ino == file_number
+    assert float(store.load(3)["b"][-1]) == 3.0
+    store.publish(4, tensors(4.0))
+    assert float(load_weights_file(tmp_path / "held")["a"][0, 0]) == 2.0
+
+
+def test_a_file_of_another_size_is_made_anew(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keep=2)
+    for version, length in ((1, 3), (2, 3), (3, 9), (4, 2)):
+        store.publish(version, {"a": torch.full((length,), float(version))}, dtype=torch.bfloat16)
+        assert torch.equal(store.load(version)["a"], torch.full((length,), float(version), dtype=torch.bfloat16))
 
 
 def test_a_version_can_be_published_again(tmp_path: Path) -> None:
@@ -51,9 +71,8 @@ def test_a_version_can_be_published_again(tmp_path: Path) -> None:
 def test_a_failed_publication_shows_nothing(tmp_path: Path) -> None:
     store = WeightStore(tmp_path)
     store.publish(1, tensors(1.0))
-    shared = torch.ones(3)
-    with pytest.raises(RuntimeError, match="share memory"):
-        store.publish(2, {"a": shared, "b": shared})
+    with pytest.raises(ValueError, match="b is of torch.int64"):
+        store.publish(2, {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)})
     assert store.newest().version == 1
     assert [path.name for path in tmp_path.iterdir()] == ["weights-00000001"]
 
