@@ -243,7 +243,7 @@ class InProcessMakers:
         )
 
     def learner(self, of: Ingredients) -> InProcessLearner:
-        return InProcessLearner(learner_boot(of.settings, of.manifest, of.source, of.home))
+        return InProcessLearner(learner_boot(of.settings, of.manifest, of.source, of.home, weights=of.home.weights))
 
     def gossip(self, of: Ingredients) -> LoopbackGossip:
         return self._swarm.join(of.identity.peer_id, run_id=of.manifest.run_id)

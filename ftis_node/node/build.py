@@ -13,14 +13,15 @@ import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.models import load_tokenizer, parameter_count, resolve_model
 from ftis_node.node.background import in_background
 from ftis_node.node.disk import Disk
 from ftis_node.node.figures import Figures
-from ftis_node.node.makers import Ingredients, ProcessMakers
+from ftis_node.node.makers import Ingredients, ProcessMakers, dtype_of
 from ftis_node.node.parts import Parts
 from ftis_node.node.serve import Served
 from ftis_node.node.slots import Slots
+from ftis_node.node.weights_folder import weights_folder
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME_LENGTH = 8
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @asynccontextmanager
@@ -70,7 +72,9 @@ async def built_parts(
         reader = ReplayReader(home.replay)
         stack.callback(reader.close)
         manifest, step = plan.manifest, plan.manifest.step
-        ingredients = Ingredients(settings, manifest, home, identity, source, tokenizer, events)
+        version_bytes = parameter_count(source) * DTYPE_BYTES[dtype_of(settings)]
+        weights = stack.enter_context(weights_folder(home, version_bytes=version_bytes))
+        ingredients = Ingredients(settings, manifest, home, identity, source, tokenizer, events, weights)
         generation = makers.generation(ingredients)
         parts = Parts(
             settings=settings,

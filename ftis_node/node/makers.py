@@ -23,6 +23,8 @@ from ftis_node.models import pick_device
 from ftis_node.node.memory_parts import recomputes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
@@ -47,6 +49,7 @@ class Ingredients:
     source: ModelSource
     tokenizer: PromptTokenizer
     events: EventTrail
+    weights: Path
 
 
 class Makers(Protocol):
@@ -81,7 +84,7 @@ class ProcessMakers:
 
     def learner(self, of: Ingredients) -> LearnerClient:
         return LearnerClient(
-            learner_boot(of.settings, of.manifest, of.source, of.home),
+            learner_boot(of.settings, of.manifest, of.source, of.home, weights=of.weights),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "learner.log",
             timing=Timing(stall_timeout_s=of.settings.learner.stall_timeout_s),
@@ -119,14 +122,17 @@ def generation_boot(
     )
 
 
-def learner_boot(settings: NodeSettings, manifest: RunManifest, source: ModelSource, home: Home) -> LearnerBoot:
+def learner_boot(
+    settings: NodeSettings, manifest: RunManifest, source: ModelSource, home: Home, *, weights: Path
+) -> LearnerBoot:
+    """How the learner's worker is built; it publishes into `weights`."""
     adapter, optimizer = settings.lora_adapter, manifest.optimizer
     return LearnerBoot(
         model=str(source.folder),
         model_name=source.name,
         run_id=manifest.run_id,
         checkpoints_dir=str(home.checkpoints),
-        weights_dir=str(home.weights),
+        weights_dir=str(weights),
         method=manifest.method.name,
         method_params=dict(manifest.loss_parameters()),
         advantage_scale=manifest.method.advantage_scale,

@@ -1,0 +1,60 @@
+"""Where weights wait between the learner and the generator: in memory where there is room, else in the home.
+
+A new version is written after every step and read once. On a disk that is a gigabyte or more a step for nothing, since
+checkpoints hold the same weights. `/dev/shm` is memory behind the names of files. A container often gets 64 MiB of it:
+then the home it is (or `docker run --shm-size`). What a killed node left there goes when its home is used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.config.home import Home
+
+log = logging.getLogger(__name__)
+
+MEMORY_DISK = Path("/dev/shm")
+VERSIONS_AT_ONCE = 3  # two are kept, and one is being written
+FREE_SHARE = 0.5  # of what is free there, at most: others use it, too
+
+
+@contextmanager
+def weights_folder(home: Home, *, version_bytes: int, memory_disk: Path = MEMORY_DISK) -> Iterator[Path]:
+    """The folder for published weights of `version_bytes` each; removed at the end where it lies in memory."""
+    digest = hashlib.sha256(str(home.root.absolute()).encode()).hexdigest()[:16]
+    folder = memory_disk / f"ftis-{os.getuid()}-{digest}"
+    if not _claim(folder, num_bytes=VERSIONS_AT_ONCE * version_bytes):
+        yield home.weights
+        return
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _claim(folder: Path, *, num_bytes: int) -> bool:
+    """Make `folder` afresh, for this user's eyes alone. False where there is no such place or not enough room."""
+    try:
+        if folder.lstat().st_uid == os.getuid():
+            shutil.rmtree(folder)  # of a node that was killed: the home's lock is ours
+    except OSError:
+        pass  # there is none, or it is no folder: then making one fails below
+    try:
+        free_bytes = shutil.disk_usage(folder.parent).free
+        if num_bytes > FREE_SHARE * free_bytes:
+            log.info("weights go through the home: %s has %d bytes free, %d are wanted", folder, free_bytes, num_bytes)
+            return False
+        folder.mkdir(mode=0o700)  # raises where someone else has put anything in this place
+    except OSError as error:
+        log.info("weights go through the home: %s", error)
+        return False
+    return True
