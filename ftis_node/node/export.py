@@ -28,5 +28,5 @@ def export_model_of(home: Home, out: Path, *, merge: bool) -> int:
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
     settings = NodeSettings.model_validate(json.loads(home.settings.read_text()))
     manifest = load_manifest(str(home.run_toml))
-    boot = learner_boot(settings, manifest, resolve_model(settings.model), home)
+    boot = learner_boot(settings, manifest, resolve_model(settings.model), home, weights=home.weights)
     return export_newest(boot, out, merge=merge)

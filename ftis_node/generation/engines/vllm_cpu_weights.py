@@ -1,0 +1,124 @@
+"""New weights into a vLLM model on a CPU, read once from the file to where they are packed.
+
+On a CPU vLLM keeps linear layers packed for oneDNN alone. Its own reload allocates every layer, fills it from a mapped
+file and packs it, in fresh memory each time. Here the file's bytes go straight into one scratch buffer, the size of the
+largest layer and warm after the first version, and are packed from there: the parts of a fused layer (`qkv_proj`,
+`gate_up_proj`) lie one below the other, so reading them in order is all that fusing takes.
+
+Where anything is not as expected (sharded, quantised, adapters, names that do not match), `plan` gives None and vLLM's
+own reload does the work. Whichever did it, the weights are proved afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftis_node.models import read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from io import FileIO
+    from pathlib import Path
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One parameter of a module, and the tensors of the file that make it, in order; `shape` is theirs together."""
+
+    module: Any
+    parameter: str
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    is_packed: bool
+
+
+class DirectLoader:
+    """Loads files of one model, one after the other."""
+
+    def __init__(self, targets: Sequence[Target], dtype: torch.dtype) -> None:
+        self._targets = targets
+        self._dtype = dtype
+        self._scratch = torch.empty(max(prod(target.shape) for target in targets), dtype=dtype)
+
+    def load(self, path: Path) -> None:
+        """Read the file at `path`, which was checked before. Raises ModelError, OSError, EOFError."""
+        header = read_header(path)
+        with path.open("rb", buffering=0) as file:
+            for target in self._targets:
+                values = self._scratch[: prod(target.shape)]
+                filled = 0
+                for name in target.names:
+                    start, end = header.tensors[name]["data_offsets"]
+                    file.seek(header.data_start + start)
+                    filled += _read_into(file, values.view(torch.uint8)[filled : filled + end - start])
+                _place(target, values.view(target.shape))
+
+
+def plan(model: Any, path: Path) -> DirectLoader | None:
+    """What would load files such as `path` into `model`; None where vLLM should do it itself."""
+    entries = read_header(path).tensors
+    dtypes = {DTYPES.get(entry["dtype"]) for entry in entries.values()}
+    if len(dtypes) != 1 or (dtype := dtypes.pop()) is None:
+        return None
+    targets = list(_targets(model, entries))
+    used = [name for target in targets for name in target.names]
+    if len(used) != len(set(used)) or set(used) != entries.keys() - {HEAD} | set(used):
+        return None
+    return DirectLoader(targets, dtype) if _fits(model, targets, dtype) else None
+
+
+def _targets(model: Any, entries: Mapping[str, Any]) -> Iterator[Target]:
+    """Every parameter that the file has tensors for. A tied head is the embedding once more and comes only once."""
+    fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
+    for path, module in model.named_modules():
+        parent, _, leaf = path.rpartition(".")
+        for parameter, _ in module.named_parameters(recurse=False):
+            parts = [".".join(filter(None, (parent, part, parameter))) for part in fused.get(leaf, [leaf])]
+            if all(name in entries for name in parts):
+                shapes = [tuple(entries[name]["shape"]) for name in parts]
+                shape = (sum(each[0] for each in shapes), *shapes[0][1:])
+                is_packed = parameter == "weight" and hasattr(module, "cpu_linear") and leaf != "embed_tokens"
+                yield Target(module, parameter, tuple(parts), shape, is_packed)
+
+
+def _fits(model: Any, targets: Sequence[Target], dtype: torch.dtype) -> bool:
+    """Whether the targets are all that there is, each a plain layer of the file's own type and whole."""
+    covered = {id(getattr(target.module, target.parameter)) for target in targets}
+    if any(id(value) not in covered for _, value in model.named_parameters()):
+        return False
+    for target in targets:
+        value, method = getattr(target.module, target.parameter), getattr(target.module, "quant_method", None)
+        plain = method is None or type(method).__name__.startswith("Unquantized")
+        whole = target.is_packed or (value.dtype == dtype and tuple(value.shape[1:]) == target.shape[1:])
+        if not plain or not whole or (not target.is_packed and value.shape[0] < target.shape[0]):
+            return False
+    return True
+
+
+def _read_into(file: FileIO, target: torch.Tensor) -> int:
+    """Fill a byte tensor from the file's position."""
+    view = memoryview(target.numpy())
+    while view:
+        if not (count := file.readinto(view)):
+            raise EOFError("the weight file ends too early")
+        view = view[count:]
+    return target.numel()
+
+
+def _place(target: Target, values: torch.Tensor) -> None:
+    """Pack `values`, which are overwritten afterwards, or copy them to where the model reads them."""
+    module = target.module
+    if not target.is_packed:
+        getattr(module, target.parameter).data[: target.shape[0]].copy_(values)
+        return
+    module.weight = torch.nn.Parameter(values, requires_grad=False)
+    module.quant_method.process_weights_after_loading(module)
+    if module.weight.numel():  # it was not packed, but is read as it is
+        module.weight = torch.nn.Parameter(values.clone(), requires_grad=False)
