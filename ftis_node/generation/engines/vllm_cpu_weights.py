@@ -104,7 +104,7 @@ def _fits(model: Any, targets: Sequence[Target], dtype: torch.dtype) -> bool:
 
 def _read_into(file: FileIO, target: torch.Tensor) -> int:
     """Fill a byte tensor from the file's position."""
-    view = memoryview(target.numpy())
+    view = target.numpy().data
     while view:
         if not (count := file.readinto(view)):
             raise EOFError("the weight file ends too early")
