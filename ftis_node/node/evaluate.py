@@ -44,7 +44,8 @@ async def _evaluate(model: str, task: str, engine: Any, max_tokens: int, **optio
     source = resolve_model(model)
     problems = load_task(task, split="test")
     tokenizer = load_tokenizer(source)
-    opened = await open_engine(source, EngineSettings(vocab_size=tokenizer.vocab_size), lambda: None)
+    settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
+    opened = await open_engine(source, settings, lambda: None)
     try:
         async with IsolatedScorer(problems) as scorer:
             return await evaluate(

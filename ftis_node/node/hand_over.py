@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
@@ -67,4 +68,6 @@ async def hand_over(parts: Parts, weights: PublishedWeights, proof: ProofToCome 
     except WorkerError as error:
         parts.events.write("hand_over_failed", version=weights.version, error=str(error))
         await parts.generation.start()
-    parts.events.write("served", version=weights.version)
+    done_at_s = weights.step_done_at_s
+    after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
+    parts.events.write("served", version=weights.version, after_step_s=after_step_s)

@@ -110,6 +110,7 @@ def started(home: Path, *arguments: str) -> Iterator[RunningNode]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if arguments[0] == "bootstrap" else output,
             stderr=output,
+            env={"FTIS_ENGINE": "torch", **os.environ},  # it starts at once; who wants vLLM says --engine
         )
     node = RunningNode(process, home, log)
     try:

