@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Role = Literal["full", "generator", "learner"]
+GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 
 
 class LoraSection(Section):
@@ -61,6 +62,14 @@ class GenerationSection(Section):
         default=300.0, gt=0, le=86400,
         description="An engine with requests that makes no step for so long is hung: the worker restarts.",
     )  # fmt: skip
+    gpus: tuple[GpuIndex, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Indices of the generator's GPUs, as many as `tensor_parallel_size` asks for; empty: as planned.",
+    )
+    memory_share: float | None = Field(
+        default=None, gt=0, le=1, description="Part of its GPU that vLLM may take; unset: as planned."
+    )
     engine_core: Literal["auto", "inside", "separate"] = Field(
         default="auto",
         description="Where vLLM's core runs: inside the worker's process (auto on a CPU) or in one of its own (GPU).",
@@ -83,6 +92,9 @@ class LearnerSection(Section):
         default=1, ge=1, le=100000,
         description="Steps between checkpoints; one is also written at a clean end. Large models: more than 1.",
     )  # fmt: skip
+    gpus: tuple[GpuIndex, ...] = Field(
+        default=(), max_length=1, description="Index of the learner's GPU, in a list; empty: as planned."
+    )
     recompute_activations: bool | None = Field(
         default=None,
         description="Gradient checkpointing: far less memory for about a third more time; unset: on a GPU.",
@@ -92,6 +104,20 @@ class LearnerSection(Section):
         gt=0,
         le=86400,
         description="A step without any progress for so long is hung: the worker restarts.",
+    )
+
+
+class MemorySection(Section):
+    """What is done with the memory plan (`docs/memory.md`) before anything is loaded."""
+
+    placement: Literal["auto", "split", "sleep"] = Field(
+        default="auto",
+        description="Both workers on one device: a fixed share for each, or the generator sleeps while the learner "
+        "steps; auto: as planned, on a CPU never asleep.",
+    )
+    check: Literal["refuse", "warn"] = Field(
+        default="refuse",
+        description="What becomes of a model that does not fit on a GPU; on a CPU there is only ever a warning.",
     )
 
 
@@ -164,6 +190,7 @@ class NodeSettings(BaseSettings):
     data_paths: dict[str, str] = Field(default_factory=dict, description="Local data file of a task, by task name.")
     generation: GenerationSection = Field(default_factory=GenerationSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
+    memory: MemorySection = Field(default_factory=MemorySection)
     mismatch: MismatchSection = Field(default_factory=MismatchSection)
     lora_adapter: LoraSection = Field(default_factory=LoraSection)
     buffer: BufferSection = Field(default_factory=BufferSection)

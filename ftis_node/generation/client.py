@@ -3,6 +3,8 @@
 After each hand-over of weights the worker names the version it serves and computes the log-probs of the learner's probe
 tokens; they must agree with the learner's own. One failed proof is tried again; a second one restarts the worker, which
 loads the newest weights and proves them before any call reaches it. So a worker that is READY serves what it says.
+
+A worker that dies asleep stays away until it is woken: the memory that its start needs belongs to the learner now.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ftis_node.errors import FtisError, ModelError, WorkerTaskError
+from ftis_node.errors import FtisError, ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.messages import (
+    Asleep,
+    Awake,
     Describe,
     Description,
     EngineBroken,
@@ -24,16 +28,19 @@ from ftis_node.generation.messages import (
     LoadWeights,
     Probe,
     Probed,
+    Sleep,
     TokensMade,
+    Wake,
     WeightsLoaded,
     unpack_result,
 )
 from ftis_node.generation.throughput import Throughput
+from ftis_node.generation.time_limits import TimeLimits
 from ftis_node.ipc.spec import WorkerSpec
 from ftis_node.ipc.supervisor import Supervisor, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ftis_node.generation.engines.base import GenerationResult
@@ -72,6 +79,7 @@ class GenerationClient:
         proof_tolerance: float = PROOF_TOLERANCES["float32"],
         timing: Timing | None = None,
         restart_policy: RestartPolicy | None = None,
+        environment: Mapping[str, str] | None = None,
         on_problem: OnProblem | None = None,
         worker_module: str = WORKER_MODULE,
     ) -> None:
@@ -83,12 +91,21 @@ class GenerationClient:
             sockets_dir=sockets_dir,
             log_path=log_path,
             event_types=(TokensMade, EngineBroken),
-            environment={} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)},
+            environment=({} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)})
+            | dict(environment or {}),
         )
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._supervisor = Supervisor(
-            spec, timing=timing, restart_policy=restart_policy, on_started=self._bring_up, on_event=self._take_event
+            spec,
+            timing=timing,
+            restart_policy=restart_policy,
+            on_started=self._bring_up,
+            on_event=self._take_event,
+            until_wanted=self._awake.wait,
         )
         self._request_timeout_s = request_timeout_s
+        self._time_limits = TimeLimits(request_timeout_s)
         self._proof_tolerance = proof_tolerance
         self._on_problem = on_problem
         self._handing_over = asyncio.Lock()
@@ -113,6 +130,11 @@ class GenerationClient:
     def is_alive(self) -> bool:
         """Whether the worker serves or will serve again."""
         return self.state not in (WorkerState.STOPPED, WorkerState.FAILED)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether requests wait until `wake` or new weights."""
+        return not self._awake.is_set()
 
     @property
     def restarts(self) -> int:
@@ -159,7 +181,10 @@ class GenerationClient:
         max_tokens: int,
         seed: int | None = None,
     ) -> GenerationResult:
-        """One group, unscored. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and NonFiniteError."""
+        """One group, unscored. Raises WorkerDiedError, WorkerTaskError (the time limit, too) and NonFiniteError.
+
+        Time that the worker spends asleep, or on falling asleep, is not counted against the limit.
+        """
         request = Generate(
             prompt_ids=tuple(prompt_ids),
             num_completions=num_completions,
@@ -169,7 +194,12 @@ class GenerationClient:
             max_tokens=max_tokens,
             seed=seed,
         )
-        generated = await self._supervisor.call(request, Generated, timeout_s=self._request_timeout_s)
+        try:
+            async with self._time_limits.of_a_call():
+                generated = await self._supervisor.call(request, Generated)
+        except TimeoutError:
+            limit_s = self._request_timeout_s
+            raise WorkerTaskError(f"the generation worker did not answer Generate in {limit_s} s") from None
         self.groups_made += 1
         self.tokens_made += sum(generated.lengths)
         return unpack_result(generated)
@@ -182,6 +212,7 @@ class GenerationClient:
         worker died meanwhile (the next life begins with these weights).
         """
         async with self._handing_over:
+            self._end_sleep()  # loading wakes the worker
             to_come = proof if isinstance(proof, asyncio.Future) else _known(proof)
             previous, self._newest = self._newest, (weights, to_come)
             try:
@@ -195,6 +226,40 @@ class GenerationClient:
             if problem is not None:
                 self._supervisor.restart(problem)
                 await self._supervisor.wait_ready()
+
+    async def sleep(self) -> None:
+        """Return when the worker has ended what runs and given its memory back; requests wait from now on.
+
+        One that dies over it has given its memory back, too. Raises what made the supervisor give it up.
+        """
+        async with self._handing_over:
+            if self.is_asleep:
+                return
+            self._time_limits.halt()
+            try:
+                await self._supervisor.call(Sleep(), Asleep)
+            except WorkerDiedError as error:
+                if not self.is_alive:
+                    raise
+                logger.warning("the generation worker is not put to sleep: %s", error)
+            except BaseException:
+                self._time_limits.go_on()
+                raise
+            self._awake.clear()
+
+    async def wake(self) -> None:
+        """Return when the worker serves again what it served, in a new life where it died. Awake: nothing to do."""
+        async with self._handing_over:
+            if self.is_asleep:
+                self._end_sleep()
+                try:
+                    await self._supervisor.call(Wake(), Awake)
+                except WorkerDiedError:  # a new life is awake
+                    await self._supervisor.wait_ready()
+
+    def _end_sleep(self) -> None:
+        self._awake.set()
+        self._time_limits.go_on()
 
     async def _bring_up(self, life: WorkerLife) -> None:
         """What every life does before calls reach it."""

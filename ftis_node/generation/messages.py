@@ -60,6 +60,22 @@ class WeightsLoaded(Message, frozen=True):
     version: int
 
 
+class Sleep(Message, frozen=True):
+    """Admit nothing more, let what runs end, give memory back."""
+
+
+class Asleep(Message, frozen=True):
+    """It is done; requests wait."""
+
+
+class Wake(Message, frozen=True):
+    """Go on with the weights that were served. New weights wake, too."""
+
+
+class Awake(Message, frozen=True):
+    """Requests are served."""
+
+
 class Probe(Message, frozen=True):
     """Asks for the log-probs of fixed tokens."""
 

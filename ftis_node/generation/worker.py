@@ -12,9 +12,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftis_node.errors import ModelError
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.messages import (
+    Asleep,
+    Awake,
     Describe,
     Description,
     EngineBroken,
@@ -24,7 +27,9 @@ from ftis_node.generation.messages import (
     LoadWeights,
     Probe,
     Probed,
+    Sleep,
     TokensMade,
+    Wake,
     WeightsLoaded,
     pack_result,
 )
@@ -66,13 +71,27 @@ class Service:
         return pack_result(result)
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
-        """New weights; the answer is the engine's own word for what it serves."""
-        await self._engine.load_weights(Path(request.path), request.version)
+        """New weights; the answer is the engine's own word for what it serves. It is awake then, also on ModelError."""
+        try:
+            await self._engine.load_weights(Path(request.path), request.version)
+        except ModelError:
+            await self._engine.wake()
+            raise
         return WeightsLoaded(version=self._engine.policy_version)
 
     async def probe(self, request: Probe, emit: Emitter) -> Probed:
         """Log-probs of fixed tokens."""
         return Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
+
+    async def sleep(self, request: Sleep, emit: Emitter) -> Asleep:
+        """The engine's memory for someone else."""
+        await self._engine.sleep()
+        return Asleep()
+
+    async def wake(self, request: Wake, emit: Emitter) -> Awake:
+        """And back."""
+        await self._engine.wake()
+        return Awake()
 
     async def describe(self, request: Describe, emit: Emitter) -> Description:
         """Which engine this is."""
@@ -84,18 +103,25 @@ class Service:
             Generate: self.generate,
             LoadWeights: self.load_weights,
             Probe: self.probe,
+            Sleep: self.sleep,
+            Wake: self.wake,
             Describe: self.describe,
         }
 
 
 async def report_tokens(engine: Engine, emit: Emitter, *, every_s: float = REPORT_EVERY_S) -> None:
-    """Tell the daemon how many tokens were made, whenever there are more, until cancelled."""
+    """Tell the daemon how many tokens were made, whenever there are more, until cancelled.
+
+    An engine that sleeps makes none, and the requests that wait for it must not look like a hang.
+    """
     told = 0
     while True:
         await asyncio.sleep(every_s)
         if engine.tokens_made != told:
             told = engine.tokens_made
             emit(TokensMade(total=told))
+        elif engine.is_asleep:
+            emit.progress()
 
 
 async def report_break(engine: Engine, emit: Emitter) -> None:

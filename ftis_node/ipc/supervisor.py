@@ -8,7 +8,8 @@
 
 A call waits at the gate while the worker starts, goes to the life that is READY, and never moves to another: what a
 death interrupted raises WorkerDiedError, and whether to ask again is the caller's decision. `on_started` runs in each
-life before the gate opens, and calls the new life directly (load the newest weights, say).
+life before the gate opens, and calls the new life directly (load the newest weights, say). `until_wanted` is awaited
+before each life but the first: a worker whose memory someone else uses now need not come back yet.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnStarted: TypeAlias = Callable[[WorkerLife], Awaitable[None]]
+UntilWanted: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class WorkerState(StrEnum):
@@ -62,12 +64,14 @@ class Supervisor:
         restart_policy: RestartPolicy | None = None,
         on_started: OnStarted | None = None,
         on_event: OnEvent | None = None,
+        until_wanted: UntilWanted | None = None,
     ) -> None:
         self._spec = spec
         self._timing = timing or Timing()
         self._restart_policy = restart_policy or RestartPolicy()
         self._on_started = on_started
         self._on_event = on_event
+        self._until_wanted = until_wanted
         self._state = WorkerState.STOPPED
         self._keeper: asyncio.Task[None] | None = None
         self._gate: asyncio.Future[WorkerLife | FtisError] | None = None
@@ -200,6 +204,8 @@ class Supervisor:
             self._state = WorkerState.BACKING_OFF
             logger.warning("%s; starting it again in %.1f s", self._last_error, decision.delay_s)
             await asyncio.sleep(decision.delay_s)
+            if self._until_wanted is not None:
+                await self._until_wanted()
 
     async def _live_once(self) -> float:
         """One life. Sets `last_error` to its end's cause and returns for how many seconds it served."""

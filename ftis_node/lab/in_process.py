@@ -23,10 +23,13 @@ from ftis_node.ipc.supervisor import WorkerState
 from ftis_node.ipc.weights import WEIGHTS_FILE
 from ftis_node.lab.delay import InTransit
 from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
+from ftis_node.node.placement import Arrangement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
     from ftis_node.generation.client import ProofToCome
     from ftis_node.generation.engines.base import Engine, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
@@ -135,6 +138,16 @@ class InProcessGeneration:
         if arrived is not None:
             await self._serve_late(arrived)
 
+    async def sleep(self) -> None:
+        """Ends what runs; requests wait."""
+        for engine in set(self._engines.values()):
+            await engine.sleep()
+
+    async def wake(self) -> None:
+        """Serves again what it served."""
+        for engine in set(self._engines.values()):
+            await engine.wake()
+
     async def _serve_late(self, version: int) -> None:
         late = self._engines["late"]
         if late is not self._engines["newest"]:
@@ -230,10 +243,14 @@ class InProcessMakers:
         self._delay = delay
         self._seed = seed
 
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+        """Nothing is planned: all members of a swarm share this process. They take turns where they are told to."""
+        return Arrangement(takes_turns=settings.memory.placement == "sleep")
+
     def generation(self, of: Ingredients) -> InProcessGeneration:
         from msgspec.structs import replace
 
-        boot = generation_boot(of.settings, of.manifest, of.source, of.tokenizer)
+        boot = generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement)
         return InProcessGeneration(
             replace(boot, settings=replace(boot.settings, seed=self._seed)),
             of.source,
@@ -243,7 +260,8 @@ class InProcessMakers:
         )
 
     def learner(self, of: Ingredients) -> InProcessLearner:
-        return InProcessLearner(learner_boot(of.settings, of.manifest, of.source, of.home, weights=of.home.weights))
+        boot = learner_boot(of.settings, of.manifest, of.source, of.home, of.arrangement, weights=of.home.weights)
+        return InProcessLearner(boot)
 
     def gossip(self, of: Ingredients) -> LoopbackGossip:
         return self._swarm.join(of.identity.peer_id, run_id=of.manifest.run_id)

@@ -110,6 +110,11 @@ class Learner:
         self._settle(on_published)
         return TrainReply(report=report, weights=self._weights, proof=self._proof)
 
+    def give_memory_back(self) -> None:
+        """Free blocks that torch keeps for later go back to the GPU, where a generator needs them between steps."""
+        if self._boot.takes_turns:
+            torch.cuda.empty_cache()
+
     def offer_check(self, group: TrainGroup) -> None:
         """Have the mismatch measured on `group` by the next `check`, or by the step in progress. From any thread."""
         self._check_group.offer(group)
@@ -189,6 +194,7 @@ class Learner:
                 self._weights = publish(self.policy, self._store, version=self._policy_version)
             except OSError as error:
                 raise MachineError(f"weights {self._policy_version} cannot be written: {error}") from error
+            self.give_memory_back()  # the generator may wake on hearing of it
             on_published(msgspec.structs.replace(self._weights, step_done_at_s=step_done_at_s))
             self._proof = proof_of(self.policy, version=self._policy_version)
             on_published(self._proof)

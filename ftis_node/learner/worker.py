@@ -75,7 +75,7 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         yield {
             StateRequest: partial(_state, bench, learner),
             TrainRequest: partial(_train, bench, learner),
-            CheckRequest: partial(_check, bench, learner),
+            CheckRequest: partial(_check, boot, bench, learner),
             ExportRequest: partial(_export, bench, learner),
         }
         await bench.work(lambda between: learner.save_if_behind(), emit)
@@ -85,7 +85,9 @@ def _open(boot: LearnerBoot, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats go on: torch and transformers take seconds to import.
     from ftis_node.learner.core import Learner
 
-    return Learner(boot, on_skipped=emit)
+    learner = Learner(boot, on_skipped=emit)
+    learner.give_memory_back()
+    return learner
 
 
 async def _state(bench: Bench, learner: Learner, _: StateRequest, emit: Emitter) -> LearnerState:
@@ -94,15 +96,19 @@ async def _state(bench: Bench, learner: Learner, _: StateRequest, emit: Emitter)
 
 async def _train(bench: Bench, learner: Learner, request: TrainRequest, emit: Emitter) -> TrainReply:
     def train(between: Between) -> TrainReply:
-        return learner.train(request.groups, step=request.step, between=between, on_published=emit)
+        try:
+            return learner.train(request.groups, step=request.step, between=between, on_published=emit)
+        finally:
+            learner.give_memory_back()
 
     return await bench.work(train, emit)
 
 
-async def _check(bench: Bench, learner: Learner, request: CheckRequest, emit: Emitter) -> CheckReply:
+async def _check(boot: LearnerBoot, bench: Bench, learner: Learner, request: CheckRequest, emit: Emitter) -> CheckReply:
     # On offer first: a step that is in progress measures it before its update, and nothing is left for the bench.
     learner.offer_check(request.group)
-    await bench.work(lambda between: learner.check(between=between), emit)
+    if not boot.takes_turns:  # else the next step measures it: between steps the generator has the memory
+        await bench.work(lambda between: learner.check(between=between), emit)
     return CheckReply()
 
 

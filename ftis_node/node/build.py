@@ -1,9 +1,10 @@
 """Makes the parts of a node in the order in which they can fail cheaply, and takes them down in reverse.
 
-    model and tokenizer found -> task loaded -> buffer opened -> workers and network started side by side
-                              -> buffer and learner agree on the step -> the generator serves the learner's weights
+    model found -> memory planned -> tokenizer and task loaded -> buffer opened
+                -> workers and network started side by side -> buffer and learner agree on the step
+                -> the generator serves the learner's weights
 
-What a user can have done wrong (model, task, port, address) is found before anything slow or lasting happens.
+What a user can have done wrong (model, memory, task, port, address) is found before anything slow or lasting happens.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ async def built_parts(
     makers = makers or ProcessMakers(settings, home)  # a malformed address is found before anything starts
     identity = Identity.load_or_create(home.identity)
     source = await in_background(resolve_model, settings.model)
+    arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
     tokenizer = await in_background(load_tokenizer, source)
     task, eval_tasks = await in_background(load_tasks, plan)
     home.run_toml.write_text(plan.manifest.to_toml())
@@ -74,7 +76,7 @@ async def built_parts(
         manifest, step = plan.manifest, plan.manifest.step
         version_bytes = parameter_count(source) * DTYPE_BYTES[dtype_of(settings)]
         weights = stack.enter_context(weights_folder(home, version_bytes=version_bytes))
-        ingredients = Ingredients(settings, manifest, home, identity, source, tokenizer, events, weights)
+        ingredients = Ingredients(settings, manifest, home, identity, source, tokenizer, events, arrangement, weights)
         generation = makers.generation(ingredients)
         parts = Parts(
             settings=settings,
@@ -97,6 +99,7 @@ async def built_parts(
             slots=Slots(step.own_groups * (1 + step.steps_ahead), held=reader.own_held()),
             events=events,
             figures=Figures(evaluations=_past_evaluations(home), step=_last_noted_step(home)),
+            arrangement=arrangement,
         )
         served = Served(parts)
         parts.gossip.serve(served.lookup, on_confirm=served.confirmed, answer=served.answer, retell=served.retell)

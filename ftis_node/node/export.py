@@ -10,6 +10,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.models import resolve_model
 from ftis_node.node.makers import learner_boot
+from ftis_node.node.placement import Arrangement
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,5 +29,6 @@ def export_model_of(home: Home, out: Path, *, merge: bool) -> int:
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
     settings = NodeSettings.model_validate(json.loads(home.settings.read_text()))
     manifest = load_manifest(str(home.run_toml))
-    boot = learner_boot(settings, manifest, resolve_model(settings.model), home, weights=home.weights)
+    source, nothing_planned = resolve_model(settings.model), Arrangement()
+    boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
     return export_newest(boot, out, merge=merge)

@@ -19,3 +19,8 @@ class Finding:
     finding: str
     advice: str = ""
     num_bytes: int | None = None
+
+
+def in_gib(num_bytes: int) -> str:
+    """As people read it."""
+    return f"{num_bytes / GIB:.2f} GiB"

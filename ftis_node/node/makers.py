@@ -21,6 +21,7 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.models import pick_device
 from ftis_node.node.memory_parts import recomputes
+from ftis_node.node.placement import arrange, visible_gpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import CheckpointSkipped
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.parts import Generation, Learning
+    from ftis_node.node.placement import Arrangement
     from ftis_node.records.identity import Identity
     from ftis_node.telemetry.events import EventTrail
 
@@ -49,12 +51,14 @@ class Ingredients:
     source: ModelSource
     tokenizer: PromptTokenizer
     events: EventTrail
+    arrangement: Arrangement
     weights: Path
 
 
 class Makers(Protocol):
-    """Makes parts; none of them is started yet."""
+    """Makes parts; none of them is started yet. `arrange` comes first and says where the two workers go."""
 
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement: ...
     def generation(self, of: Ingredients) -> Generation: ...
     def learner(self, of: Ingredients) -> Learning: ...
     def gossip(self, of: Ingredients) -> Gossip: ...
@@ -67,9 +71,13 @@ class ProcessMakers:
         """Raises ConfigError for a malformed address."""
         self._network = NetworkSettings(sockets_dir=home.sockets / "net", listen=settings.listen, peers=settings.peers)
 
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+        """As the memory plan has it. Raises MachineError where the model does not fit, ConfigError for GPUs."""
+        return arrange(settings, manifest, source)
+
     def generation(self, of: Ingredients) -> GenerationClient:
         return GenerationClient(
-            generation_boot(of.settings, of.manifest, of.source, of.tokenizer),
+            generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "generation.log",
             num_threads=threads_of(of.settings.generation.threads),
@@ -79,15 +87,17 @@ class ProcessMakers:
                 start_grace_s=of.settings.generation.start_grace_s,
                 stall_timeout_s=of.settings.generation.stall_timeout_s,
             ),
+            environment=visible_gpus(of.arrangement.generator_gpus),
             on_problem=lambda problem: of.events.write("proof_failed", problem=problem),
         )
 
     def learner(self, of: Ingredients) -> LearnerClient:
         return LearnerClient(
-            learner_boot(of.settings, of.manifest, of.source, of.home, weights=of.weights),
+            learner_boot(of.settings, of.manifest, of.source, of.home, of.arrangement, weights=of.weights),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "learner.log",
             timing=Timing(stall_timeout_s=of.settings.learner.stall_timeout_s),
+            environment=visible_gpus(of.arrangement.learner_gpus),
             on_checkpoint_skipped=lambda skipped: _report_skipped(of.events, skipped),
         )
 
@@ -99,7 +109,11 @@ class ProcessMakers:
 
 
 def generation_boot(
-    settings: NodeSettings, manifest: RunManifest, source: ModelSource, tokenizer: PromptTokenizer
+    settings: NodeSettings,
+    manifest: RunManifest,
+    source: ModelSource,
+    tokenizer: PromptTokenizer,
+    arrangement: Arrangement,
 ) -> GenerationBoot:
     """How the generation worker is built. Raises ConfigError for engine options that are ours to set."""
     generation = settings.generation
@@ -117,13 +131,22 @@ def generation_boot(
             max_version_span=generation.max_version_span,
             is_cut=manifest.sampling.is_cut,
             engine_core=generation.engine_core,
+            memory_share=arrangement.memory_share,
+            cache_bytes=arrangement.cache_bytes,
+            can_sleep=arrangement.can_sleep,
             options=generation.engine_options,
         ),
     )
 
 
 def learner_boot(
-    settings: NodeSettings, manifest: RunManifest, source: ModelSource, home: Home, *, weights: Path
+    settings: NodeSettings,
+    manifest: RunManifest,
+    source: ModelSource,
+    home: Home,
+    arrangement: Arrangement,
+    *,
+    weights: Path,
 ) -> LearnerBoot:
     """How the learner's worker is built; it publishes into `weights`."""
     adapter, optimizer = settings.lora_adapter, manifest.optimizer
@@ -148,6 +171,7 @@ def learner_boot(
         num_threads=threads_of(settings.learner.threads),
         keep_checkpoints=settings.learner.keep_checkpoints,
         checkpoint_every_steps=settings.learner.checkpoint_every_steps,
+        takes_turns=arrangement.takes_turns,
         recompute_activations=recomputes(settings, on_gpu=pick_device(settings.device) != "cpu"),
     )
 

@@ -54,11 +54,13 @@ class Workload:
     num_groups: int
     on_gpu: bool
     can_sleep: bool
+    must_sleep: bool = False
     adam_bytes: int = ADAM_BYTES
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
         """As a node with these settings and this run would have it; dtype "auto" is bfloat16 on a GPU alone."""
+        can_sleep = on_gpu and settings.engine != "torch" and settings.memory.placement != "split"
         is_bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and on_gpu)
         return cls(
             dtype_bytes=BFLOAT16 if is_bfloat16 else FLOAT32,
@@ -72,7 +74,8 @@ class Workload:
             group_size=manifest.sampling.group_size,
             num_groups=manifest.step.own_groups + manifest.step.foreign_groups,
             on_gpu=on_gpu,
-            can_sleep=on_gpu and settings.engine != "torch",
+            can_sleep=can_sleep,
+            must_sleep=can_sleep and settings.memory.placement == "sleep",
         )
 
     @property

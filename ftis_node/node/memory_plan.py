@@ -97,7 +97,7 @@ def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPla
     host_bytes = _host_bytes(shape, workload)
     if len(machine.devices_bytes) > 1:
         return _separate(generator, learner, machine.devices_bytes, host_bytes)
-    return _on_one_gpu(generator, learner, machine.devices_bytes[0], host_bytes, can_sleep=workload.can_sleep)
+    return _on_one_gpu(generator, learner, machine.devices_bytes[0], host_bytes, workload)
 
 
 def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, host_bytes: int) -> MemoryPlan:
@@ -130,7 +130,7 @@ def _separate(
 
 
 def _on_one_gpu(
-    generator: GeneratorMemory, learner: LearnerMemory, device_bytes: int, host_bytes: int, *, can_sleep: bool
+    generator: GeneratorMemory, learner: LearnerMemory, device_bytes: int, host_bytes: int, workload: Workload
 ) -> MemoryPlan:
     usable = _usable(device_bytes)
 
@@ -144,7 +144,8 @@ def _on_one_gpu(
     together = generator.fixed + learner.peak
     cache = _cache_within(generator, usable - together)
     split = made("split", cache, together + cache)
-    if not can_sleep or (split.fits and cache >= SPLIT_CACHE_SHARE * generator.cache):
+    has_room = split.fits and cache >= SPLIT_CACHE_SHARE * generator.cache
+    if not workload.can_sleep or (has_room and not workload.must_sleep):
         return split
     awake = learner.resident + generator.fixed
     cache = _cache_within(generator, usable - awake)

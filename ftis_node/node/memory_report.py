@@ -10,9 +10,10 @@ import psutil
 from ftis_node.config.manifest import load_manifest, parse_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.errors import FtisError
-from ftis_node.models import list_accelerators, read_shape, resolve_model
-from ftis_node.node.findings import GIB, Finding
+from ftis_node.models import read_shape, resolve_model
+from ftis_node.node.findings import GIB, Finding, in_gib
 from ftis_node.node.memory_plan import plan
+from ftis_node.node.placement import find_seats, look_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.models import ModelShape
     from ftis_node.node.memory_changes import Change
     from ftis_node.node.memory_plan import MemoryPlan
 
@@ -66,26 +68,36 @@ def answer(question: MemoryQuestion) -> Iterator[Finding]:
         yield Finding("model", "problem", str(error))
         return
     yield Finding("model", "ok", f"{source.name}: {shape.num_parameters:,} parameters")
-    gpus_bytes = question.gpus_bytes
-    if gpus_bytes is None:
-        gpus_bytes = tuple(device.memory_bytes for device in list_accelerators())
-    available = psutil.virtual_memory().available
-    made = plan(shape, gpus_bytes, question.settings, question.manifest, host_bytes=available)
+    try:
+        made = _plan(question, shape)
+    except FtisError as error:
+        yield Finding("plan", "problem", str(error))
+        return
     trains = "a LoRA adapter" if question.settings.lora else "all weights"
     yield from report(made, title=f"{question.manifest.name}, {trains}")
 
 
+def _plan(question: MemoryQuestion, shape: ModelShape) -> MemoryPlan:
+    """Of supposed GPUs as they are given, of this machine as `join` would use it."""
+    settings, gpus_bytes = question.settings, question.gpus_bytes
+    if gpus_bytes is None:
+        settings, machine = look_around(settings)
+        gpus_bytes = find_seats(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
+    host_bytes = psutil.virtual_memory().available
+    return plan(shape, gpus_bytes, settings, question.manifest, host_bytes=host_bytes)
+
+
 def report(made: MemoryPlan, *, title: str) -> Iterator[Finding]:
     """A plan as findings: the verdict, its parts, the cache's share, and the changes."""
-    verdict = f"{title}: {PLACES[made.placement]}: {_gib(made.peak_bytes)} at the peak of {_gib(made.usable_bytes)}"
+    verdict = f"{title}: {PLACES[made.placement]}: {in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
     advice = "" if made.fits else _advice(made)
     yield Finding("plan", "ok" if made.fits else "problem", verdict, advice, made.peak_bytes)
     for name, num_bytes in made.parts.items():
         if num_bytes:
-            yield Finding("plan", "ok", f"{_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
+            yield Finding("plan", "ok", f"{in_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
     if made.gpu_memory_utilization is not None:
         yield Finding("plan", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
-        yield Finding("plan", "ok", f"host memory beside it: {_gib(made.host_bytes)}", num_bytes=made.host_bytes)
+        yield Finding("plan", "ok", f"host memory beside it: {in_gib(made.host_bytes)}", num_bytes=made.host_bytes)
     yield from map(_change, made.changes)
 
 
@@ -98,9 +110,5 @@ def _advice(made: MemoryPlan) -> str:
 def _change(change: Change) -> Finding:
     verdict = f"would fit ({change.placement})" if change.fits else "would not fit"
     return Finding(
-        "change", "note", f"{change.name}: {_gib(change.peak_bytes)}, {verdict}", num_bytes=change.peak_bytes
+        "change", "note", f"{change.name}: {in_gib(change.peak_bytes)}, {verdict}", num_bytes=change.peak_bytes
     )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.generation.evaluate import Generator
+from ftis_node.node.placement import Arrangement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +55,8 @@ class Generation(Generator, Protocol):
     async def start(self) -> None: ...
     async def run(self) -> None: ...
     async def stop(self) -> None: ...
+    async def sleep(self) -> None: ...
+    async def wake(self) -> None: ...
     async def update_weights(
         self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None
     ) -> None: ...
@@ -101,3 +104,4 @@ class Parts:
     slots: Slots
     events: EventTrail
     figures: Figures
+    arrangement: Arrangement = Arrangement()

@@ -60,7 +60,7 @@ class TrainLoop:
         await self._evaluate_if_due()
         while self._last_step is None or self.step < self._last_step:
             await self._gate.wait(self.step + 1)
-            await self._train(await self._take(self.step + 1))
+            await self._train_in_turn(await self._take(self.step + 1))
             await self._evaluate_if_due()
 
     async def _take(self, step: int) -> list[StoredGroup]:
@@ -81,6 +81,15 @@ class TrainLoop:
         if wanted.choice == "sapo":
             return partial(choose_sapo, seed=step)
         return choose_same_prompts if wanted.share == "horizontal" else choose_newest
+
+    async def _train_in_turn(self, groups: Sequence[StoredGroup]) -> None:
+        """One step; where the workers take turns, the generator sleeps until it has new weights, or the step's end."""
+        if not self._parts.arrangement.takes_turns:
+            await self._train(groups)
+            return
+        await self._parts.generation.sleep()
+        await self._train(groups)
+        await self._parts.generation.wake()
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """One step, from TAKEN groups to RELEASED ones and a new version in the generator."""

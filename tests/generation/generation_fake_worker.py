@@ -36,6 +36,8 @@ class FakeEngine:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._weights = 0.0
+        self._awake = asyncio.Event()
+        self._awake.set()
         self.policy_version = 0
         self.tokens_made = 0
 
@@ -43,6 +45,7 @@ class FakeEngine:
         if request.prompt_ids == (UNANSWERED,):
             (self._folder / "unanswered").touch()
             await asyncio.sleep(3600)
+        await self._awake.wait()
         tokens = np.array([*request.prompt_ids, *request.eos_ids], dtype=np.int32)
         self.tokens_made += len(tokens) * request.num_completions
         completion = Completion(
@@ -58,6 +61,7 @@ class FakeEngine:
         text = path.read_text()  # noqa: ASYNC240 - a few bytes
         if text == "damaged":
             raise ModelError("weights are damaged")
+        self._awake.set()
         if not self._lies("lie-about-version"):
             self.policy_version = version
         if not self._lies("lies"):
@@ -72,6 +76,16 @@ class FakeEngine:
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         return [self._weights] * (len(token_ids) - 1)
+
+    async def sleep(self) -> None:
+        self._awake.clear()
+
+    async def wake(self) -> None:
+        self._awake.set()
+
+    @property
+    def is_asleep(self) -> bool:
+        return not self._awake.is_set()
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         raise NotImplementedError

@@ -40,8 +40,9 @@ class EngineSettings(Message, frozen=True):
 
     The rest is for vLLM. `engine_core`: whether its core runs inside the worker's process or in one of its own; "auto"
     is inside on a CPU, where cores are scarce, and separate on a GPU. `memory_share` is the part of a GPU's memory that
-    it may take, None its own default; `lora_rank` None: no adapters are served; `can_sleep`: whether it can give memory
-    back between uses. `options` are further arguments of its `EngineArgs`, by name.
+    it may take, None its own default; `cache_bytes` is the key and value cache of each of its GPUs, None: what is left
+    of that share. `lora_rank` None: no adapters are served. `can_sleep`: whether it gives memory back while it sleeps,
+    or only holds requests back. `options` are further arguments of its `EngineArgs`, by name.
     """
 
     vocab_size: int
@@ -55,6 +56,7 @@ class EngineSettings(Message, frozen=True):
     is_cut: bool = False
     engine_core: Literal["auto", "inside", "separate"] = "auto"
     memory_share: float | None = None
+    cache_bytes: int | None = None
     lora_rank: int | None = None
     can_sleep: bool = False
     options: dict[str, Any] = {}
@@ -118,6 +120,11 @@ class Engine(Protocol):
         """Completion tokens sampled since the engine was opened."""
         ...
 
+    @property
+    def is_asleep(self) -> bool:
+        """Whether nothing runs and nothing is admitted until the engine is woken."""
+        ...
+
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """One group. Cancelling the caller ends the request.
 
@@ -135,7 +142,22 @@ class Engine(Protocol):
         ...
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probs of `token_ids[1:]`, each given those before it, at temperature 1, under the weights served."""
+        """Log-probs of `token_ids[1:]`, each given those before it, at temperature 1, under the weights served.
+
+        Raises WorkerTaskError while the engine sleeps.
+        """
+        ...
+
+    async def sleep(self) -> None:
+        """Admit nothing more, let what runs end, then give memory back where the engine can.
+
+        Requests that come meanwhile wait until it is woken. Nothing where it sleeps already. A caller that is
+        cancelled takes its wish back. Raises WorkerTaskError where it was woken before it slept.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Go on with the weights that were served; `load_weights` wakes, too. Nothing where it is awake."""
         ...
 
     def cancel(self, request_ids: Iterable[str]) -> None:

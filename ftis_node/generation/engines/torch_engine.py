@@ -91,6 +91,8 @@ class TorchEngine:
         self._waiting: deque[_Job] = deque()
         self._decoding: list[_Job] = []
         self._loads: deque[_Load] = deque()
+        self._sleepers: list[_Awaited[None]] = []
+        self._is_asleep = False
         self._cancelled: set[str] = set()
         self._driver: asyncio.Task[None] | None = None
         self._policy_version = 0
@@ -105,6 +107,11 @@ class TorchEngine:
     def tokens_made(self) -> int:
         """Completion tokens sampled so far."""
         return self._decoder.tokens_made
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether everything waits until it is woken."""
+        return self._is_asleep
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:
         """One group; see `base.Engine`. Raises ValueError for a prompt with an id that is no token."""
@@ -123,8 +130,22 @@ class TorchEngine:
         await load.answer
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probs of fixed tokens under the weights served, between two hops of the batch."""
+        """Log-probs of fixed tokens under the weights served, between two hops of the batch; see `base.Engine`."""
+        if self._is_asleep:
+            raise WorkerTaskError("the engine is asleep: it computes nothing until it is woken")
         return list(await self._compute(lambda: probe_logprobs(self._model, token_ids)))
+
+    async def sleep(self) -> None:
+        """See `base.Engine`. The weights stay where they are: only what torch's allocator keeps is given back."""
+        sleeper = _Awaited[None]()
+        self._sleepers.append(sleeper)
+        self._wake_driver()
+        await sleeper.answer
+
+    async def wake(self) -> None:
+        """See `base.Engine`."""
+        self._be_awake()
+        self._wake_driver()
 
     async def wait_broken(self) -> str:
         """Return when the model ran out of memory: what it had allocated by then is lost to the next try as well."""
@@ -133,6 +154,7 @@ class TorchEngine:
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Cut requests short; see `base.Engine`."""
         self._cancelled.update(request_ids)
+        self._wake_driver()
 
     async def close(self) -> None:
         """End the driver and the thread; requests in flight raise."""
@@ -141,7 +163,7 @@ class TorchEngine:
             await asyncio.wait({self._driver})
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         closed = WorkerTaskError("the engine was closed")
-        abandoned: list[_Awaited[Any]] = [*self._waiting, *self._decoding, *self._loads]
+        abandoned: list[_Awaited[Any]] = [*self._waiting, *self._decoding, *self._loads, *self._sleepers]
         for each in abandoned:
             each.fail(closed)
 
@@ -154,12 +176,14 @@ class TorchEngine:
 
     async def _drive(self) -> None:
         """Until there is nothing to do. A fault of the model ends the requests being decoded, not the engine."""
-        while self._loads or self._waiting or self._decoding:
+        while self._has_work():
             try:
                 await self._clear_away()
                 if self._loads and not self._decoding:
                     await self._load(self._loads[0])
                     self._loads.popleft()
+                elif self._sleepers and not self._decoding:
+                    await self._fall_asleep()
                 else:
                     await self._hop(self._admit())
             except Exception as error:
@@ -170,6 +194,28 @@ class TorchEngine:
                     self._broken.set_result("ran out of memory: make generation.max_batch smaller")
             self._on_progress()
 
+    def _has_work(self) -> bool:
+        at_once = self._loads or self._decoding or self._sleepers or self._cancelled
+        return bool(at_once or (self._waiting and not self._is_asleep))
+
+    async def _fall_asleep(self) -> None:
+        try:
+            await self._compute(torch.cuda.empty_cache)  # where there is no GPU it does nothing
+        except Exception as error:
+            for sleeper in self._sleepers:
+                sleeper.fail(error)
+        wanted = [sleeper for sleeper in self._sleepers if not sleeper.answer.done()]
+        self._is_asleep = self._is_asleep or bool(wanted)
+        for sleeper in wanted:
+            sleeper.end(None)
+        self._sleepers.clear()
+
+    def _be_awake(self) -> None:
+        self._is_asleep = False
+        for sleeper in self._sleepers:
+            sleeper.fail(WorkerTaskError("the engine was woken before it slept"))
+        self._sleepers.clear()
+
     async def _load(self, load: _Load) -> None:
         try:
             await self._compute(lambda: load_in_place(self._model, load.path))
@@ -177,13 +223,14 @@ class TorchEngine:
             load.fail(error)
         else:
             self._policy_version = load.version
+            self._be_awake()
             load.end(None)
 
     def _admit(self) -> list[ActiveRequest]:
         """Move jobs from waiting to decoding while there is room; none while new weights wait."""
         newcomers: list[ActiveRequest] = []
         num_rows, longest = self._decoder.num_rows, 0
-        while self._waiting and not self._loads:
+        while self._waiting and not (self._loads or self._sleepers or self._is_asleep):
             request = self._waiting[0].request
             num_rows += request.num_completions
             longest = max(longest, len(request.prompt_ids))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SLEEP_LEVEL = 1  # the cache is dropped and the weights wait in host memory: a step may bring no new ones
+WAKE_ORDER = ("weights", "kv_cache")
 
 Answer = TypeVar("Answer")
 
@@ -60,11 +61,12 @@ class Driver:
         self._adapter: LoRARequest | None = None
         self._request_numbers = itertools.count()
         self._is_stopped = False
-        self._asleep: Future[None] | None = None
+        self._sleepers: list[Future[None]] = []
         self._core: Any = None
         self.thread = threading.Thread(target=self._run, name="vllm", daemon=True)
         self.opened: Future[None] = Future()
         self.broken: Future[str] = Future()
+        self.is_asleep = False
         self.policy_version = 0
         self.tokens_made = 0
         self.max_model_len = 0
@@ -120,23 +122,26 @@ class Driver:
 
     def load(self, path: Path, version: int) -> None:
         """Serve other full weights from the next step on, and cut what is too old by now."""
-        if self._is_asleep:
-            self._core.wake_up(["weights"])
+        self._wake_core("weights")
         self._core.collective_rpc("ftis_load", args=(str(path),))
-        if self._is_asleep:
-            self._core.wake_up(["kv_cache"])
-        self._asleep = self._adapter = None
+        self._wake_core("kv_cache")  # only now: what the hand-over needs besides is free again
+        self._be_awake()
+        self._adapter = None
         self._serve(version)
 
     def adapt(self, folder: Path, version: int) -> None:
         """Serve an adapter to all requests that begin from now on; those in flight keep theirs."""
+        self.wake()
         adapter = LoRARequest(lora_name=f"version-{version}", lora_int_id=version, lora_path=str(folder))
         self._core.add_lora(adapter)
         self._adapter = adapter
         self._serve(version)
 
     def probe(self, token_ids: Sequence[int], answer: Future[list[float]]) -> None:
-        """Have the log-probs of `token_ids[1:]` computed beside the next step."""
+        """Have the log-probs of `token_ids[1:]` computed beside the next step; refused while asleep."""
+        if self.is_asleep:
+            _fail(answer, WorkerTaskError("the engine is asleep: it computes nothing until it is woken"))
+            return
         request_id = self._next_id()
         self._probes[request_id] = answer
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
@@ -144,7 +149,12 @@ class Driver:
 
     def sleep(self, asleep: Future[None]) -> None:
         """Admit nothing more; `asleep` ends when all that runs has ended and the memory is given back."""
-        self._asleep = asleep
+        self._sleepers.append(asleep)
+
+    def wake(self) -> None:
+        """Serve again what was served; nothing where it is awake."""
+        self._wake_core(*WAKE_ORDER)
+        self._be_awake()
 
     def stop(self) -> None:
         """End the thread after this command."""
@@ -175,10 +185,9 @@ class Driver:
 
     def _obey(self) -> None:
         """Run the commands that have come; wait for one where there is nothing else to do."""
-        has_work = self._running or self._probes or (self._waiting and self._asleep is None)
-        may_wait = not has_work and (self._asleep is None or self._is_asleep)
+        has_work = self._running or self._probes or self._sleepers or (self._waiting and not self.is_asleep)
         try:
-            self._commands.get(block=bool(may_wait))()
+            self._commands.get(block=not has_work)()
             while not self._is_stopped:
                 self._commands.get(block=False)()
         except queue.Empty:
@@ -186,7 +195,10 @@ class Driver:
 
     def _admit(self) -> None:
         """Hand groups to the core while the batch has room; the last may reach beyond it and waits there."""
-        while self._waiting and self._asleep is None and len(self._running) < self._max_batch:
+        self._sleepers = [sleeper for sleeper in self._sleepers if not sleeper.cancelled()]
+        if self._sleepers or self.is_asleep:
+            return
+        while self._waiting and len(self._running) < self._max_batch:
             job = self._waiting.popleft()
             if not job.result.cancelled():
                 salt = self._next_id()
@@ -200,14 +212,23 @@ class Driver:
         if self._running or self._probes:
             self._take(self._core.get_output())
             self._on_progress()
-        elif self._asleep is not None and not self._asleep.done():
-            if self._settings.can_sleep:
+        elif sleepers := [each for each in self._sleepers if each.set_running_or_notify_cancel()]:
+            if self._settings.can_sleep and not self.is_asleep:
                 self._core.sleep(SLEEP_LEVEL)
-            self._asleep.set_result(None)
+            self.is_asleep = True
+            self._sleepers.clear()
+            for sleeper in sleepers:
+                sleeper.set_result(None)
 
-    @property
-    def _is_asleep(self) -> bool:
-        return self._settings.can_sleep and self._asleep is not None and self._asleep.done()
+    def _wake_core(self, *tags: str) -> None:
+        if self.is_asleep and self._settings.can_sleep:
+            self._core.wake_up(list(tags))
+
+    def _be_awake(self) -> None:
+        self.is_asleep = False
+        for sleeper in self._sleepers:
+            _fail(sleeper, WorkerTaskError("the engine was woken before it slept"))
+        self._sleepers.clear()
 
     def _start(self, draft: Draft) -> None:
         draft.request_id = self._next_id()
@@ -282,12 +303,17 @@ class Driver:
         """Tell everyone who waits that nothing will come."""
         for job in {draft.job for draft in self._running.values()} | set(self._waiting):
             job.fail(error)
-        answers: list[Future[Any]] = [*self._probes.values()]
-        for answer in [*answers, self._asleep] if self._asleep is not None else answers:
-            if not answer.done() and answer.set_running_or_notify_cancel():
-                answer.set_exception(error)
+        answers: list[Future[Any]] = [*self._probes.values(), *self._sleepers]
+        for answer in answers:
+            _fail(answer, error)
         while not self._commands.empty():
             self._commands.get()
+
+
+def _fail(answer: Future[Any], error: WorkerTaskError) -> None:
+    """End it with an error, unless it has ended or its caller was cancelled."""
+    if not answer.done() and (answer.running() or answer.set_running_or_notify_cancel()):
+        answer.set_exception(error)
 
 
 def sampling_params(request: GenerateRequest, *, seed: int | None) -> SamplingParams:

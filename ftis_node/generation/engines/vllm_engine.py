@@ -94,11 +94,20 @@ class VllmEngine:
         self._driver.post(partial(self._driver.probe, token_ids, answer))
         return await asyncio.wrap_future(answer)
 
+    @property
+    def is_asleep(self) -> bool:
+        """Whether everything waits until it is woken."""
+        return self._driver.is_asleep
+
     async def sleep(self) -> None:
         """See `base.Engine`."""
         asleep: Future[None] = Future()
         self._driver.post(partial(self._driver.sleep, asleep))
         await asyncio.wrap_future(asleep)
+
+    async def wake(self) -> None:
+        """See `base.Engine`."""
+        await asyncio.wrap_future(self._driver.call(self._driver.wake))
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Cut requests short; see `base.Engine`."""

@@ -95,6 +95,8 @@ def engine_arguments(source: ModelSource, settings: EngineSettings, *, device: s
         arguments["block_size"] = CPU_BLOCK_TOKENS
     if settings.memory_share is not None:
         arguments["gpu_memory_utilization"] = settings.memory_share
+    if settings.cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = settings.cache_bytes
     if settings.lora_rank is not None:
         arguments |= {"enable_lora": True, "max_lora_rank": settings.lora_rank, "max_loras": MAX_LORAS}
     return arguments | settings.options

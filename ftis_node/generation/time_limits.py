@@ -1,0 +1,60 @@
+"""Time limits of calls in flight that stand still while the generator sleeps.
+
+A request that waits because the learner has the GPU is not slow: only the time in which it could have been served
+counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class TimeLimits:
+    """One limit for each call, in seconds; None: none. `halt` and `go_on` are for all calls, also those to come."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._is_halted = False
+        self._left_s: dict[asyncio.Timeout, float] = {}  # when the clock was last halted, or the call began
+
+    @asynccontextmanager
+    async def of_a_call(self) -> AsyncIterator[None]:
+        """Raises TimeoutError where the block takes longer."""
+        async with asyncio.timeout(None) as timeout:
+            if self._limit_s is not None:
+                self._left_s[timeout] = self._limit_s
+                if not self._is_halted:
+                    self._start(timeout)
+            try:
+                yield
+            finally:
+                self._left_s.pop(timeout, None)
+
+    def halt(self) -> None:
+        """Stop all clocks; nothing where they stand already."""
+        if self._is_halted:
+            return
+        self._is_halted = True
+        now = asyncio.get_running_loop().time()
+        for timeout in self._left_s:
+            end = timeout.when()
+            if end is not None and not timeout.expired():
+                self._left_s[timeout] = end - now
+                timeout.reschedule(None)
+
+    def go_on(self) -> None:
+        """Let the clocks run again; nothing where they do."""
+        if not self._is_halted:
+            return
+        self._is_halted = False
+        for timeout in self._left_s:
+            if not timeout.expired():
+                self._start(timeout)
+
+    def _start(self, timeout: asyncio.Timeout) -> None:
+        timeout.reschedule(asyncio.get_running_loop().time() + self._left_s[timeout])

@@ -1,0 +1,266 @@
+"""Sleep and wake: of the torch engine, of vLLM in a worker, and of the client.
+
+On a CPU vLLM's worker gives no memory back; its core pauses and resumes as on a GPU, which is what is seen here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from generation_support import EMBEDDING_ROWS, SETTINGS, eventually, make_request, save_model, tiny_model
+from test_generation_client import MakeClient, make_client, one_group, proof, publish  # noqa: F401 - a fixture
+
+from ftis_node.errors import ModelError, WorkerTaskError
+from ftis_node.generation.engines.torch_engine import TorchEngine
+from ftis_node.generation.messages import (
+    Asleep,
+    Awake,
+    Generate,
+    Generated,
+    GenerationBoot,
+    LoadWeights,
+    Probe,
+    Probed,
+    Sleep,
+    TokensMade,
+    Wake,
+    WeightsLoaded,
+)
+from ftis_node.generation.time_limits import TimeLimits
+from ftis_node.ipc.spec import Timing, WorkerSpec
+from ftis_node.ipc.supervisor import Supervisor, WorkerState
+from ftis_node.ipc.weights import WeightStore, prove
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+NEVER: frozenset[int] = frozenset()  # no id ends a completion
+VLLM_SHAPE = {"head_dim": 32, "num_layers": 4}  # vLLM's attention has no smaller heads
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[TorchEngine]:
+    opened = TorchEngine(tiny_model(), SETTINGS)
+    yield opened
+    await opened.close()
+
+
+def ask(engine: TorchEngine, *prompt_ids: int, max_tokens: int = 8) -> asyncio.Task[Any]:
+    """A group of four, under way; `cancel` knows it by its first id."""
+    request = make_request(prompt_ids, max_tokens=max_tokens, eos_ids=NEVER, request_id=f"r{prompt_ids[0]}")
+    return asyncio.create_task(engine.generate(request))
+
+
+async def begin(engine: TorchEngine) -> asyncio.Task[Any]:
+    """A long group that is being decoded."""
+    before, running = engine.tokens_made, ask(engine, 3, 1, 4, max_tokens=120)
+    await eventually(lambda: engine.tokens_made > before)
+    return running
+
+
+async def begin_sleep(engine: TorchEngine) -> asyncio.Task[None]:
+    """A sleep that has been asked for."""
+    asleep = asyncio.create_task(engine.sleep())
+    await asyncio.sleep(0)
+    return asleep
+
+
+def file_of(folder: Path, version: int, *, seed: int, **options: Any) -> Path:
+    """Weights as the learner publishes them: a tied tensor once."""
+    tensors = tiny_model(seed=seed, **options).state_dict()
+    del tensors["lm_head.weight"]
+    return Path(WeightStore(folder).publish(version, tensors).path)
+
+
+async def test_what_runs_ends_and_what_comes_waits(engine: TorchEngine) -> None:
+    running = await begin(engine)
+    asleep = await begin_sleep(engine)
+    waiting = ask(engine, 1, 5)
+    assert not engine.is_asleep
+    await asleep
+    assert engine.is_asleep
+    assert [len(completion.token_ids) for completion in running.result().completions] == [120] * 4
+    await engine.sleep()  # once more: nothing
+    with pytest.raises(WorkerTaskError, match="asleep"):
+        await engine.probe((0, 1))
+    await asyncio.sleep(0.05)
+    assert (waiting.done(), engine.tokens_made) == (False, 480)
+    await engine.wake()
+    assert [len(completion.token_ids) for completion in (await waiting).completions] == [8] * 4
+    await engine.wake()  # once more: nothing
+    assert not engine.is_asleep
+    assert len(await engine.probe((0, 1))) == 1
+
+
+async def test_requests_can_be_cancelled_while_it_sleeps(engine: TorchEngine) -> None:
+    await engine.sleep()
+    cut, given_up, waiting = ask(engine, 6), ask(engine, 9), ask(engine, 1)
+    await asyncio.sleep(0)
+    given_up.cancel()
+    engine.cancel(["r6"])
+    with pytest.raises(WorkerTaskError, match="before its first token"):
+        await asyncio.wait_for(cut, 1)
+    assert engine.is_asleep
+    await engine.wake()
+    await waiting
+    assert (given_up.cancelled(), engine.tokens_made) == (True, 32)
+
+
+async def test_new_weights_wake_it_and_sample_what_waited(engine: TorchEngine, tmp_path: Path) -> None:
+    await engine.sleep()
+    waiting = ask(engine, 1, 5)
+    await engine.load_weights(file_of(tmp_path, 1, seed=1), 1)
+    assert not engine.is_asleep
+    assert (await waiting).policy_version == 1
+
+
+async def test_a_sleep_that_is_taken_back_leaves_it_awake(engine: TorchEngine) -> None:
+    running = await begin(engine)
+    asleep = await begin_sleep(engine)
+    await engine.wake()
+    with pytest.raises(WorkerTaskError, match="woken before it slept"):
+        await asleep
+    asleep = await begin_sleep(engine)
+    asleep.cancel()
+    assert len((await running).completions) == len((await ask(engine, 2, 7)).completions) == 4
+    assert not engine.is_asleep
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> None:
+    """`can_sleep` has vLLM's core itself pause, although its CPU worker keeps the memory."""
+    pytest.importorskip("vllm")
+    settings = msgspec.structs.replace(SETTINGS, max_model_len=256, can_sleep=True)
+    boot = GenerationBoot(
+        model=str(save_model(tmp_path / "model", **VLLM_SHAPE)), settings=settings, eos_ids=(), engine="vllm"
+    )
+    worker = Supervisor(
+        WorkerSpec(
+            name="generation",
+            module="ftis_node.generation.worker",
+            boot=boot,
+            sockets_dir=tmp_path / "s",
+            log_path=tmp_path / "worker.log",
+            event_types=(TokensMade,),
+            environment={"OMP_NUM_THREADS": "1"},
+        ),
+        timing=Timing(heartbeat_every_s=0.1, stall_timeout_s=2.0),
+    )
+
+    def make(*prompt_ids: int, max_tokens: int = 8) -> asyncio.Task[Generated]:
+        request = Generate(prompt_ids, 4, 1.0, 1.0, 0, max_tokens=max_tokens, seed=None)
+        return asyncio.create_task(worker.call(request, Generated))
+
+    try:
+        await worker.start()
+        await worker.call(Wake(), Awake)  # awake: nothing
+        running = make(3, 1, 4, max_tokens=120)
+        await worker.call(Probe(token_ids=(0, 1)), Probed)  # so it has been admitted
+        await worker.call(Sleep(), Asleep)
+        assert (await running).lengths == (120,) * 4
+        waiting, given_up = make(1, 5), make(9, 2)
+        await worker.call(Sleep(), Asleep)  # asleep: nothing
+        with pytest.raises(WorkerTaskError, match="asleep"):
+            await worker.call(Probe(token_ids=(0, 1)), Probed)
+        given_up.cancel()
+        await asyncio.sleep(3.0)  # longer than a stall: who sleeps is not hung
+        assert not waiting.done()
+        await worker.call(Wake(), Awake)
+        assert (await waiting).policy_versions == (0,) * 4
+        await worker.call(Sleep(), Asleep)
+        waiting = make(1, 5)
+        weights = file_of(tmp_path / "weights", 1, seed=1, **VLLM_SHAPE)
+        await worker.call(LoadWeights(path=str(weights), version=1), WeightsLoaded)
+        assert (await waiting).policy_versions == (1,) * 4
+        expected = prove(tiny_model(seed=1, **VLLM_SHAPE), version=1, vocab_size=EMBEDDING_ROWS)
+        probed = await worker.call(Probe(token_ids=expected.probe_ids), Probed)
+        assert expected.max_difference(probed.logprobs) < 1e-4
+        await worker.call(Sleep(), Asleep)
+        waiting = make(1, 5)
+        weights.write_bytes(weights.read_bytes()[:-8])
+        with pytest.raises(ModelError):
+            await worker.call(LoadWeights(path=str(weights), version=2), WeightsLoaded)
+        assert (await waiting).policy_versions == (1,) * 4  # awake all the same
+        assert worker.restarts == 0
+    finally:
+        await worker.stop()
+
+
+async def test_the_clients_time_limit_does_not_count_the_sleep(make_client: MakeClient) -> None:  # noqa: F811
+    client = make_client(request_timeout_s=0.5)
+    await client.start()
+    await client.sleep()
+    await client.sleep()  # once more: nothing
+    assert client.is_asleep
+    waiting = asyncio.create_task(one_group(client))
+    await asyncio.sleep(0.8)
+    assert not waiting.done()
+    await client.wake()
+    assert len((await waiting).completions) == 3
+    assert not client.is_asleep
+
+
+async def test_new_weights_wake_the_client_also_damaged_ones(make_client: MakeClient, tmp_path: Path) -> None:  # noqa: F811
+    client = make_client()
+    await client.start()
+    await client.sleep()
+    await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
+    assert (await one_group(client)).policy_version == 1
+    await client.sleep()
+    with pytest.raises(ModelError, match="damaged"):
+        await client.update_weights(publish(tmp_path, 2, "damaged"), proof(2, -2.0))
+    assert (await one_group(client)).policy_version == 1
+    assert not client.is_asleep
+
+
+@pytest.mark.parametrize("by", ["wake", "update_weights"])
+async def test_a_worker_that_dies_asleep_comes_back_when_it_is_woken(
+    make_client: MakeClient,  # noqa: F811
+    tmp_path: Path,
+    by: str,
+) -> None:
+    client = make_client()
+    await client.start()
+    await client.sleep()
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    await eventually(lambda: client.state is WorkerState.BACKING_OFF)
+    waiting = asyncio.create_task(one_group(client))
+    await asyncio.sleep(0.5)  # ten times the delay before a restart
+    assert (client.state, client.restarts) == (WorkerState.BACKING_OFF, 0)
+    await client.sleep()  # once more: nothing
+    if by == "wake":
+        await client.wake()
+    else:
+        await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
+    assert len((await waiting).completions) == 3
+    assert (client.state, client.restarts, client.is_asleep) == (WorkerState.READY, 1, False)
+
+
+async def test_a_limit_runs_out_after_its_time_awake() -> None:
+    limits = TimeLimits(0.2)
+
+    async def call() -> None:
+        async with limits.of_a_call():
+            await asyncio.sleep(60)
+
+    early = asyncio.create_task(call())
+    await asyncio.sleep(0.15)
+    limits.halt()
+    late = asyncio.create_task(call())
+    await asyncio.sleep(0.2)
+    assert not early.done()
+    limits.go_on()
+    await asyncio.wait({early}, timeout=0.1)
+    assert isinstance(early.exception(), TimeoutError)
+    assert not late.done()
+    await asyncio.wait({late}, timeout=0.3)
+    assert isinstance(late.exception(), TimeoutError)

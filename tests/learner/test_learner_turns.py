@@ -1,0 +1,73 @@
+"""A learner that shares its GPU with a generator in turns: memory is free before an answer, and little is done between
+steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from learner_rig import make_boot, random_groups, sample_group
+
+from ftis_node.errors import FtisError
+from ftis_node.learner import core
+from ftis_node.learner.messages import CheckRequest, StateRequest, TrainRequest
+from ftis_node.learner.worker import build
+from ftis_node.models import load_causal_lm, resolve_model
+
+
+class Emit(SimpleNamespace):
+    """As the worker's, to nobody."""
+
+    def __call__(self, event):
+        raise AssertionError(event)
+
+    def progress(self):
+        pass
+
+
+@pytest.fixture
+def given_back(monkeypatch):
+    """How often free blocks went back."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize(("takes_turns", "times"), [(True, [1, 2, 3]), (False, [0, 0, 0])])
+async def test_free_blocks_go_back_before_every_answer_also_a_bad_one(
+    model_folder, tmp_path, given_back, takes_turns, times
+):
+    seen = []
+    async with build(make_boot(model_folder, tmp_path, takes_turns=takes_turns), Emit()) as handlers:
+        await handlers[StateRequest](StateRequest(), Emit())
+        seen.append(len(given_back))
+        train = TrainRequest(step=1, groups=tuple(random_groups(num_groups=1)))
+        await handlers[TrainRequest](train, Emit())
+        seen.append(len(given_back))
+        with pytest.raises(FtisError, match="cannot do step 9"):
+            await handlers[TrainRequest](TrainRequest(step=9, groups=()), Emit())
+        seen.append(len(given_back))
+    assert seen == times
+
+
+@pytest.mark.parametrize("takes_turns", [True, False])
+async def test_a_check_waits_for_the_step_and_is_in_its_report(model_folder, tmp_path, monkeypatch, takes_turns):
+    moments = []
+    model = load_causal_lm(resolve_model(str(model_folder)), dtype="float32", device="cpu")
+    group = sample_group(model, group_size=3, length=5, reward=lambda index: float(index == 0))
+    async with build(make_boot(model_folder, tmp_path, takes_turns=takes_turns), Emit()) as handlers:
+        compute = core.compute_logprobs
+
+        def noticed(*arguments, **options):
+            moments.append("measured")
+            return compute(*arguments, **options)
+
+        monkeypatch.setattr(core, "compute_logprobs", noticed)
+        await handlers[CheckRequest](CheckRequest(group=group), Emit())
+        moments.append("answered")
+        peers = tuple(msgspec.structs.replace(each, own=False) for each in random_groups())
+        reply = await handlers[TrainRequest](TrainRequest(step=1, groups=peers), Emit())
+    assert moments == (["answered", "measured"] if takes_turns else ["measured", "answered"])
+    assert reply.report.mismatch_tokens == 15
