@@ -11,6 +11,7 @@ import torch
 from learner_rig import make_boot, random_groups, sample_group
 
 from ftis_node.errors import FtisError
+from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.learner import core
 from ftis_node.learner.messages import CheckRequest, StateRequest, TrainRequest
 from ftis_node.learner.worker import build
@@ -18,10 +19,13 @@ from ftis_node.models import load_causal_lm, resolve_model
 
 
 class Emit(SimpleNamespace):
-    """As the worker's, to nobody."""
+    """As the worker's; `heard` is called with every event."""
 
     def __call__(self, event):
-        raise AssertionError(event)
+        self.heard(event)
+
+    def heard(self, event):
+        assert isinstance(event, PublishedWeights | WeightProof)
 
     def progress(self):
         pass
@@ -35,7 +39,7 @@ def given_back(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize(("takes_turns", "times"), [(True, [1, 2, 3]), (False, [0, 0, 0])])
+@pytest.mark.parametrize(("takes_turns", "times"), [(True, [1, 2, 3, 4]), (False, [0, 0, 0, 0])])
 async def test_free_blocks_go_back_before_every_answer_also_a_bad_one(
     model_folder, tmp_path, given_back, takes_turns, times
 ):
@@ -44,7 +48,12 @@ async def test_free_blocks_go_back_before_every_answer_also_a_bad_one(
         await handlers[StateRequest](StateRequest(), Emit())
         seen.append(len(given_back))
         train = TrainRequest(step=1, groups=tuple(random_groups(num_groups=1)))
-        await handlers[TrainRequest](train, Emit())
+
+        def heard(event):
+            if isinstance(event, PublishedWeights):  # from here on the generator may wake
+                seen.append(len(given_back))
+
+        await handlers[TrainRequest](train, Emit(heard=heard))
         seen.append(len(given_back))
         with pytest.raises(FtisError, match="cannot do step 9"):
             await handlers[TrainRequest](TrainRequest(step=9, groups=()), Emit())

@@ -94,7 +94,7 @@ async def test_the_first_group_of_each_version_is_sent(identity: Identity, fails
     running = asyncio.create_task(loop.run())
     for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
         parts.figures.policy_version = learners
-        group = make_group(identity, policy_version=oldest, policy_version_newest=newest)
+        group = make_group(identity, versions=(oldest, newest))
         stored.put_nowait(SimpleNamespace(envelope=SimpleNamespace(id=b"\x01"), group=group, prompt_ids=(1, 2)))
         await asyncio.sleep(0.01)
     running.cancel()

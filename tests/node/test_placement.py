@@ -200,7 +200,7 @@ def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
     assert (arguments["gpu_memory_utilization"], arguments["kv_cache_memory_bytes"]) == (0.5, GIB)
     assert arguments["enable_sleep_mode"] is True
     assert engine_arguments(source, boot.settings, device="cpu", seed=0)["enable_sleep_mode"] is False
-    assert learner_boot(settings(device="cpu"), RUN, source, Home(tmp_path), made).takes_turns
+    assert learner_boot(settings(device="cpu"), RUN, source, Home(tmp_path), made, weights=tmp_path).takes_turns
 
 
 def test_a_change_that_cannot_be_made_yet_is_no_advice() -> None:

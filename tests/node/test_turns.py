@@ -52,7 +52,7 @@ class _Workers:
     async def update_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
         self.calls.append("load")
 
-    async def train(self, groups: Any, *, step: int) -> TrainReply:
+    async def train(self, groups: Any, **how: Any) -> TrainReply:
         self.calls.append("train")
         if isinstance(self._outcome, WorkerDiedError):
             raise self._outcome
