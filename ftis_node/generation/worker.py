@@ -1,6 +1,8 @@
 """The generation worker: `python -m ftis_node.generation.worker`, started by the client's supervisor.
 
-Holds one engine and answers for it. All it adds is the way between messages and the engine's own terms.
+Holds one engine and answers for it. All it adds is the way between messages and the engine's own terms. Processes that
+the engine spawns end with this one, whatever ends it and however far they are: `multiprocessing` imports the main
+module before anything else, and this file ties each process to its parent there.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +36,7 @@ from ftis_node.generation.messages import (
     WeightsLoaded,
     pack_result,
 )
+from ftis_node.ipc.owner import die_with_owner
 from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
@@ -150,3 +154,5 @@ async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
 
 if __name__ == "__main__":
     run_worker(build, boot_type=GenerationBoot)
+elif __name__ == "__mp_main__":  # so is this file called in processes that vLLM spawns from this one
+    die_with_owner(os.getppid())

@@ -2,7 +2,8 @@
 
 A "weights file" holds one number, which becomes every log-prob of the probe. `boot.model` is a folder; as long as the
 file `lies` in it holds a number above 0, a load counts it down and keeps the old weights while claiming the new ones
-(`lie-about-version`: it also names the old version). Prompt id 66 is never answered.
+(`lie-about-version`: it also names the old version). Prompt id 66 is never answered. When a file `broken` appears, the
+engine is beyond use, for the reason in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from ftis_node.errors import ModelError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.generation.worker import Service, report_tokens
+from ftis_node.generation.worker import Service, report_break, report_tokens
 from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 from ftis_node.records.group import Completion, FinishReason
 
@@ -90,6 +91,11 @@ class FakeEngine:
     def cancel(self, request_ids: Iterable[str]) -> None:
         raise NotImplementedError
 
+    async def wait_broken(self) -> str:
+        while not (self._folder / "broken").exists():  # noqa: ASYNC110 - the test is in another process
+            await asyncio.sleep(0.01)
+        return (self._folder / "broken").read_text()
+
     async def close(self) -> None:
         (self._folder / f"closed-{os.getpid()}").touch()
 
@@ -97,9 +103,13 @@ class FakeEngine:
 @asynccontextmanager
 async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     engine = FakeEngine(Path(boot.model))
-    reporter = asyncio.create_task(report_tokens(engine, emit, every_s=0.02))
+    reporters = [
+        asyncio.create_task(report_tokens(engine, emit, every_s=0.02)),
+        asyncio.create_task(report_break(engine, emit)),
+    ]
     yield Service(engine, boot).handlers()
-    reporter.cancel()
+    for reporter in reporters:
+        reporter.cancel()
     await engine.close()
 
 

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -27,9 +28,18 @@ SETTINGS = EngineSettings(vocab_size=EMBEDDING_ROWS, dtype="float32", device="cp
 
 
 def tiny_model(
-    *, tied: bool = True, seed: int = 0, num_layers: int = 2, padded_rows_are_likely: bool = False, head_dim: int = 16
+    *,
+    tied: bool = True,
+    seed: int = 0,
+    num_layers: int = 2,
+    padded_rows_are_likely: bool = False,
+    head_dim: int = 16,
+    spread: float = 0.2,
 ) -> Any:
-    """A random Qwen2 in float32 and eval mode; its weights are large enough that its choices differ between prompts."""
+    """A random Qwen2 in float32 and eval mode; its weights are large enough that its choices differ between prompts.
+
+    `spread` is their standard deviation: rounding grows with it.
+    """
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=EMBEDDING_ROWS,
@@ -40,7 +50,7 @@ def tiny_model(
         num_key_value_heads=2,
         max_position_embeddings=512,
         tie_word_embeddings=tied,
-        initializer_range=0.2,
+        initializer_range=spread,
         eos_token_id=EOS_ID,
     )
     model = Qwen2ForCausalLM(config).eval()
@@ -90,3 +100,48 @@ def fresh_logprobs(model: Any, prompt_ids: Sequence[int], completion: Completion
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt_ids) - 1 : -1].double()
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     return logprobs.gather(-1, ids[0, len(prompt_ids) :, None]).squeeze(-1).numpy()
+
+
+def file_tensors(model: Any, *, with_head: bool = False) -> dict[str, torch.Tensor]:
+    """A state dict as it is published: a tied head is not named twice, unless asked for."""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings and not with_head:
+        del state["lm_head.weight"]
+    return state
+
+
+def damage(path: Path, how: str) -> None:
+    """Make the published file unfit in one way."""
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    match how:
+        case "cut":
+            path.write_bytes(path.read_bytes()[:-100])
+        case "foreign":
+            path.write_bytes(b"PK" + bytes(200))
+        case "unmarked":
+            (path.parent / "COMPLETE").unlink()
+        case "gone":
+            path.unlink()
+        case "lacks":
+            del tensors[name]
+        case "unknown":
+            tensors["model.layers.7.mlp.up_proj.weight"] = tensors[name].clone()
+        case "shape":
+            tensors[name] = tensors[name][:-1].contiguous()
+        case "integers":
+            tensors[name] = tensors[name].to(torch.int32)
+    if how in ("lacks", "unknown", "shape", "integers"):
+        save_file(tensors, path)
+
+
+DAMAGES = {
+    "cut": "is damaged: .* bytes instead of",
+    "foreign": "is damaged",
+    "unmarked": "not completely written",
+    "gone": "is damaged: .*No such file",
+    "lacks": r"lacks model\.layers\.1\.mlp\.up_proj",
+    "unknown": r"names unknown model\.layers\.7",
+    "shape": "another shape",
+    "integers": "integers",
+}

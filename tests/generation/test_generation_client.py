@@ -205,6 +205,23 @@ async def test_a_hang_in_generation_is_found_and_ended(make_client: MakeClient, 
     assert client.restarts == 1
 
 
+async def test_an_engine_beyond_use_is_started_again_and_said_so(make_client: MakeClient, tmp_path: Path) -> None:
+    problems: list[str] = []
+    client = make_client(on_problem=problems.append)
+    await client.start()
+    await client.update_weights(publish(tmp_path, 1, "-1"), proof(1, -1.0))
+    call = asyncio.create_task(one_group(client, prompt_ids=(UNANSWERED,)))
+    await eventually((tmp_path / "unanswered").exists)
+    (tmp_path / "new-broken").write_text("lost its core")
+    (tmp_path / "new-broken").rename(tmp_path / "broken")
+    with pytest.raises(WorkerDiedError, match="is started again, because its engine lost its core"):
+        await call
+    (tmp_path / "broken").unlink()
+    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert problems == ["is started again, because its engine lost its core"]
+    assert client.restarts == 1
+
+
 async def test_a_group_that_takes_too_long_is_given_up_alone(make_client: MakeClient) -> None:
     client = make_client(request_timeout_s=0.3)
     await client.start()

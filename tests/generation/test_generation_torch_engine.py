@@ -16,15 +16,17 @@ import pytest
 import pytest_asyncio
 import torch
 from generation_support import (
+    DAMAGES,
     EOS_ID,
     SETTINGS,
     VOCAB_SIZE,
+    damage,
     eventually,
+    file_tensors,
     fresh_logprobs,
     make_request,
     tiny_model,
 )
-from safetensors.torch import load_file, save_file
 
 from ftis_node.errors import ModelError, NonFiniteError, WorkerTaskError
 from ftis_node.generation.engines.torch_engine import TorchEngine
@@ -258,14 +260,6 @@ async def test_weights_that_are_not_numbers_are_a_typed_error_and_new_ones_mend_
     assert len((await engine.generate(make_request(PROMPTS[0]))).completions) == 4
 
 
-def file_tensors(model: Any, *, with_head: bool = False) -> dict[str, torch.Tensor]:
-    """A state dict as it is published: a tied head is not named twice, unless asked for."""
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings and not with_head:
-        del state["lm_head.weight"]
-    return state
-
-
 @pytest.mark.parametrize(("tied", "with_head"), [(True, False), (True, True), (False, False)])
 async def test_new_weights_are_served(open_tiny: OpenTiny, tmp_path: Path, tied: bool, with_head: bool) -> None:
     """The proof is the log-probs, not the version that the engine names."""
@@ -305,40 +299,6 @@ async def test_groups_in_flight_end_on_the_weights_that_they_began_with(open_tin
     for model, prompt, result in ((old, PROMPTS[0], begun), (new, PROMPTS[1], later)):
         for completion in result.completions:
             np.testing.assert_allclose(completion.logprobs, fresh_logprobs(model, prompt, completion), atol=1e-5)
-
-
-def damage(path: Path, how: str) -> None:
-    """Make the published file unfit in one way."""
-    tensors = load_file(path)
-    name = "model.layers.1.mlp.up_proj.weight"
-    match how:
-        case "cut":
-            path.write_bytes(path.read_bytes()[:-100])
-        case "unmarked":
-            (path.parent / "COMPLETE").unlink()
-        case "gone":
-            path.unlink()
-        case "lacks":
-            del tensors[name]
-        case "unknown":
-            tensors["model.layers.7.mlp.up_proj.weight"] = tensors[name].clone()
-        case "shape":
-            tensors[name] = tensors[name].T.contiguous()
-        case "integers":
-            tensors[name] = tensors[name].to(torch.int32)
-    if how in ("lacks", "unknown", "shape", "integers"):
-        save_file(tensors, path)
-
-
-DAMAGES = {
-    "cut": "cannot be read",
-    "unmarked": "not completely written",
-    "gone": "cannot be read",
-    "lacks": r"lacks model\.layers\.1\.mlp\.up_proj",
-    "unknown": r"names unknown model\.layers\.7",
-    "shape": "another shape",
-    "integers": "integers",
-}
 
 
 @pytest.mark.parametrize("how", DAMAGES)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,10 @@ FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # a
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """One completion. `request_id` is vLLM's, `salt` that of its group's cache, `version` and `newest` as above."""
+    """One completion. `request_id` is vLLM's, `salt` that of its group's cache, `version` and `newest` as above.
+
+    `num_draws`: how often it was begun in vain, because its first id was no token.
+    """
 
     job: Job
     index: int
@@ -39,20 +42,22 @@ class Draft:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    num_draws: int = 0
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[float], *, version: int) -> None:
-        """The next tokens, sampled by `version`."""
-        self.token_ids.extend(token_ids)
-        self.logprobs.extend(logprobs)
+    @property
+    def seed(self) -> int | None:
+        """Its own, another at each draw: the same one would give the same id for ever."""
+        request = self.job.request
+        return None if request.seed is None else request.seed + self.index + self.num_draws * request.num_completions
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[float], *, version: int, vocab_size: int) -> None:
+        """The next tokens, sampled by `version`. An id that is padding of the embedding ends it before that id."""
+        num_tokens = next((n for n, token_id in enumerate(token_ids) if token_id >= vocab_size), len(token_ids))
+        self.token_ids.extend(token_ids[:num_tokens])
+        self.logprobs.extend(logprobs[:num_tokens])
         self.newest = max(self.newest, version)
-
-    def cut_at(self, vocab_size: int) -> None:
-        """End before the first id that is padding of the embedding (at or above `vocab_size`), if there is one."""
-        for position, token_id in enumerate(self.token_ids):
-            if token_id >= vocab_size:
-                del self.token_ids[position:], self.logprobs[position:]
-                self.finish_reason = FinishReason.ABORT
-                return
+        if num_tokens < len(token_ids):
+            self.finish_reason = FinishReason.ABORT
 
     def completion(self) -> Completion:
         """As a record; one that has not ended counts as aborted. Raises NonFiniteError for NaN among the log-probs."""
@@ -92,5 +97,12 @@ class Job:
 
     def fail(self, error: Exception) -> None:
         """Tell whoever waits that there is no result."""
-        if not self.result.done() and self.result.set_running_or_notify_cancel():
-            self.result.set_exception(error)
+        fail(self.result, error)
+
+
+def fail(answer: Future[Any] | None, error: Exception) -> None:
+    """Tell whoever waits for `answer`, if anyone does and has not been told anything yet."""
+    if answer is None or answer.done():
+        return
+    if answer.running() or answer.set_running_or_notify_cancel():
+        answer.set_exception(error)

@@ -16,28 +16,32 @@ import itertools
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 
 from ftis_node.errors import WorkerTaskError
-from ftis_node.generation.engines.vllm_drafts import FINISH_REASONS, Draft, Job
+from ftis_node.generation.engines.vllm_drafts import FINISH_REASONS, Draft, Job, fail
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.generation.engines.vllm_requests import core_request, sampling_params
 from ftis_node.records.group import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+    from ftis_node.generation.engines.base import EngineSettings
 
 logger = logging.getLogger(__name__)
 
+ENDED = "the engine was closed, or failed"
+MAX_DRAWS = 100  # of a first token; a sound model hardly ever needs a second
 SLEEP_LEVEL = 1  # the cache is dropped and the weights wait in host memory: a step may bring no new ones
 WAKE_ORDER = ("weights", "kv_cache")
 
@@ -54,7 +58,7 @@ class Driver:
         self._settings = settings
         self._max_batch = settings.max_batch or DEFAULT_MAX_BATCH
         self._on_progress = on_progress
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Callable[[], None], Future[Any] | None]] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._running: dict[str, Draft] = {}
         self._probes: dict[str, Future[list[float]]] = {}
@@ -69,6 +73,7 @@ class Driver:
         self.is_asleep = False
         self.policy_version = 0
         self.tokens_made = 0
+        self.prompt_tokens_cached = 0  # that were not computed again, because another of the group had done so
         self.max_model_len = 0
 
     @property
@@ -77,12 +82,14 @@ class Driver:
         resources = getattr(self._core, "resources", None)
         return not self._is_stopped and resources is not None and bool(resources.engine_dead)
 
-    def post(self, command: Callable[[], None]) -> None:
-        """Have `command` run in the driver's thread before the next step."""
-        self._commands.put(command)
+    def post(self, command: Callable[[], None], answer: Future[Any] | None = None) -> None:
+        """Have `command` run in the driver's thread before the next step; where it never will, `answer` fails."""
+        self._commands.put((command, answer))
+        if self._is_stopped:  # the thread may have ended before it could see the command
+            self._refuse_commands()
 
     def call(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """As `post`, with an answer; what `work` raises goes to the caller and does no harm to the driver."""
+        """As `post`, with an answer; what `work` raises goes to the caller and ends the driver."""
         answer: Future[Answer] = Future()
 
         def command() -> None:
@@ -94,7 +101,7 @@ class Driver:
                 answer.set_exception(error)
                 raise
 
-        self.post(command)
+        self.post(command, answer)
         return answer
 
     # What commands do.
@@ -140,7 +147,7 @@ class Driver:
     def probe(self, token_ids: Sequence[int], answer: Future[list[float]]) -> None:
         """Have the log-probs of `token_ids[1:]` computed beside the next step; refused while asleep."""
         if self.is_asleep:
-            _fail(answer, WorkerTaskError("the engine is asleep: it computes nothing until it is woken"))
+            fail(answer, WorkerTaskError("the engine is asleep: it computes nothing until it is woken"))
             return
         request_id = self._next_id()
         self._probes[request_id] = answer
@@ -180,16 +187,18 @@ class Driver:
             self.broken.set_result(f"failed in vLLM: {type(error).__name__}: {error}")
         finally:
             self._is_stopped = True
-            self._end_all(WorkerTaskError("the engine was closed, or failed"))
+            self._end_all(WorkerTaskError(ENDED))
             self._core.shutdown()
 
     def _obey(self) -> None:
         """Run the commands that have come; wait for one where there is nothing else to do."""
         has_work = self._running or self._probes or self._sleepers or (self._waiting and not self.is_asleep)
         try:
-            self._commands.get(block=not has_work)()
+            command, _ = self._commands.get(block=not has_work)
+            command()
             while not self._is_stopped:
-                self._commands.get(block=False)()
+                command, _ = self._commands.get(block=False)
+                command()
         except queue.Empty:
             return
 
@@ -227,30 +236,17 @@ class Driver:
     def _be_awake(self) -> None:
         self.is_asleep = False
         for sleeper in self._sleepers:
-            _fail(sleeper, WorkerTaskError("the engine was woken before it slept"))
+            fail(sleeper, WorkerTaskError("the engine was woken before it slept"))
         self._sleepers.clear()
 
     def _start(self, draft: Draft) -> None:
         draft.request_id = self._next_id()
         self._running[draft.request_id] = draft
         request = draft.job.request
-        params = sampling_params(request, seed=None if request.seed is None else request.seed + draft.index)
-        self._send(draft.request_id, request.prompt_ids, params, salt=draft.salt)
+        self._send(draft.request_id, request.prompt_ids, sampling_params(request, seed=draft.seed), salt=draft.salt)
 
     def _send(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str) -> None:
-        self._core.add_request(
-            EngineCoreRequest(
-                request_id=request_id,
-                prompt_token_ids=list(prompt_ids),
-                mm_features=None,
-                sampling_params=params,
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=self._adapter,
-                cache_salt=salt,
-                data_parallel_rank=None,
-            )
-        )
+        self._core.add_request(core_request(request_id, prompt_ids, params, adapter=self._adapter, salt=salt))
 
     def _next_id(self) -> str:
         return str(next(self._request_numbers))
@@ -268,18 +264,36 @@ class Driver:
                     answer.set_result(logprobs.tolist())
 
     def _take_tokens(self, draft: Draft, output: EngineCoreOutput, version: int) -> None:
-        if output.new_token_ids:
-            draft.take(output.new_token_ids, output.new_logprobs.logprobs[:, 0].tolist(), version=version)
-            self.tokens_made += len(output.new_token_ids)
+        if output.prefill_stats is not None:
+            self.prompt_tokens_cached += output.prefill_stats.num_cached_tokens
         if output.finish_reason is not None:
             draft.finish_reason = FINISH_REASONS.get(str(output.finish_reason), FinishReason.ABORT)
-            draft.cut_at(self._settings.vocab_size)
-            del self._running[draft.request_id]
-            if not draft.token_ids:  # an id that is no token came first: draw again
-                draft.finish_reason = None
-                self._start(draft)
-            elif draft.job.has_ended:
-                draft.job.finish()
+        if output.new_token_ids:
+            logprobs = output.new_logprobs.logprobs[:, 0].tolist()
+            draft.take(output.new_token_ids, logprobs, version=version, vocab_size=self._settings.vocab_size)
+            self.tokens_made += len(output.new_token_ids)
+        if draft.finish_reason is not None:
+            if output.finish_reason is None:
+                self._core.abort_requests([draft.request_id])
+            self._end(draft)
+
+    def _end(self, draft: Draft) -> None:
+        del self._running[draft.request_id]
+        if not draft.token_ids:  # an id that is no token came first: draw again
+            self._draw_again(draft)
+        elif draft.job.has_ended:
+            draft.job.finish()
+
+    def _draw_again(self, draft: Draft) -> None:
+        draft.finish_reason = None
+        draft.num_draws += 1
+        if draft.num_draws < MAX_DRAWS:
+            self._start(draft)
+        else:
+            self.drop(draft.job)
+            draft.job.fail(
+                WorkerTaskError(f"the model samples no tokens: {MAX_DRAWS} times an id beyond the tokenizer's")
+            )
 
     def _serve(self, version: int) -> None:
         """From now on tokens are of `version`; completions that began too many versions ago end here."""
@@ -295,7 +309,6 @@ class Driver:
     def _abort(self, drafts: Sequence[Draft]) -> None:
         for draft in drafts:
             draft.finish_reason = FinishReason.ABORT
-            draft.cut_at(self._settings.vocab_size)
             self._running.pop(draft.request_id, None)
         self._core.abort_requests([draft.request_id for draft in drafts])
 
@@ -305,28 +318,12 @@ class Driver:
             job.fail(error)
         answers: list[Future[Any]] = [*self._probes.values(), *self._sleepers]
         for answer in answers:
-            _fail(answer, error)
-        while not self._commands.empty():
-            self._commands.get()
+            fail(answer, error)
+        self._refuse_commands()
 
-
-def _fail(answer: Future[Any], error: WorkerTaskError) -> None:
-    """End it with an error, unless it has ended or its caller was cancelled."""
-    if not answer.done() and (answer.running() or answer.set_running_or_notify_cancel()):
-        answer.set_exception(error)
-
-
-def sampling_params(request: GenerateRequest, *, seed: int | None) -> SamplingParams:
-    """One completion of a group, in vLLM's terms: ends at our own end-of-sequence ids and no others."""
-    sampling = request.sampling
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_tokens=request.max_tokens,
-        logprobs=0,  # of the sampled token alone
-        seed=seed,
-        ignore_eos=True,
-        stop_token_ids=sorted(request.eos_ids),
-        detokenize=False,
-    )
+    def _refuse_commands(self) -> None:
+        """Tell those whose commands came too late."""
+        with suppress(queue.Empty):
+            while True:
+                _, answer = self._commands.get(block=False)
+                fail(answer, WorkerTaskError(ENDED))

@@ -73,7 +73,7 @@ class VllmEngine:
         if len(request.prompt_ids) + request.max_tokens > limit:
             raise ValueError(f"{len(request.prompt_ids)} + {request.max_tokens} tokens: the engine takes {limit}")
         job = Job(request)
-        self._driver.post(partial(self._driver.submit, job))
+        self._driver.post(partial(self._driver.submit, job), job.result)
         try:
             return await asyncio.wrap_future(job.result)
         except asyncio.CancelledError:
@@ -91,7 +91,7 @@ class VllmEngine:
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of fixed tokens under the weights served, beside whatever is being sampled."""
         answer: Future[list[float]] = Future()
-        self._driver.post(partial(self._driver.probe, token_ids, answer))
+        self._driver.post(partial(self._driver.probe, token_ids, answer), answer)
         return await asyncio.wrap_future(answer)
 
     @property
@@ -102,7 +102,7 @@ class VllmEngine:
     async def sleep(self) -> None:
         """See `base.Engine`."""
         asleep: Future[None] = Future()
-        self._driver.post(partial(self._driver.sleep, asleep))
+        self._driver.post(partial(self._driver.sleep, asleep), asleep)
         await asyncio.wrap_future(asleep)
 
     async def wake(self) -> None:
@@ -188,7 +188,6 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
         executor_class=Executor.get_class(config),
         log_stats=False,
     )
-    core.collective_rpc("ftis_tie_to", args=(os.getpid(),))
     return core, config.model_config.max_model_len
 
 

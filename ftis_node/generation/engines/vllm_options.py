@@ -24,6 +24,7 @@ MAX_LORAS = 2  # the newest adapter, and the one before it for completions in fl
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",  # a copy of a process with threads may hang; and see `worker.py`
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the command
 }

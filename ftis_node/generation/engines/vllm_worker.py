@@ -1,4 +1,4 @@
-"""What runs inside vLLM's own worker, beside the model: new weights for it, and a tie to our process.
+"""What runs inside vLLM's own worker, beside the model: new weights for it.
 
 vLLM mixes this class into its worker by name (`worker_extension_cls`), so it works the same whether the engine core is
 in our process or in others, on one GPU or on many.
@@ -12,12 +12,10 @@ vLLM 0.32). It is packed again here.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.generation.engines.vllm_cpu_weights import DirectLoader, plan
-from ftis_node.ipc.owner import die_with_owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,11 +30,6 @@ class WorkerExtension:
 
     model_runner: Any
     ftis_direct: DirectLoader | None = None
-
-    def ftis_tie_to(self, owner_pid: int) -> None:
-        """End this process when `owner_pid` does; nothing where it is that very process."""
-        if os.getpid() != owner_pid:
-            die_with_owner(owner_pid)
 
     def ftis_load(self, path: str) -> None:
         """Serve the tensors of a safetensors file, which was checked before."""

@@ -1,0 +1,49 @@
+"""From our requests to those of vLLM's engine core."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from vllm import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vllm.lora.request import LoRARequest
+
+    from ftis_node.generation.engines.base import GenerateRequest
+
+
+def core_request(
+    request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, adapter: LoRARequest | None, salt: str
+) -> EngineCoreRequest:
+    """One sequence. Prompts are shared among requests of equal `salt` only."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt_ids),
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=adapter,
+        cache_salt=salt,
+        data_parallel_rank=None,
+    )
+
+
+def sampling_params(request: GenerateRequest, *, seed: int | None) -> SamplingParams:
+    """One completion of a group, in vLLM's terms: ends at our own end-of-sequence ids and no others."""
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=request.max_tokens,
+        logprobs=0,  # of the sampled token alone
+        seed=seed,
+        ignore_eos=True,
+        stop_token_ids=sorted(request.eos_ids),
+        detokenize=False,
+    )

@@ -1,0 +1,275 @@
+"""A vLLM engine in a process of its own, which tests drive as if it were here.
+
+vLLM leaves much behind in a process (environment, process groups, registries), so it never runs in pytest's own. This
+file is both sides: `DistantEngine` here, and `python -m generation_vllm_support` there, a worker that opens one engine
+after the other and answers for what `base.Engine` does. `make_client` has the worker that nodes have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import ftis_node
+from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines import choose_engine
+from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
+from ftis_node.generation.messages import (
+    Generate,
+    Generated,
+    GenerationBoot,
+    LoadWeights,
+    Probe,
+    Probed,
+    WeightsLoaded,
+    pack_result,
+    unpack_result,
+)
+from ftis_node.ipc.restart_policy import RestartPolicy
+from ftis_node.ipc.spec import Timing, WorkerSpec
+from ftis_node.ipc.supervisor import Supervisor
+from ftis_node.ipc.wire import Message
+from ftis_node.ipc.worker import Emitter, Handlers, run_worker
+from ftis_node.models import resolve_model
+from ftis_node.records.group import SamplingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.generation.engines.vllm_engine import VllmEngine
+
+VLLM_MODEL = {"head_dim": 32, "num_layers": 4, "spread": 0.1}  # vLLM's attention on a CPU takes no smaller heads
+VLLM_SETTINGS = EngineSettings(vocab_size=96, dtype="float32", device="cpu", seed=0, max_model_len=512)
+STALL_S = 5.0
+PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
+
+
+class Boot(Message, frozen=True):
+    """Nothing: engines are opened by request."""
+
+
+class Open(Message, frozen=True):
+    """Close the engine that is open and open another."""
+
+    model: str
+    settings: EngineSettings
+
+
+class Group(Message, frozen=True):
+    """A group, with what only an engine's own caller chooses."""
+
+    request_id: str
+    eos_ids: tuple[int, ...]
+    asked: Generate
+
+
+class Cancel(Message, frozen=True):
+    """Cut these requests."""
+
+    request_ids: tuple[str, ...]
+
+
+class Break(Message, frozen=True):
+    """Make the driver fail between two steps; answers with what `wait_broken` says then."""
+
+
+class Broken(Message, frozen=True):
+    """See `Break`."""
+
+    reason: str
+
+
+class Look(Message, frozen=True):
+    """What is in the engine?"""
+
+
+class Sight(Message, frozen=True):
+    """Requests that the driver and vLLM's scheduler hold, and counters."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_scheduled: int = 0
+    tokens_made: int = 0
+    prompt_tokens_cached: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_running + self.num_waiting + self.num_scheduled > 0
+
+
+class Holder:
+    """The worker's side: one engine at a time."""
+
+    def __init__(self, emit: Emitter) -> None:
+        self._emit = emit
+        self._engine: VllmEngine | None = None
+
+    @property
+    def engine(self) -> Any:
+        assert self._engine is not None
+        return self._engine
+
+    async def open(self, request: Open, emit: Emitter) -> Sight:
+        await self.close()
+        source = resolve_model(request.model)
+        self._engine = await choose_engine("vllm")(source, request.settings, self._emit.progress)
+        return Sight()
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await engine.close()
+
+    async def generate(self, request: Group, emit: Emitter) -> Generated:
+        asked = request.asked
+        sampling = SamplingSettings(asked.temperature, asked.top_p, asked.top_k)
+        return pack_result(
+            await self.engine.generate(
+                GenerateRequest(
+                    request_id=request.request_id,
+                    prompt_ids=asked.prompt_ids,
+                    num_completions=asked.num_completions,
+                    sampling=sampling,
+                    max_tokens=asked.max_tokens,
+                    eos_ids=frozenset(request.eos_ids),
+                    seed=asked.seed,
+                )
+            )
+        )
+
+    async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
+        await self.engine.load_weights(Path(request.path), request.version)
+        return WeightsLoaded(version=self.engine.policy_version)
+
+    async def probe(self, request: Probe, emit: Emitter) -> Probed:
+        return Probed(logprobs=tuple(await self.engine.probe(request.token_ids)))
+
+    async def cancel(self, request: Cancel, emit: Emitter) -> Sight:
+        self.engine.cancel(request.request_ids)
+        return await self.look(Look(), emit)
+
+    async def look(self, request: Look, emit: Emitter) -> Sight:
+        driver = self.engine._driver
+        scheduler = driver._core.engine_core.scheduler
+        return Sight(
+            num_waiting=len(driver._waiting),
+            num_running=len(driver._running),
+            num_scheduled=len(scheduler.requests),
+            tokens_made=self.engine.tokens_made,
+            prompt_tokens_cached=driver.prompt_tokens_cached,
+        )
+
+    async def break_driver(self, request: Break, emit: Emitter) -> Broken:
+        def fail() -> None:
+            raise RuntimeError("out of order")
+
+        self.engine._driver.post(fail)
+        return Broken(reason=await self.engine.wait_broken())
+
+
+@asynccontextmanager
+async def build(boot: Boot, emit: Emitter) -> AsyncIterator[Handlers]:
+    holder = Holder(emit)
+    yield {
+        Open: holder.open,
+        Group: holder.generate,
+        LoadWeights: holder.load_weights,
+        Probe: holder.probe,
+        Cancel: holder.cancel,
+        Look: holder.look,
+        Break: holder.break_driver,
+    }
+    await holder.close()
+
+
+class DistantEngine:
+    """The test's side; methods as of `base.Engine`, and a look inside."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log_path = folder / "engine.log"
+        self._supervisor = Supervisor(
+            WorkerSpec(
+                name="engine",
+                module="generation_vllm_support",
+                boot=Boot(),
+                sockets_dir=folder / "s",
+                log_path=self.log_path,
+                environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHON_PATH},
+            )
+        )
+        self._opened: tuple[str, EngineSettings] | None = None
+
+    async def start(self) -> None:
+        await self._supervisor.start()
+
+    async def stop(self) -> None:
+        await self._supervisor.stop()
+
+    async def open(self, model: Path, settings: EngineSettings) -> None:
+        """Serve that model in these settings; nothing to do where the engine does already, unchanged."""
+        if self._opened != (str(model), settings):
+            self._opened = None
+            await self._supervisor.call(Open(model=str(model), settings=settings), Sight)
+            self._opened = (str(model), settings)
+
+    async def generate(self, request: GenerateRequest) -> GenerationResult:
+        asked = Generate(
+            prompt_ids=request.prompt_ids,
+            num_completions=request.num_completions,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
+            top_k=request.sampling.top_k,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+        )
+        group = Group(request_id=request.request_id, eos_ids=tuple(request.eos_ids), asked=asked)
+        return unpack_result(await self._supervisor.call(group, Generated))
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        await self._supervisor.call(LoadWeights(path=str(path), version=version), WeightsLoaded)
+        self._opened = None
+
+    async def probe(self, token_ids: Sequence[int]) -> Sequence[float]:
+        return (await self._supervisor.call(Probe(token_ids=tuple(token_ids)), Probed)).logprobs
+
+    async def cancel(self, request_ids: Iterable[str]) -> None:
+        await self._supervisor.call(Cancel(request_ids=tuple(request_ids)), Sight)
+
+    async def break_driver(self) -> str:
+        self._opened = None
+        return (await self._supervisor.call(Break(), Broken)).reason
+
+    async def look(self) -> Sight:
+        return await self._supervisor.call(Look(), Sight)
+
+    async def until(self, tokens_made: int) -> Sight:
+        """Return when the engine has sampled that many tokens in all."""
+        async with asyncio.timeout(30):
+            while (sight := await self.look()).tokens_made < tokens_made:  # noqa: ASYNC110 - in another process
+                await asyncio.sleep(0.005)
+        return sight
+
+
+def make_client(
+    folder: Path, *, engine_core: str, problems: list[str] | None = None, lives: int = 9
+) -> GenerationClient:
+    """A client of the model in `folder`, whose groups end at their token limit alone."""
+    settings = msgspec.structs.replace(VLLM_SETTINGS, engine_core=engine_core)
+    return GenerationClient(
+        GenerationBoot(model=str(folder / "model"), settings=settings, eos_ids=(), engine="vllm"),
+        sockets_dir=folder / "s",
+        log_path=folder / "logs" / "generation.log",
+        num_threads=1,
+        timing=Timing(heartbeat_every_s=0.2, stall_timeout_s=STALL_S),
+        restart_policy=RestartPolicy(first_delay_s=0.05, delay_factor=1.0, max_quick_deaths=lives),
+        on_problem=None if problems is None else problems.append,
+    )
+
+
+if __name__ == "__main__":
+    run_worker(build, boot_type=Boot)

@@ -1,0 +1,375 @@
+"""vLLM's engine, the real one, against plain forward passes: log-probs, versions, endings, and what is left behind.
+
+All tests share one process (`generation_vllm_support`); an engine is opened again where settings or weights changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from generation_support import (
+    DAMAGES,
+    EMBEDDING_ROWS,
+    EOS_ID,
+    VOCAB_SIZE,
+    damage,
+    file_tensors,
+    fresh_logprobs,
+    make_request,
+    save_model,
+    tiny_model,
+)
+from generation_vllm_support import VLLM_MODEL, VLLM_SETTINGS, DistantEngine
+
+from ftis_node.errors import ConfigError, ModelError, NonFiniteError, WorkerTaskError
+from ftis_node.ipc.weights import WeightStore, probe_logprobs, probe_token_ids
+from ftis_node.records.group import Completion, FinishReason, SamplingSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+
+NEVER: frozenset[int] = frozenset()
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
+LONG_PROMPT = [(7 * index + 3) % 90 for index in range(100)]  # three blocks of vLLM's cache and a few ids
+PROBE_IDS = probe_token_ids(EMBEDDING_ROWS)
+
+Serve = Callable[..., Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DistantEngine]:
+    """The process; nothing is open in it yet."""
+    engine = DistantEngine(tmp_path_factory.mktemp("engine"))
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def serve(engine: DistantEngine, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """`await serve(settings=..., tied=...)`: the engine, with the weights of seed 0 and these settings."""
+
+    async def open_one(*, tied: bool = True, padded_rows_are_likely: bool = False, **changed: Any) -> DistantEngine:
+        options = {"tied": tied, "padded_rows_are_likely": padded_rows_are_likely}
+        folder = tmp_path_factory.getbasetemp() / "-".join(["vllm", *(key for key, value in options.items() if value)])
+        if not folder.exists():
+            save_model(folder, **VLLM_MODEL, **options)
+        await engine.open(folder, msgspec.structs.replace(VLLM_SETTINGS, **changed))
+        return engine
+
+    return open_one
+
+
+def model_of(seed: int = 0, **options: Any) -> Any:
+    """The model that the engine serves, in transformers."""
+    return tiny_model(seed=seed, **VLLM_MODEL, **options)
+
+
+def assert_logprobs(model: Any, prompt: list[int], completion: Completion, *, temperature: float = 1.0) -> None:
+    """Within 1e-5 of a float32 forward pass."""
+    expected = fresh_logprobs(model, prompt, completion, temperature=temperature)
+    np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates(
+    serve: Serve, tmp_path: Path, tied: bool
+) -> None:
+    """Ragged prompts in a batch too small for them, the same ones each time: no answer may come from an old cache."""
+    engine = await serve(tied=tied, max_batch=10)
+    store = WeightStore(tmp_path)
+    before = np.zeros(len(PROBE_IDS) - 1)
+    for version in range(11):
+        learner = model_of(seed=version, tied=tied)
+        if version:
+            await engine.load_weights(Path(store.publish(version, file_tensors(learner)).path), version)
+        probed = np.array(await engine.probe(PROBE_IDS))
+        np.testing.assert_allclose(probed, probe_logprobs(learner, PROBE_IDS), atol=1e-5, rtol=0)
+        assert np.abs(probed - before).max() > 0.1
+        before = probed
+        prompts = [*PROMPTS, LONG_PROMPT]
+        requests = [make_request(prompt, num_completions=2 + n, seed=None) for n, prompt in enumerate(prompts)]
+        for request, result in zip(requests, await asyncio.gather(*map(engine.generate, requests)), strict=True):
+            assert len(result.completions) == request.num_completions
+            assert (result.policy_version, result.policy_version_newest) == (version, version)
+            for completion in result.completions:
+                assert_logprobs(learner, list(request.prompt_ids), completion)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+async def test_log_probs_are_at_the_sampling_temperature(serve: Serve, temperature: float) -> None:
+    engine = await serve()
+    result = await engine.generate(make_request(PROMPTS[1], sampling=SamplingSettings(temperature)))
+    for completion in result.completions:
+        assert_logprobs(model_of(), PROMPTS[1], completion, temperature=temperature)
+
+
+async def test_a_cut_distribution_still_reports_the_full_softmax(serve: Serve) -> None:
+    engine = await serve(is_cut=True)
+    model = model_of()
+    request = make_request([43], sampling=SamplingSettings(top_p=0.5), num_completions=64, max_tokens=8, eos_ids=NEVER)
+    first_ids = set()
+    for completion in (await engine.generate(request)).completions:
+        assert_logprobs(model, [43], completion)
+        first_ids.add(int(completion.token_ids[0]))
+    with torch.no_grad():
+        probabilities, order = model(torch.tensor([[43]])).logits[0, -1].softmax(-1).sort(descending=True)
+    nucleus = order[: int((probabilities.cumsum(0) < 0.5).sum()) + 1].tolist()
+    assert first_ids <= set(nucleus)
+    assert len(first_ids) > 1
+
+
+async def test_greedy_equals_transformers_generate(serve: Serve) -> None:
+    """Beside a request at temperature 2, with which it shares its batch."""
+    engine = await serve()
+    model = model_of()
+    greedy = [make_request(p, sampling=SamplingSettings(0.0), num_completions=2, max_tokens=24) for p in PROMPTS]
+    hot = make_request(PROMPTS[0], sampling=SamplingSettings(2.0), request_id="hot", max_tokens=40)
+    _, *results = await asyncio.gather(*map(engine.generate, [hot, *greedy]))
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, eos_token_id=EOS_ID,
+            pad_token_id=EOS_ID,
+        )  # fmt: skip
+        for completion in result.completions:
+            assert completion.token_ids.tolist() == expected[0, len(prompt) :].tolist()
+            assert_logprobs(model, prompt, completion)
+
+
+async def test_a_seed_gives_the_same_tokens_in_any_company(serve: Serve) -> None:
+    engine = await serve()
+    request = make_request(PROMPTS[0], max_tokens=24, seed=5, eos_ids=NEVER)
+    alone = await engine.generate(request)
+    others = [make_request(p, max_tokens=9, seed=n, request_id=f"o{n}") for n, p in enumerate(PROMPTS[1:])]
+    in_company, *_ = await asyncio.gather(*map(engine.generate, [request, *others]))
+    other_seed = await engine.generate(dataclasses.replace(request, seed=60))
+    without = await engine.generate(dataclasses.replace(request, seed=None))
+    again = await engine.generate(dataclasses.replace(request, seed=None))
+    tokens = [
+        [tuple(completion.token_ids.tolist()) for completion in result.completions]
+        for result in (alone, in_company, other_seed, without, again)
+    ]
+    assert tokens[0] == tokens[1]
+    different = {ids for group in tokens[1:] for ids in group}
+    assert len(different) == 16
+
+
+async def test_a_completion_ends_with_the_first_of_its_eos_ids_or_at_the_limit(serve: Serve) -> None:
+    eos_ids = frozenset(range(20, 30))
+    engine = await serve()
+    request = make_request(PROMPTS[0], eos_ids=eos_ids, num_completions=32, max_tokens=6)
+    reasons = set()
+    for completion in (await engine.generate(request)).completions:
+        reasons.add(completion.finish_reason)
+        *before, last = completion.token_ids.tolist()
+        assert not eos_ids.intersection(before)
+        assert completion.token_ids.dtype == np.int32
+        assert completion.logprobs.shape == completion.token_ids.shape
+        if completion.finish_reason is FinishReason.STOP:
+            assert last in eos_ids
+        else:
+            assert len(completion.token_ids) == 6
+            assert last not in eos_ids
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("seed", [1, None])
+async def test_ids_that_are_no_tokens_end_a_completion_as_aborted(serve: Serve, seed: int | None) -> None:
+    """At once: what would come after such an id is not computed."""
+    options = {"tied": False, "padded_rows_are_likely": True}
+    engine = await serve(**options, vocab_size=VOCAB_SIZE)
+    request = make_request(PROMPTS[1], num_completions=64, eos_ids=NEVER, seed=seed)
+    async with asyncio.timeout(30):
+        completions = (await engine.generate(request)).completions
+    aborted = [c for c in completions if c.finish_reason is FinishReason.ABORT]
+    assert 0 < len(aborted) < 64
+    for completion in completions:
+        assert completion.token_ids.size >= 1
+        assert completion.token_ids.max() < VOCAB_SIZE
+        assert_logprobs(model_of(**options), PROMPTS[1], completion)
+    assert all(len(completion.token_ids) < 16 for completion in aborted)
+    long = dataclasses.replace(request, max_tokens=400)
+    assert max(len(completion.token_ids) for completion in (await engine.generate(long)).completions) < 300
+    assert not (await engine.look()).is_busy, "what would come after is computed all the same"
+
+
+async def test_a_model_that_samples_no_tokens_at_all_is_told_so(serve: Serve, tmp_path: Path) -> None:
+    engine = await serve(tied=False, vocab_size=VOCAB_SIZE)
+    tensors = file_tensors(model_of(tied=False))
+    head = tensors["lm_head.weight"].zero_()
+    head[-1], head[-2] = 1e3, -1e3  # whatever the hidden state: one of the two is far above zero
+    await engine.load_weights(Path(WeightStore(tmp_path).publish(1, tensors).path), 1)
+    with pytest.raises(WorkerTaskError, match="the model samples no tokens: 100 times"):
+        await engine.generate(make_request(PROMPTS[1]))
+    assert not (await engine.look()).is_busy
+
+
+async def test_a_group_computes_its_prompt_once_and_no_group_takes_it_from_another(serve: Serve) -> None:
+    engine = await serve()
+    before = (await engine.look()).prompt_tokens_cached
+    await engine.generate(make_request(LONG_PROMPT, num_completions=12))
+    shared = (await engine.look()).prompt_tokens_cached - before
+    assert shared == 11 * 96  # whole blocks of 32
+    await engine.generate(make_request(LONG_PROMPT, num_completions=1))
+    assert (await engine.look()).prompt_tokens_cached - before == shared
+
+
+async def test_completions_in_flight_across_an_update_say_so_one_by_one(serve: Serve, tmp_path: Path) -> None:
+    engine = await serve()
+    path = Path(WeightStore(tmp_path).publish(1, file_tensors(model_of(seed=1))).path)
+    made = (await engine.look()).tokens_made
+    long = make_request(PROMPTS[0], max_tokens=400, eos_ids=NEVER, num_completions=2, request_id="long")
+    mixed = make_request(PROMPTS[1], max_tokens=400, eos_ids=frozenset({0}), num_completions=16, request_id="mixed")
+    running = [asyncio.create_task(engine.generate(request)) for request in (long, mixed)]
+    await engine.until(made + 18 * 60)
+    await engine.load_weights(path, 1)
+    across, both = await asyncio.gather(*running)
+    after = await engine.generate(make_request(PROMPTS[0]))
+    assert [(c.policy_version, c.policy_version_newest) for c in across.completions] == [(0, 1)] * 2
+    versions = {(c.policy_version, c.policy_version_newest) for c in both.completions}
+    assert versions == {(0, 0), (0, 1)}
+    assert (after.policy_version, after.policy_version_newest) == (1, 1)
+    for completion in both.completions:
+        if completion.policy_version_newest == 0:
+            assert_logprobs(model_of(), PROMPTS[1], completion)
+    for completion in after.completions:
+        assert_logprobs(model_of(seed=1), PROMPTS[0], completion)
+
+
+async def test_what_began_too_many_versions_ago_is_cut_and_keeps_its_tokens(serve: Serve, tmp_path: Path) -> None:
+    engine = await serve(max_version_span=2)
+    store = WeightStore(tmp_path, keep=4)
+    paths = [Path(store.publish(v, file_tensors(model_of(seed=v))).path) for v in (1, 2, 3)]
+    made = (await engine.look()).tokens_made
+    options = {"max_tokens": 400, "eos_ids": NEVER, "num_completions": 2}
+    old = asyncio.create_task(engine.generate(make_request(PROMPTS[0], **options, request_id="old")))
+    await engine.until(made + 2 * 10)
+    await engine.load_weights(paths[0], 1)
+    young = asyncio.create_task(engine.generate(make_request(PROMPTS[1], **options, request_id="young")))
+    await engine.until(made + 4 * 20)
+    await engine.load_weights(paths[1], 2)
+    assert not old.done()
+    await engine.load_weights(paths[2], 3)
+    async with asyncio.timeout(1):
+        cut = await old
+    for completion in cut.completions:
+        assert (completion.policy_version, completion.policy_version_newest) == (0, 2)
+        assert completion.finish_reason is FinishReason.ABORT
+        assert 20 < len(completion.token_ids) < 400
+        first = dataclasses.replace(completion, token_ids=completion.token_ids[:10], logprobs=completion.logprobs[:10])
+        assert_logprobs(model_of(), PROMPTS[0], first)
+    for completion in (await young).completions:
+        assert (completion.policy_version, completion.policy_version_newest) == (1, 3)
+        assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.LENGTH, 400)
+
+
+async def test_a_cancelled_caller_leaves_nothing_in_the_engine(serve: Serve) -> None:
+    engine = await serve(max_batch=4)
+    made = (await engine.look()).tokens_made
+    options = {"max_tokens": 400, "eos_ids": NEVER}
+    running, waiting = (
+        asyncio.create_task(engine.generate(make_request(p, **options, request_id=str(p)))) for p in PROMPTS[:2]
+    )
+    sight = await engine.until(made + 40)
+    assert (sight.num_running, sight.num_waiting, sight.num_scheduled) == (4, 1, 4)
+    running.cancel()
+    waiting.cancel()
+    await asyncio.gather(running, waiting, return_exceptions=True)
+    async with asyncio.timeout(2):
+        while (sight := await engine.look()).is_busy:  # noqa: ASYNC110 - in another process
+            await asyncio.sleep(0.01)
+    assert sight.tokens_made < made + 1600
+    assert len((await engine.generate(make_request(PROMPTS[2]))).completions) == 4
+
+
+async def test_cancel_returns_what_was_sampled_as_aborted(serve: Serve) -> None:
+    engine = await serve(max_batch=4)
+    made = (await engine.look()).tokens_made
+    options = {"max_tokens": 400, "eos_ids": NEVER}
+    running = asyncio.create_task(engine.generate(make_request(PROMPTS[0], **options, request_id="running")))
+    waiting = asyncio.create_task(engine.generate(make_request(PROMPTS[1], request_id="waiting")))
+    await engine.until(made + 40)
+    await engine.cancel(["waiting", "running", "unknown"])
+    completions = (await running).completions
+    for completion in completions:
+        assert completion.finish_reason is FinishReason.ABORT
+        assert 8 <= len(completion.token_ids) < 400
+        assert_logprobs(model_of(), PROMPTS[0], completion)
+    with pytest.raises(WorkerTaskError, match="before its first token"):
+        await waiting
+    sight = await engine.look()
+    assert not sight.is_busy
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_unfit_weights_change_nothing(serve: Serve, tmp_path: Path, how: str) -> None:
+    engine = await serve()
+    before = await engine.probe(PROBE_IDS)
+    path = Path(WeightStore(tmp_path).publish(1, file_tensors(model_of(seed=1))).path)
+    damage(path, how)
+    with pytest.raises(ModelError, match=DAMAGES[how]):
+        await engine.load_weights(path, 1)
+    assert await engine.probe(PROBE_IDS) == before
+    assert (await engine.generate(make_request(PROMPTS[0]))).policy_version == 0
+
+
+async def test_weights_that_are_not_numbers_are_a_typed_error_and_new_ones_mend_it(
+    serve: Serve, tmp_path: Path
+) -> None:
+    engine = await serve()
+    store = WeightStore(tmp_path)
+    broken = file_tensors(model_of(seed=1))
+    broken["model.norm.weight"].fill_(float("nan"))
+    await engine.load_weights(Path(store.publish(1, broken).path), 1)
+    with pytest.raises(NonFiniteError, match="not finite"):
+        await engine.generate(make_request(PROMPTS[0]))
+    await engine.load_weights(Path(store.publish(2, file_tensors(model_of(seed=2))).path), 2)
+    for completion in (await engine.generate(make_request(PROMPTS[0]))).completions:
+        assert_logprobs(model_of(seed=2), PROMPTS[0], completion)
+
+
+async def test_what_the_engine_cannot_take_is_refused_alone(serve: Serve) -> None:
+    engine = await serve(options={"max_model_len": 64})
+    good, too_long, foreign = await asyncio.gather(
+        engine.generate(make_request([1, 2])),
+        engine.generate(make_request([1] * 60)),
+        engine.generate(make_request([1, EMBEDDING_ROWS])),
+        return_exceptions=True,
+    )
+    assert len(good.completions) == 4
+    assert isinstance(too_long, WorkerTaskError)
+    assert "ValueError: 60 + 16 tokens: the engine takes 64" in str(too_long)
+    assert isinstance(foreign, WorkerTaskError)
+    assert "ValueError: the prompt has an id outside the vocabulary" in str(foreign)
+
+
+@pytest.mark.parametrize("option", [{"max_modle_len": 64}, {"logprobs_mode": "raw_logits"}, {"max_num_seqs": 3}])
+async def test_a_wrong_option_is_named_in_one_line(serve: Serve, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"generation.engine_options.*'{next(iter(option))}'") as caught:
+        await serve(options=option)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_failure_of_the_driver_is_told_to_everyone(serve: Serve) -> None:
+    engine = await serve(max_batch=4)
+    made = (await engine.look()).tokens_made
+    options = {"max_tokens": 400, "eos_ids": NEVER}
+    tasks = [asyncio.create_task(engine.generate(make_request(p, **options, request_id=str(p)))) for p in PROMPTS[:2]]
+    await engine.until(made + 8)
+    async with asyncio.timeout(5):
+        assert await engine.break_driver() == "failed in vLLM: RuntimeError: out of order"
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [WorkerTaskError] * 2
+        with pytest.raises(WorkerTaskError, match="closed, or failed"):
+            await engine.generate(make_request(PROMPTS[0]))
+        with pytest.raises(WorkerTaskError, match="closed, or failed"):
+            await engine.probe(PROBE_IDS)

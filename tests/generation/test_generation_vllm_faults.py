@@ -1,0 +1,201 @@
+"""Client, worker process and vLLM's own processes together, when one of them dies, hangs or serves nonsense.
+
+A life with vLLM takes half a minute to begin, so each test is a story of several faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+from generation_support import EMBEDDING_ROWS, eventually, file_tensors, fresh_logprobs, save_model, tiny_model
+from generation_vllm_support import PYTHON_PATH, STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
+
+from ftis_node.errors import WorkerDiedError
+from ftis_node.ipc.supervisor import WorkerState
+from ftis_node.ipc.weights import WeightStore, prove
+from ftis_node.records.group import SamplingSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.generation.client import GenerationClient
+
+PROMPT = (3, 1, 4, 1, 5)
+
+DAEMON = """
+import asyncio, sys
+from pathlib import Path
+from generation_vllm_support import make_client
+
+async def main(folder):
+    client = make_client(folder, engine_core="separate")
+    await client.start()
+    sys.stdout.write(f"{client.pid}\\n")
+    sys.stdout.flush()
+    await asyncio.sleep(60)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
+    """Four completions of the prompt."""
+    return await client.generate(PROMPT, num_completions=4, sampling=SamplingSettings(), max_tokens=max_tokens)
+
+
+async def assert_serves(client: GenerationClient, learner: Any, *, version: int) -> None:
+    """What comes out is of that version by its own word, by the client's, and by its log-probs."""
+    group = await make_group(client)
+    assert (group.policy_version, group.policy_version_newest, client.policy_version) == (version,) * 3
+    for completion in group.completions:
+        expected = fresh_logprobs(learner, PROMPT, completion)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5, rtol=0)
+
+
+def processes_of(client: GenerationClient) -> list[psutil.Process]:
+    """The worker and everything below it."""
+    worker = psutil.Process(client.pid)
+    return [worker, *worker.children(recursive=True)]
+
+
+def find_core(client: GenerationClient) -> psutil.Process:
+    """vLLM's engine core: the child of the worker that has a child of its own, vLLM's worker."""
+    (core,) = (child for child in psutil.Process(client.pid).children() if child.children())
+    return core
+
+
+async def assert_gone(processes: list[psutil.Process], *, within_s: float = 3.0) -> None:
+    """None of them runs any more; those that do are ended, so that a failed test leaves nothing."""
+    try:
+        await eventually(lambda: not any(map(runs, processes)), within_s=within_s)
+    finally:
+        for process in filter(runs, processes):
+            process.kill()
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it does more than wait to be reaped."""
+    try:
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def in_flight(client: GenerationClient) -> list[asyncio.Task[Any]]:
+    """Groups that would never end in the time of the test, well on their way."""
+    tasks = [asyncio.create_task(make_group_again_and_again(client)) for _ in range(3)]
+    before = client.groups_made
+    await eventually(lambda: client.groups_made > before)
+    return tasks
+
+
+async def make_group_again_and_again(client: GenerationClient) -> None:
+    """Until it raises."""
+    while True:
+        await make_group(client, max_tokens=VLLM_SETTINGS.max_model_len - len(PROMPT))
+
+
+async def assert_all_died(tasks: list[asyncio.Task[Any]], *, within_s: float, match: str) -> None:
+    """Every call in flight raised WorkerDiedError, soon."""
+    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), within_s)
+    assert [type(outcome) for outcome in outcomes] == [WorkerDiedError] * len(tasks)
+    assert all(match in str(outcome) for outcome in outcomes), outcomes
+
+
+def publish(folder: Path, learner: Any, *, version: int) -> tuple[Any, Any]:
+    """Weights and their proof."""
+    published = WeightStore(folder / "weights").publish(version, file_tensors(learner))
+    return published, prove(learner, version=version, vocab_size=EMBEDDING_ROWS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)  # three lives with a core of its own
+async def test_a_core_of_its_own_may_be_killed_or_stopped_at_any_time(tmp_path: Path) -> None:
+    """Killed while it samples, stopped while it samples, killed while it has nothing to do."""
+    save_model(tmp_path / "model", **VLLM_MODEL)
+    learner = tiny_model(seed=1, **VLLM_MODEL)
+    problems: list[str] = []
+    client = make_client(tmp_path, engine_core="separate", problems=problems)
+    try:
+        await client.start()
+        await client.update_weights(*publish(tmp_path, learner, version=1))
+        await assert_serves(client, learner, version=1)
+
+        everything, tasks = processes_of(client), await in_flight(client)
+        find_core(client).kill()
+        await assert_all_died(tasks, within_s=STALL_S, match="its engine ")
+        assert len(problems) == 1
+        assert problems[0].startswith("is started again, because its engine ")
+        await assert_gone(everything)
+        await assert_serves(client, learner, version=1)
+
+        everything, tasks = processes_of(client), await in_flight(client)
+        find_core(client).suspend()
+        await assert_all_died(tasks, within_s=2 * STALL_S, match="made no progress for 5 s")
+        await assert_gone(everything)
+        await assert_serves(client, learner, version=1)
+
+        everything = processes_of(client)
+        assert len(everything) >= 3
+        find_core(client).kill()
+        await eventually(lambda: client.state is not WorkerState.READY, within_s=5.0)
+        assert problems[1:] == ["is started again, because its engine lost vLLM's engine core: its process ended"]
+        await assert_gone(everything)
+        assert client.is_alive
+    finally:
+        await client.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_core_inside_survives_a_kill_and_is_given_up_over_weights_that_nobody_can_serve(
+    tmp_path: Path,
+) -> None:
+    save_model(tmp_path / "model", **VLLM_MODEL)
+    learner = tiny_model(seed=1, **VLLM_MODEL)
+    problems: list[str] = []
+    client = make_client(tmp_path, engine_core="inside", problems=problems, lives=2)
+    try:
+        await client.start()
+        assert client.engine == "vllm"
+        await client.update_weights(*publish(tmp_path, learner, version=1))
+        everything, tasks = processes_of(client), await in_flight(client)
+        os.kill(client.pid, signal.SIGKILL)
+        await assert_all_died(tasks, within_s=2.0, match="was killed")
+        await assert_gone(everything)
+        await assert_serves(client, learner, version=1)
+        assert (client.restarts, problems) == (1, [])
+
+        broken, proof = tiny_model(seed=2, **VLLM_MODEL), prove(learner, version=2, vocab_size=EMBEDDING_ROWS)
+        broken.model.norm.weight.data.fill_(float("nan"))
+        published, _ = publish(tmp_path, broken, version=2)
+        with pytest.raises(WorkerDiedError, match=r"2 times in a row.*differs from the learner by inf nats"):
+            await client.update_weights(published, proof)
+        assert problems == ["differs from the learner by inf nats on the probe after it was given version 2"] * 2
+        assert client.state is WorkerState.FAILED
+    finally:
+        await client.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_no_process_of_vllms_outlives_a_killed_daemon(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", **VLLM_MODEL)
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH}
+    with subprocess.Popen(
+        [sys.executable, "-c", DAEMON, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as daemon:
+        assert daemon.stdout is not None
+        worker = psutil.Process(int(daemon.stdout.readline()))
+        below = worker.children(recursive=True)
+        assert len([process for process in below if "resource_tracker" not in " ".join(process.cmdline())]) >= 2
+        daemon.kill()
+        asyncio.run(assert_gone([worker, *below]))

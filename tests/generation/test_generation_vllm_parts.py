@@ -1,0 +1,237 @@
+"""What the vLLM engine is made of that needs no vLLM: its arguments, completions in the making, checks of files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import torch
+from generation_support import SETTINGS, make_request, save_model
+
+from ftis_node.errors import ConfigError, ModelError, NonFiniteError, WorkerTaskError
+from ftis_node.generation.engines.published import check_published, shapes_in
+from ftis_node.generation.engines.vllm_drafts import Draft, Job
+from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, cpu_cache_bytes
+from ftis_node.generation.engines.vllm_options import (
+    check_options,
+    engine_arguments,
+    environment,
+    has_separate_core,
+)
+from ftis_node.ipc.weights import WeightStore
+from ftis_node.models import resolve_model
+from ftis_node.records.group import FinishReason
+
+if TYPE_CHECKING:
+    from ftis_node.generation.engines.base import EngineSettings
+
+SOURCE: Any = SimpleNamespace(folder=Path("models/tiny"))
+
+
+def settings(**changed: Any) -> EngineSettings:
+    """The tests' settings, changed."""
+    return msgspec.structs.replace(SETTINGS, **changed)
+
+
+def arguments(*, device: str = "cpu", **changed: Any) -> dict[str, Any]:
+    """What vLLM is given for these settings."""
+    return engine_arguments(SOURCE, settings(**changed), device=device, seed=5)
+
+
+def test_the_log_probs_mode_follows_whether_the_run_cuts() -> None:
+    assert arguments()["logprobs_mode"] == "processed_logprobs"
+    assert arguments(is_cut=True)["logprobs_mode"] == "raw_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [("cpu", "auto", "float32"), ("cuda", "auto", "bfloat16"), ("cuda", "float32", "float32")],
+)
+def test_the_device_decides_what_is_left_open(device: str, dtype: str, expected: str) -> None:
+    given = arguments(device=device, dtype=dtype, can_sleep=True)
+    assert given["dtype"] == expected
+    assert given["enforce_eager"] == (device == "cpu")
+    assert given["enable_sleep_mode"] == (device == "cuda")
+    assert ("block_size" in given) == (device == "cpu")
+
+
+def test_settings_reach_vllm_only_where_they_are_set() -> None:
+    given = arguments(max_batch=7, memory_share=0.4, lora_rank=16, max_model_len=99, options={"enforce_eager": False})
+    assert (given["max_num_seqs"], given["gpu_memory_utilization"], given["max_model_len"]) == (7, 0.4, 99)
+    assert (given["enable_lora"], given["max_lora_rank"], given["seed"]) == (True, 16, 5)
+    assert given["enforce_eager"] is False
+    assert not {"gpu_memory_utilization", "enable_lora"} & arguments().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        *(
+            (name, ", which ftis-node sets itself")
+            for name in ("model", "seed", "logprobs_mode", "worker_extension_cls")
+        ),
+        ("max_num_seqs", ": set generation.max_batch"),
+        ("gpu_memory_utilization", ": set generation.memory_share"),
+    ],
+)
+def test_options_that_are_ours_are_refused(name: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"^generation.engine_options must not have '{name}'{instead}$"):
+        arguments(options={name: 1})
+
+
+def test_options_that_vllm_does_not_have_are_refused() -> None:
+    check_options(["block_size"], known=["block_size"])
+    with pytest.raises(ConfigError, match="'blocksize', which is no argument of vLLM's engine"):
+        check_options(["block_size", "blocksize"], known=["block_size"])
+
+
+@pytest.mark.parametrize(
+    ("core", "device", "expected"),
+    [
+        ("auto", "cpu", False),
+        ("auto", "cuda", True),
+        ("inside", "cuda", False),
+        ("separate", "cpu", True),
+    ],
+)
+def test_where_the_core_lives(core: Any, device: str, expected: bool) -> None:
+    chosen = settings(engine_core=core)
+    assert has_separate_core(chosen, device=device) is expected
+    assert environment(chosen, device=device)["VLLM_ENABLE_V1_MULTIPROCESSING"] == str(int(expected))
+
+
+def test_nothing_is_compiled_on_a_cpu_unless_asked_for() -> None:
+    name = "TORCHDYNAMO_DISABLE"
+    assert environment(settings(), device="cpu")[name] == "1"
+    assert name not in environment(settings(options={"enforce_eager": False}), device="cpu")
+    assert name not in environment(settings(), device="cuda")
+
+
+def vllm_config(*, max_num_seqs: int) -> Any:
+    """2 layers of 2 heads of 8 in float32: 256 bytes a token; 32 + 32 tokens a sequence: 16 KiB."""
+    model = SimpleNamespace(
+        get_num_layers=lambda parallel: 2,
+        get_num_kv_heads=lambda parallel: 2,
+        get_head_size=lambda: 8,
+        dtype=torch.float32,
+        max_model_len=32,
+    )
+    return SimpleNamespace(
+        model_config=model, parallel_config=None, scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "free_kib", "expected_kib"),
+    [(4, 10_000, 64), (4, 160, 40), (4, 4, 16)],  # a full batch; a quarter of what is free; one sequence at least
+)
+def test_the_cache_on_a_cpu_is_a_full_batch_within_a_share_of_what_is_free(
+    max_num_seqs: int, free_kib: int, expected_kib: int
+) -> None:
+    got = cpu_cache_bytes(vllm_config(max_num_seqs=max_num_seqs), free_bytes=free_kib * 1024)
+    assert got == expected_kib * 1024 + MIN_CPU_CACHE_BYTES
+
+
+def make_drafts(num: int, *, seed: int | None = 10) -> tuple[Job, list[Draft]]:
+    """A group of which nothing was sampled yet, at version 4."""
+    job = Job(make_request((1, 2), num_completions=num, seed=seed))
+    job.drafts = [Draft(job, index, salt="s", version=4, newest=4) for index in range(num)]
+    return job, job.drafts
+
+
+def take(draft: Draft, *token_ids: int, version: int = 4, logprob: float = -0.5) -> None:
+    """Tokens of one step, where ids from 90 on are padding."""
+    draft.take(token_ids, [logprob] * len(token_ids), version=version, vocab_size=90)
+
+
+def test_a_completion_is_what_was_taken_with_its_versions() -> None:
+    job, (first, second) = make_drafts(2)
+    take(first, 5, 6)
+    take(first, 7, version=6, logprob=1e-7)
+    first.finish_reason = FinishReason.STOP
+    take(second, 8)
+    assert not job.has_ended
+    second.finish_reason = FinishReason.LENGTH
+    assert job.has_ended
+    job.finish()
+    one, two = job.result.result().completions
+    assert one.token_ids.tolist() == [5, 6, 7]
+    assert one.logprobs.tolist() == [-0.5, -0.5, 0.0]
+    assert [(c.policy_version, c.policy_version_newest) for c in (one, two)] == [(4, 6), (4, 4)]
+    assert (one.finish_reason, two.finish_reason) == (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def test_a_completion_ends_before_an_id_that_is_no_token() -> None:
+    _, (draft,) = make_drafts(1)
+    take(draft, 5, 89)
+    assert draft.finish_reason is None
+    take(draft, 6, 90, 7)
+    assert (draft.token_ids, draft.logprobs) == ([5, 89, 6], [-0.5] * 3)
+    assert draft.finish_reason is FinishReason.ABORT
+
+
+def test_what_is_cut_short_counts_as_aborted_and_nan_as_a_fault() -> None:
+    job, drafts = make_drafts(2)
+    take(drafts[0], 5)
+    take(drafts[1], 5)
+    job.finish()
+    assert {completion.finish_reason for completion in job.result.result().completions} == {FinishReason.ABORT}
+    broken, drafts = make_drafts(1)
+    take(drafts[0], 5, logprob=float("nan"))
+    broken.finish()
+    assert isinstance(broken.result.exception(), NonFiniteError)
+
+
+def test_each_completion_and_each_draw_has_a_seed_of_its_own() -> None:
+    _, drafts = make_drafts(3)
+    seeds = [draft.seed for draft in drafts]
+    for draft in drafts:
+        draft.num_draws += 1
+    assert seeds + [draft.seed for draft in drafts] == [10, 11, 12, 13, 14, 15]
+    assert make_drafts(1, seed=None)[1][0].seed is None
+
+
+def test_a_result_that_nobody_waits_for_or_that_is_there_is_left_alone() -> None:
+    job, (draft,) = make_drafts(1)
+    take(draft, 5)
+    job.finish()
+    job.fail(WorkerTaskError("late"))
+    assert job.result.exception() is None
+    cancelled, (draft,) = make_drafts(1)
+    take(draft, 5)
+    assert cancelled.result.cancel()
+    cancelled.finish()
+    cancelled.fail(WorkerTaskError("late"))
+    assert cancelled.result.cancelled()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_may_be_left_out_and_only_a_tied_one(tmp_path: Path, tied: bool) -> None:
+    source = resolve_model(str(save_model(tmp_path / "model", tied=tied)))
+    shapes, optional = shapes_in(source)
+    assert optional == ({"lm_head.weight"} if tied else set())
+    assert ("lm_head.weight" in shapes) is not tied
+    assert json.loads((source.folder / "config.json").read_text())["tie_word_embeddings"] is tied
+
+    def check(names: set[str]) -> None:
+        tensors = {name: torch.zeros(shapes.get(name, (1,))) for name in names}
+        path = Path(WeightStore(tmp_path / "weights", keep=1).publish(1, tensors).path)
+        check_published(path, shapes, optional=optional)
+
+    check(set(shapes))
+    (tmp_path / "weights").rename(tmp_path / "without")
+    if tied:
+        check({*shapes, "lm_head.weight"})
+    else:
+        with pytest.raises(ModelError, match=r"lacks lm_head\.weight$"):
+            check(set(shapes) - {"lm_head.weight"})
+
+
+def test_several_names_are_counted(tmp_path: Path) -> None:
+    path = Path(WeightStore(tmp_path).publish(1, {"a": torch.zeros(2), "d": torch.zeros(2)}).path)
+    with pytest.raises(ModelError, match="the file lacks b and 1 more$"):
+        check_published(path, {"a": (2,), "b": (1,), "c": (1,), "d": (2,)}, optional=())
