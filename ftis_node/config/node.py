@@ -70,6 +70,10 @@ class GenerationSection(Section):
     memory_share: float | None = Field(
         default=None, gt=0, le=1, description="Part of its GPU that vLLM may take; unset: as planned."
     )
+    proof_tolerance: float | None = Field(
+        default=None, gt=0, le=100,
+        description="Nats by which the proof of new weights may be off; unset: 1e-4 in float32, 0.25 in bfloat16.",
+    )  # fmt: skip
     engine_core: Literal["auto", "inside", "separate"] = Field(
         default="auto",
         description="Where vLLM's core runs: inside the worker's process (auto on a CPU) or in one of its own (GPU).",

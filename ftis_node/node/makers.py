@@ -82,7 +82,7 @@ class ProcessMakers:
             log_path=of.home.logs / "generation.log",
             num_threads=threads_of(of.settings.generation.threads),
             request_timeout_s=of.settings.generation.request_timeout_s,
-            proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
+            proof_tolerance=of.settings.generation.proof_tolerance or PROOF_TOLERANCES[dtype_of(of.settings)],
             timing=Timing(
                 start_grace_s=of.settings.generation.start_grace_s,
                 stall_timeout_s=of.settings.generation.stall_timeout_s,

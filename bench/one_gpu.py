@@ -1,0 +1,228 @@
+"""Both workers on one GPU: does the plan hold, and is the GPU busy?
+
+    python bench/one_gpu.py [--shape 0.5b 3b] [--steps 3] [--lora]
+
+For each shape, with random weights: the plan that `doctor` prints, then a few rounds of what a node does - generate a
+step's groups, let the generator sleep where the plan says so, train, hand the weights over - while the GPU's memory and
+load are read five times a second. Peak memory is held against the plan's estimate.
+
+Without a GPU the same runs on the CPU with the shape `12m`, and memory is that of the two workers' processes: a check
+of this script, not of the plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import torch
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.lab.shapes import SHAPES, save_random_model
+from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model
+from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
+from ftis_node.node.memory_plan import MemoryPlan, plan
+from ftis_node.node.placement import Arrangement, arrange
+from ftis_node.records.group import SamplingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.generation.engines.base import GenerationResult
+
+PROMPT_TOKENS = 128
+SAMPLE_EVERY_S = 0.2
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def main() -> None:
+    """Measures every shape and prints the result."""
+    has_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["0.5b", "3b"] if has_gpu else ["12m"])
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--completion-tokens", type=int, default=512 if has_gpu else 32)
+    parser.add_argument("--lora", action="store_true")
+    options = parser.parse_args()
+    figures = {}
+    for shape in options.shape:
+        with tempfile.TemporaryDirectory() as folder:
+            figures[shape] = asyncio.run(measure(shape, Path(folder), options))
+        sys.stderr.write(f"{shape}: {figures[shape]}\n")
+    device = torch.cuda.get_device_name() if has_gpu else "cpu"
+    sys.stdout.write(json.dumps({"bench": "one_gpu", "device": device, "torch": torch.__version__, **figures}) + "\n")
+
+
+async def measure(shape: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One shape's figures."""
+    save_random_model(shape, folder / "model", dtype=torch.bfloat16)
+    settings = NodeSettings(model=str(folder / "model"), lora=options.lora)
+    manifest = small_run(options.completion_tokens)
+    source = resolve_model(settings.model)
+    made, arrangement = planned(settings, manifest), arrange(settings, manifest, source)
+    home = Home(folder / "home")
+    home.create()
+    generation = GenerationClient(
+        generation_boot(settings, manifest, source, load_tokenizer(source), arrangement),
+        sockets_dir=home.sockets,
+        log_path=home.logs / "generation.log",
+        proof_tolerance=PROOF_TOLERANCES[dtype_of(settings)],
+    )
+    boot = learner_boot(settings, manifest, source, home, arrangement, weights=home.weights)
+    learner = LearnerClient(boot, sockets_dir=home.sockets, log_path=home.logs / "learner.log")
+    try:
+        with sampled(lambda: [generation.pid, learner.pid]) as samples:
+            await asyncio.gather(generation.start(), learner.start())
+            began = time.monotonic()
+            rounds = [
+                await one_round(generation, learner, manifest, arrangement, number)
+                for number in range(1, options.steps + 1)
+            ]
+            wall_s = time.monotonic() - began
+    finally:
+        await asyncio.gather(generation.stop(), learner.stop())
+        shutil.rmtree(home.sockets, ignore_errors=True)
+    peak, busy = max(used for used, _ in samples), [load for _, load in samples[-int(wall_s / SAMPLE_EVERY_S) :]]
+    return {
+        "placement": made.placement,
+        "planned_gib": round(made.peak_bytes / GIB, 2),
+        "peak_gib": round(peak / GIB, 2),
+        "peak_to_plan": round(peak / made.peak_bytes, 3),
+        "busy_share": round(statistics.mean(busy) / 100, 3) if busy else None,
+        **{name: round(statistics.median(each[name] for each in rounds[1:] or rounds), 2) for name in rounds[0]},
+    }
+
+
+def small_run(completion_tokens: int) -> RunManifest:
+    """The paper's run with own groups alone and completions that all reach their limit, as random weights' do."""
+    manifest = load_manifest("gsm8k-ftis")
+    total = PROMPT_TOKENS + completion_tokens
+    sampling = manifest.sampling.model_copy(
+        update={
+            "max_prompt_tokens": PROMPT_TOKENS,
+            "max_completion_tokens": completion_tokens,
+            "max_total_tokens": total,
+        }
+    )
+    return manifest.model_copy(update={"sampling": sampling})
+
+
+def planned(settings: NodeSettings, manifest: RunManifest) -> MemoryPlan:
+    """What doctor would print here."""
+    gpus = [device.memory_bytes for device in list_accelerators()][:1]
+    shape, free = read_shape(resolve_model(settings.model)), psutil.virtual_memory().available
+    return plan(shape, gpus, settings, manifest, host_bytes=free)
+
+
+async def one_round(
+    generation: GenerationClient, learner: LearnerClient, manifest: RunManifest, arrangement: Arrangement, number: int
+) -> dict[str, float]:
+    """Generate, train, hand over: seconds of each, and tokens a second."""
+    began = time.monotonic()
+    prompts = np.random.default_rng(number).integers(5, 300, (manifest.step.own_groups, PROMPT_TOKENS)).tolist()
+    results = await asyncio.gather(*(generate(generation, prompt, manifest) for prompt in prompts))
+    generated = time.monotonic()
+    if arrangement.takes_turns:
+        await generation.sleep()
+    groups = [train_group(f"{number}-{index}", *pair) for index, pair in enumerate(zip(prompts, results, strict=True))]
+    reply = await learner.train(groups, step=number)
+    trained = time.monotonic()
+    if reply.weights is not None:
+        await generation.update_weights(reply.weights, reply.proof)
+    elif arrangement.takes_turns:
+        await generation.wake()
+    num_tokens = sum(len(each.token_ids) for result in results for each in result.completions)
+    return {
+        "generate_s": generated - began,
+        "train_s": trained - generated,
+        "hand_over_s": time.monotonic() - trained,
+        "generated_tokens_per_s": num_tokens / (generated - began),
+        "trained_tokens_per_s": num_tokens / (trained - generated),
+    }
+
+
+async def generate(generation: GenerationClient, prompt: list[int], manifest: RunManifest) -> GenerationResult:
+    sampling = manifest.sampling
+    return await generation.generate(
+        prompt,
+        num_completions=sampling.group_size,
+        sampling=SamplingSettings(),
+        max_tokens=sampling.max_completion_tokens,
+    )
+
+
+def train_group(group_id: str, prompt: list[int], result: GenerationResult) -> TrainGroup:
+    """As the node makes it, every other completion right."""
+    return TrainGroup(
+        group_id=group_id,
+        advantage_key=group_id,
+        own=True,
+        policy_version=result.policy_version,
+        policy_version_newest=result.policy_version_newest,
+        prompt_ids=np.asarray(prompt, dtype="<i4").tobytes(),
+        completions=tuple(
+            TrainCompletion(each.token_ids.tobytes(), each.logprobs.tobytes(), reward=float(index % 2))
+            for index, each in enumerate(result.completions)
+        ),
+    )
+
+
+@contextmanager
+def sampled(pids: Callable[[], list[int | None]]) -> Iterator[list[tuple[int, float]]]:
+    """Bytes in use and load in percent, read again and again while the block runs."""
+    read = read_gpu if torch.cuda.is_available() else lambda: read_processes(pids())
+    samples: list[tuple[int, float]] = []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(SAMPLE_EVERY_S):
+            samples.append(read())
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield samples
+    finally:
+        is_over.set()
+        watching.join()
+
+
+def read_gpu() -> tuple[int, float]:
+    """The first GPU's, by nvidia-smi: torch in this process would take memory of its own."""
+    command = ["nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits", "--id=0"]
+    used, load = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split(",")
+    return int(used) * MIB, float(load)
+
+
+def read_processes(pids: list[int | None]) -> tuple[int, float]:
+    """Resident memory of the workers, and the machine's load."""
+    total = 0
+    for pid in pids:
+        try:
+            total += psutil.Process(pid).memory_info().rss if pid is not None else 0
+        except psutil.NoSuchProcess:
+            continue
+    return total, psutil.cpu_percent()
+
+
+if __name__ == "__main__":
+    main()
