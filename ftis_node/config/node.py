@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Role = Literal["full", "generator", "learner"]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 
+MAX_SERVED_RANK = 512  # vLLM's limit
+
 
 class LoraSection(Section):
     """The LoRA adapter, where one is trained. Defaults are the F-TIS paper's."""
@@ -77,6 +79,11 @@ class GenerationSection(Section):
     engine_core: Literal["auto", "inside", "separate"] = Field(
         default="auto",
         description="Where vLLM's core runs: inside the worker's process (auto on a CPU) or in one of its own (GPU).",
+    )
+    adapters: Literal["auto", "merge", "serve"] = Field(
+        default="auto",
+        description="With `lora`, what the engine is handed: the model with the adapter merged into it, or the adapter "
+        "alone (vllm engine); auto: the adapter by vllm on a GPU, up to rank 512.",
     )
     engine_options: dict[str, Any] = Field(
         default_factory=dict,
@@ -209,6 +216,20 @@ class NodeSettings(BaseSettings):
     def _role_is_built(self) -> NodeSettings:
         if self.role != "full":
             raise ValueError(f"role {self.role!r} is not built yet; use 'full'")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_can_be_served(self) -> NodeSettings:
+        if self.generation.adapters != "serve":
+            return self
+        if not self.lora:
+            raise ValueError("generation.adapters 'serve' needs an adapter: set lora = true (--lora), or use 'auto'")
+        if self.engine == "torch":
+            raise ValueError("generation.adapters 'serve' needs the vllm engine: torch merges adapters; use 'auto'")
+        if self.lora_adapter.rank > MAX_SERVED_RANK:
+            raise ValueError(
+                f"generation.adapters 'serve' takes lora_adapter.rank up to {MAX_SERVED_RANK}; use 'merge'"
+            )
         return self
 
 

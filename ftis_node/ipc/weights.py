@@ -5,6 +5,9 @@ The learner publishes version n into a complete folder; the generator loads it f
 publishes them anew. The file of a version that has had its day is written over, because fresh pages cost more than the
 copying.
 
+What is published is the whole model, or a LoRA adapter alone in peft's format, which an engine adds to the model that
+it has. An adapter's file is never written over: engines read it through a mapping.
+
 An engine may say that it loaded new weights and go on with the old ones (seen with tied embeddings), so saying so is
 not enough: the learner also computes the log-probs of a few fixed tokens under the published weights, and the generator
 must reproduce them.
@@ -12,6 +15,7 @@ must reproduce them.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -29,12 +33,14 @@ if TYPE_CHECKING:
 
 PREFIX = "weights-"
 WEIGHTS_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"  # this and the next are peft's names
+ADAPTER_CONFIG_FILE = "adapter_config.json"
 PROBE_LENGTH = 32
 PROBE_MULTIPLIER = 2_654_435_761  # Knuth's, near 2^32 divided by the golden ratio: spreads indices over a vocabulary
 
 
 class PublishedWeights(Message, frozen=True):
-    """Where a version lies: `path` is the safetensors file, `num_bytes` its size.
+    """Where a version lies: `path` is the safetensors file, an adapter's by its name; `num_bytes` is its size.
 
     `step_done_at_s` is when the step that made it ended, by the monotonic clock that all processes of a machine share;
     None where it was published again later.
@@ -78,13 +84,27 @@ class WeightStore:
         """
         from ftis_node.ipc.tensor_file import write_tensors
 
-        target = self._folder / f"{PREFIX}{version:08d}"
+        target = self._target(version)
         with complete_folder(target, sync=False) as temporary:
             if self._keep > 1 and (spent := take_oldest(self._folder, PREFIX, beyond=self._keep - 1)) is not None:
-                if (spent / WEIGHTS_FILE).stat().st_nlink == 1:  # nobody else holds it by a name of their own
-                    os.replace(spent / WEIGHTS_FILE, temporary / WEIGHTS_FILE)
+                old = spent / WEIGHTS_FILE
+                if old.exists() and old.stat().st_nlink == 1:  # nobody else holds it by a name of their own
+                    os.replace(old, temporary / WEIGHTS_FILE)
                 shutil.rmtree(spent)
             write_tensors(temporary / WEIGHTS_FILE, tensors, **how)
+        keep_newest(self._folder, PREFIX, self._keep)
+        return _published(target)
+
+    def publish_adapter(
+        self, version: int, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], **how: Any
+    ) -> PublishedWeights:
+        """As `publish`, for an adapter under peft's names, with peft's `config`."""
+        from ftis_node.ipc.tensor_file import write_tensors
+
+        target = self._target(version)
+        with complete_folder(target, sync=False) as temporary:
+            write_tensors(temporary / ADAPTER_FILE, tensors, **how)
+            (temporary / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
         keep_newest(self._folder, PREFIX, self._keep)
         return _published(target)
 
@@ -95,10 +115,13 @@ class WeightStore:
 
     def load(self, version: int) -> dict[str, torch.Tensor]:
         """The tensors of a version, on the CPU. Raises ModelError where it is not there or damaged."""
-        target = self._folder / f"{PREFIX}{version:08d}"
+        target = self._target(version)
         if not is_complete(target):
             raise ModelError(f"weights of version {version} are not in {self._folder}")
-        return load_weights_file(target / WEIGHTS_FILE)
+        return load_weights_file(_file_in(target))
+
+    def _target(self, version: int) -> Path:
+        return self._folder / f"{PREFIX}{version:08d}"
 
 
 def load_weights_file(path: Path) -> dict[str, torch.Tensor]:
@@ -136,5 +159,10 @@ def prove(model: Any, *, version: int, vocab_size: int) -> WeightProof:
 
 def _published(folder: Path) -> PublishedWeights:
     version = int(folder.name.removeprefix(PREFIX))
-    path = folder / WEIGHTS_FILE
+    path = _file_in(folder)
     return PublishedWeights(version=version, path=str(path), num_bytes=path.stat().st_size)
+
+
+def _file_in(folder: Path) -> Path:
+    adapter = folder / ADAPTER_FILE
+    return adapter if adapter.exists() else folder / WEIGHTS_FILE

@@ -67,7 +67,7 @@ class Learner:
         self._check_group = CheckGroup()
         self._resume(on_skipped)
         folder, version = Path(boot.weights_dir), self._policy_version
-        self._weights = publish_anew(self.policy, self._store, folder, version=version)
+        self._weights = publish_anew(self.policy, self._store, folder, version=version, form=boot.publish_as)
         self._proof = proof_of(self.policy, version=self._policy_version)
 
     def state(self) -> LearnerState:
@@ -191,7 +191,8 @@ class Learner:
         if self._proof.version != self._policy_version:
             step_done_at_s = time.monotonic()
             try:
-                self._weights = publish(self.policy, self._store, version=self._policy_version)
+                version, form = self._policy_version, self._boot.publish_as
+                self._weights = publish(self.policy, self._store, version=version, form=form)
             except OSError as error:
                 raise MachineError(f"weights {self._policy_version} cannot be written: {error}") from error
             self.give_memory_back()  # the generator may wake on hearing of it

@@ -44,7 +44,8 @@ class LearnerBoot(Message, frozen=True):
     `model` is a folder or hub id, `model_name` how others know it. `run_id` names the run whose checkpoints these are.
     `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
     `temperature` is the one that the run samples at. `dtype` is what is computed in: trainable weights are always
-    float32. `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once. `takes_turns`:
+    float32. `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once. `publish_as`
+    is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone. `takes_turns`:
     a generator sleeps on the same GPU during a step and at no other time, so that memory must be free again before the
     answer, and nothing that needs much is done between steps.
     """
@@ -68,6 +69,7 @@ class LearnerBoot(Message, frozen=True):
     recompute_activations: bool = False
     takes_turns: bool = False
     lora: LoraSettings | None = None
+    publish_as: Literal["model", "adapter"] = "model"
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0

@@ -156,6 +156,20 @@ def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
     return merge
 
 
+def adapter_alone(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The adapter's weights and its configuration, as peft's `save_pretrained` names them.
+
+    The base model is named as others know it, never by a folder of this machine.
+    """
+    from peft import get_peft_model_state_dict
+
+    assert policy.adapted is not None, "a policy that is trained in full has no adapter"
+    tensors = get_peft_model_state_dict(policy.adapted, adapter_name=ADAPTER, save_embedding_layers=False)
+    config = policy.adapted.peft_config[ADAPTER].to_dict()
+    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+    return tensors, plain | {"base_model_name_or_path": policy.source.name, "inference_mode": True}
+
+
 def check_logits(policy: Policy) -> None:
     """Compare our log-probs with the model's own logits. Raises ModelError for a model that treats them further."""
     ids = torch.tensor([probe_token_ids(policy.tokenizer.vocab_size)])

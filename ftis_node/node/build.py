@@ -14,11 +14,11 @@ import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ftis_node.models import load_tokenizer, parameter_count, resolve_model
+from ftis_node.models import load_tokenizer, parameter_count, read_shape, resolve_model
 from ftis_node.node.background import in_background
 from ftis_node.node.disk import Disk
 from ftis_node.node.figures import Figures
-from ftis_node.node.makers import Ingredients, ProcessMakers, dtype_of
+from ftis_node.node.makers import Ingredients, ProcessMakers, dtype_of, serves_adapters
 from ftis_node.node.parts import Parts
 from ftis_node.node.serve import Served
 from ftis_node.node.slots import Slots
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
+    from ftis_node.models import ModelSource
     from ftis_node.node.makers import Makers
     from ftis_node.node.plan import RunPlan
     from ftis_node.tasks.base import Task
@@ -74,8 +75,7 @@ async def built_parts(
         reader = ReplayReader(home.replay)
         stack.callback(reader.close)
         manifest, step = plan.manifest, plan.manifest.step
-        version_bytes = parameter_count(source) * DTYPE_BYTES[dtype_of(settings)]
-        weights = stack.enter_context(weights_folder(home, version_bytes=version_bytes))
+        weights = stack.enter_context(weights_folder(home, version_bytes=_version_bytes(settings, source)))
         ingredients = Ingredients(settings, manifest, home, identity, source, tokenizer, events, arrangement, weights)
         generation = makers.generation(ingredients)
         parts = Parts(
@@ -108,6 +108,15 @@ async def built_parts(
             yield parts
         finally:
             await _stop(parts)
+
+
+def _version_bytes(settings: NodeSettings, source: ModelSource) -> int:
+    """What one hand-over of new weights takes."""
+    if serves_adapters(settings):
+        num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
+    else:
+        num_values = parameter_count(source)
+    return num_values * DTYPE_BYTES[dtype_of(settings)]
 
 
 async def _start(parts: Parts) -> None:

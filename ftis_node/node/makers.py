@@ -10,7 +10,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ftis_node.config.node import MAX_SERVED_RANK
 from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.engines import choose_engine, has_vllm
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
@@ -77,7 +79,14 @@ class ProcessMakers:
 
     def generation(self, of: Ingredients) -> GenerationClient:
         return GenerationClient(
-            generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement),
+            generation_boot(
+                of.settings,
+                of.manifest,
+                of.source,
+                of.tokenizer,
+                of.arrangement,
+                adapters=serves_adapters(of.settings),
+            ),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "generation.log",
             num_threads=threads_of(of.settings.generation.threads),
@@ -93,7 +102,15 @@ class ProcessMakers:
 
     def learner(self, of: Ingredients) -> LearnerClient:
         return LearnerClient(
-            learner_boot(of.settings, of.manifest, of.source, of.home, of.arrangement, weights=of.weights),
+            learner_boot(
+                of.settings,
+                of.manifest,
+                of.source,
+                of.home,
+                of.arrangement,
+                weights=of.weights,
+                adapters=serves_adapters(of.settings),
+            ),
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "learner.log",
             timing=Timing(stall_timeout_s=of.settings.learner.stall_timeout_s),
@@ -114,13 +131,18 @@ def generation_boot(
     source: ModelSource,
     tokenizer: PromptTokenizer,
     arrangement: Arrangement,
+    *,
+    adapters: bool = False,
 ) -> GenerationBoot:
-    """How the generation worker is built. Raises ConfigError for engine options that are ours to set."""
+    """How the generation worker is built; with `adapters` it can serve those of this node's rank.
+
+    Raises ConfigError for engine options that are ours to set.
+    """
     generation = settings.generation
     check_options(generation.engine_options)
     return GenerationBoot(
         model=str(source.folder),
-        engine=settings.engine,
+        engine="vllm" if adapters else settings.engine,  # torch cannot take over where the learner sends adapters
         eos_ids=tokenizer.eos_ids,
         settings=EngineSettings(
             vocab_size=tokenizer.vocab_size,
@@ -134,6 +156,7 @@ def generation_boot(
             memory_share=arrangement.memory_share,
             cache_bytes=arrangement.cache_bytes,
             can_sleep=arrangement.can_sleep,
+            lora_rank=settings.lora_adapter.rank if adapters else None,
             options=generation.engine_options,
         ),
     )
@@ -147,8 +170,9 @@ def learner_boot(
     arrangement: Arrangement,
     *,
     weights: Path,
+    adapters: bool = False,
 ) -> LearnerBoot:
-    """How the learner's worker is built; it publishes into `weights`."""
+    """How the learner's worker is built; it publishes into `weights`, with `adapters` its adapter alone."""
     adapter, optimizer = settings.lora_adapter, manifest.optimizer
     return LearnerBoot(
         model=str(source.folder),
@@ -165,6 +189,7 @@ def learner_boot(
         updates_per_batch=optimizer.updates_per_batch,
         micro_batch_tokens=settings.learner.micro_batch_tokens,
         lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
+        publish_as="adapter" if adapters else "model",
         dtype=dtype_of(settings),
         device=settings.device,
         seed=settings.seed,
@@ -174,6 +199,21 @@ def learner_boot(
         takes_turns=arrangement.takes_turns,
         recompute_activations=recomputes(settings, on_gpu=pick_device(settings.device) != "cpu"),
     )
+
+
+def serves_adapters(settings: NodeSettings) -> bool:
+    """Whether the engine is handed adapters alone. On a CPU that is for those who ask: it generates far slower.
+
+    Raises EngineError where it is asked for without vLLM.
+    """
+    wanted = settings.generation.adapters
+    if not settings.lora or wanted == "merge" or settings.engine == "torch":
+        return False
+    if wanted == "serve":
+        choose_engine("vllm")
+        return True
+    is_on_gpu = pick_device(settings.device) != "cpu"
+    return is_on_gpu and has_vllm() and settings.lora_adapter.rank <= MAX_SERVED_RANK
 
 
 def dtype_of(settings: NodeSettings) -> Any:

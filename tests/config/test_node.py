@@ -39,6 +39,9 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ("[learner]\nthread = 1", "unknown key 'learner.thread'"),
         ('role = "learner"', "not built yet"),
         ("seed seed", "no TOML"),
+        ('[generation]\nadapters = "serve"', "set lora = true"),
+        ('lora = true\nengine = "torch"\n[generation]\nadapters = "serve"', "needs the vllm engine"),
+        ('lora = true\n[generation]\nadapters = "serve"\n[lora_adapter]\nrank = 513', "rank up to 512"),
     ],
 )
 def test_a_bad_file_is_named_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, random_groups, sample_group
+from safetensors.torch import load_file
 from tiny_models import make_model
 
 from ftis_node.errors import ConfigError, FtisError, MachineError
@@ -126,6 +128,35 @@ def test_published_weights_answer_as_the_proof_says(model_folder, tmp_path, lora
     served = make_model()
     served.load_state_dict(WeightStore(tmp_path / "weights").load(2), strict=False)
     assert reply.proof.max_difference(probe_logprobs(served, reply.proof.probe_ids)) < 1e-5
+
+
+def test_an_adapter_is_published_alone_as_peft_would_save_it(model_folder, tmp_path):
+    from peft import PeftModel
+
+    boot = make_boot(model_folder, tmp_path, lora=LORA, learning_rate=1e-2, publish_as="adapter")
+    learner = Learner(boot)
+    assert learner.state().weights is None
+    for step in (1, 2, 3):
+        reply = learner.train(random_groups(seed=step), step=step)
+    path = Path(reply.weights.path)
+    assert path == tmp_path / "weights" / "weights-00000003" / "adapter_model.safetensors"
+    assert sorted(entry.name for entry in (tmp_path / "weights").iterdir()) == ["weights-00000002", "weights-00000003"]
+    assert reply.weights.num_bytes == path.stat().st_size < (model_folder / "model.safetensors").stat().st_size / 2
+
+    learner.policy.adapted.save_pretrained(tmp_path / "peft", save_embedding_layers=False)
+    published, saved = load_file(path), load_file(tmp_path / "peft" / path.name)
+    assert published.keys() == saved.keys()
+    assert all(torch.equal(published[name], saved[name]) for name in saved)
+    config, saved_config = (
+        json.loads((folder / "adapter_config.json").read_text()) for folder in (path.parent, tmp_path / "peft")
+    )
+    assert config.pop("base_model_name_or_path") == "tiny", "no folder of this machine"
+    saved_config.pop("base_model_name_or_path")
+    assert config == saved_config | {"target_modules": sorted(saved_config["target_modules"])}
+
+    served = PeftModel.from_pretrained(load_causal_lm(resolve_model(str(model_folder))), path.parent)
+    assert reply.proof.max_difference(probe_logprobs(served, reply.proof.probe_ids)) < 1e-5
+    assert Path(Learner(boot).state().weights.path).read_bytes() == path.read_bytes()
 
 
 def test_bfloat16_publishes_bfloat16(model_folder, tmp_path):

@@ -3,6 +3,9 @@
 An engine copies tensors one by one into what it serves and cannot go back; so a file that is cut short, of another
 shape or without some tensor is refused before the first one is read. A tied output head is the embedding itself: a file
 may name it once more or leave it out.
+
+An adapter is a folder in peft's format. It must change all the layers that it says it does, each by two matrices that
+fit; anything that would need more than those two (DoRA, biases, ranks that differ) is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import ModelError
 from ftis_node.ipc.durable import is_complete
+from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.models import read_header, read_json
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 
 HEAD = "lm_head.weight"
+PEFT_PREFIX = "base_model.model."  # peft wraps a model twice
+# Settings of peft's that make an adapter more than two matrices a layer. All are off by default.
+PEFT_EXTRAS = ("use_dora", "use_rslora", "lora_bias", "rank_pattern", "alpha_pattern", "modules_to_save", "use_qalora")
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E5M2", "F8_E4M3")  # safetensors' names
 
 
@@ -42,6 +49,38 @@ def check_published(path: Path, own: Shapes, *, optional: Iterable[str]) -> None
     """Raises ModelError where the file at `path` is not complete or does not hold exactly the tensors of `own`."""
     if not is_complete(path.parent):
         raise ModelError(f"weights in {path.parent} are not completely written")
+    _compare(path, own, optional=optional)
+
+
+def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
+    """Raises ModelError where `folder` holds no complete LoRA adapter for a model of the shapes `own`.
+
+    `max_rank` is the largest rank that is served; None: none is.
+    """
+    if max_rank is None:
+        raise ModelError(f"there is an adapter in {folder}, but adapters are not served here")
+    if not is_complete(folder):
+        raise ModelError(f"the adapter in {folder} is not completely written")
+    config = read_json(folder / ADAPTER_CONFIG_FILE)
+    rank, targets = config.get("r"), config.get("target_modules")
+    extras = [name for name in PEFT_EXTRAS if config.get(name)]
+    if config.get("peft_type") != "LORA" or extras or not isinstance(config.get("lora_alpha"), int | float):
+        raise ModelError(f"{folder / ADAPTER_CONFIG_FILE} describes no plain LoRA adapter {extras or ''}".rstrip())
+    if not isinstance(rank, int) or not 1 <= rank <= max_rank:
+        raise ModelError(f"the adapter in {folder} is of rank {rank}: ranks from 1 to {max_rank} are served")
+    if not isinstance(targets, list) or not targets:
+        raise ModelError(f"{folder / ADAPTER_CONFIG_FILE} names no layers in target_modules")
+    wanted: dict[str, tuple[int, ...]] = {}  # by peft's rule: a target is a layer's name, or how it ends
+    for name, shape in own.items():
+        layer = name.removesuffix(".weight")
+        if len(shape) == 2 and layer != name and any(f".{layer}".endswith(f".{target}") for target in targets):
+            wanted[f"{PEFT_PREFIX}{layer}.lora_A.weight"] = (rank, shape[1])
+            wanted[f"{PEFT_PREFIX}{layer}.lora_B.weight"] = (shape[0], rank)
+    _compare(folder / ADAPTER_FILE, wanted, optional=())
+
+
+def _compare(path: Path, own: Shapes, *, optional: Iterable[str]) -> None:
+    """Raises ModelError where the tensors of a file are not exactly those of `own`, as floats."""
     entries = read_header(path).tensors
     found = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     problems = (

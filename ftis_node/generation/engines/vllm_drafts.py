@@ -2,7 +2,8 @@
 
 A group becomes one request of vLLM's for each completion, so that single completions can be cut and each has versions
 of its own. `version` is that of the weights served when a completion was handed to the engine: prompts computed before
-an update may be sampled after it, so nothing younger can be promised as the oldest.
+an update may be sampled after it, so nothing younger can be promised as the oldest. With an adapter all is simpler: a
+completion ends with the adapter that it began with, and has that one version.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # a
 class Draft:
     """One completion. `request_id` is vLLM's, `salt` that of its group's cache, `version` and `newest` as above.
 
+    `adapter` is the number of the adapter that samples it, None for the model's own weights.
     `num_draws`: how often it was begun in vain, because its first id was no token.
     """
 
@@ -38,6 +40,7 @@ class Draft:
     salt: str
     version: int
     newest: int
+    adapter: int | None = None
     request_id: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -51,11 +54,15 @@ class Draft:
         return None if request.seed is None else request.seed + self.index + self.num_draws * request.num_completions
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[float], *, version: int, vocab_size: int) -> None:
-        """The next tokens, sampled by `version`. An id that is padding of the embedding ends it before that id."""
+        """The next tokens, sampled by `version` of the model's weights or, where there is one, with the adapter.
+
+        An id that is padding of the embedding ends it before that id.
+        """
         num_tokens = next((n for n, token_id in enumerate(token_ids) if token_id >= vocab_size), len(token_ids))
         self.token_ids.extend(token_ids[:num_tokens])
         self.logprobs.extend(logprobs[:num_tokens])
-        self.newest = max(self.newest, version)
+        if self.adapter is None:
+            self.newest = max(self.newest, version)
         if num_tokens < len(token_ids):
             self.finish_reason = FinishReason.ABORT
 
@@ -70,6 +77,14 @@ class Draft:
             policy_version=self.version,
             policy_version_newest=self.newest,
         )
+
+
+@dataclass(slots=True, eq=False)
+class Probe:
+    """Fixed tokens whose log-probs are being computed, with the adapter of that number."""
+
+    answer: Future[list[float]]
+    adapter: int | None
 
 
 @dataclass(slots=True, eq=False)

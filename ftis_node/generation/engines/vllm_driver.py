@@ -21,19 +21,21 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError
 
-from ftis_node.errors import WorkerTaskError
-from ftis_node.generation.engines.vllm_drafts import FINISH_REASONS, Draft, Job, fail
+from ftis_node.errors import ModelError, WorkerTaskError
+from ftis_node.generation.engines.vllm_adapters import Adapters
+from ftis_node.generation.engines.vllm_drafts import FINISH_REASONS, Draft, Job, Probe, fail
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
-from ftis_node.generation.engines.vllm_requests import core_request, sampling_params
+from ftis_node.generation.engines.vllm_requests import core_request, probe_params, sampling_params
 from ftis_node.records.group import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
     from ftis_node.generation.engines.base import EngineSettings
@@ -61,8 +63,8 @@ class Driver:
         self._commands: queue.SimpleQueue[tuple[Callable[[], None], Future[Any] | None]] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._running: dict[str, Draft] = {}
-        self._probes: dict[str, Future[list[float]]] = {}
-        self._adapter: LoRARequest | None = None
+        self._probes: dict[str, Probe] = {}
+        self._adapters = Adapters(LoRARequest)
         self._request_numbers = itertools.count()
         self._is_stopped = False
         self._sleepers: list[Future[None]] = []
@@ -89,7 +91,7 @@ class Driver:
             self._refuse_commands()
 
     def call(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """As `post`, with an answer; what `work` raises goes to the caller and ends the driver."""
+        """As `post`, with an answer. What `work` raises goes to the caller; all but ModelError ends the driver, too."""
         answer: Future[Answer] = Future()
 
         def command() -> None:
@@ -97,6 +99,8 @@ class Driver:
                 return
             try:
                 answer.set_result(work())
+            except ModelError as error:
+                answer.set_exception(error)
             except Exception as error:
                 answer.set_exception(error)
                 raise
@@ -128,31 +132,44 @@ class Driver:
                 job.fail(WorkerTaskError("the request was cancelled before its first token"))
 
     def load(self, path: Path, version: int) -> None:
-        """Serve other full weights from the next step on, and cut what is too old by now."""
+        """Serve other full weights from the next step on; cut what is too old, or had an adapter on the former."""
         self._wake_core("weights")
         self._core.collective_rpc("ftis_load", args=(str(path),))
         self._wake_core("kv_cache")  # only now: what the hand-over needs besides is free again
         self._be_awake()
-        self._adapter = None
+        self._adapters.current = None
+        self._core.set_weight_version(str(version))
         self._serve(version)
+        self._begin_again(self._cut_off(lambda draft: draft.adapter is not None))
 
     def adapt(self, folder: Path, version: int) -> None:
-        """Serve an adapter to all requests that begin from now on; those in flight keep theirs."""
+        """Serve an adapter to all requests that begin from now on; those in flight keep theirs. Raises ModelError."""
         self.wake()
-        adapter = LoRARequest(lora_name=f"version-{version}", lora_int_id=version, lora_path=str(folder))
-        self._core.add_lora(adapter)
-        self._adapter = adapter
-        self._serve(version)
+        self._drop_unused_adapters()
+        unbegun: list[Draft] = []
+        if (oldest := self._adapters.oldest_in_the_way()) is not None:
+            unbegun = self._cut_off(lambda draft: draft.adapter == oldest)
+            self._drop_unused_adapters()
+        try:
+            self._adapters.load(self._core, folder, version)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise ModelError(f"vLLM refuses the adapter in {folder}: {error}") from error
+        else:
+            self._serve(version)
+        finally:
+            self._begin_again(unbegun)
+            self._on_progress()  # the first one takes seconds, in which no step is made
 
     def probe(self, token_ids: Sequence[int], answer: Future[list[float]]) -> None:
         """Have the log-probs of `token_ids[1:]` computed beside the next step; refused while asleep."""
         if self.is_asleep:
             fail(answer, WorkerTaskError("the engine is asleep: it computes nothing until it is woken"))
             return
-        request_id = self._next_id()
-        self._probes[request_id] = answer
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        self._send(request_id, token_ids, params, salt=request_id)
+        request_id, adapter = self._next_id(), self._adapters.current
+        self._probes[request_id] = Probe(answer, adapter)
+        self._send(request_id, token_ids, probe_params(), salt=request_id, adapter=adapter)
 
     def sleep(self, asleep: Future[None]) -> None:
         """Admit nothing more; `asleep` ends when all that runs has ended and the memory is given back."""
@@ -210,9 +227,9 @@ class Driver:
         while self._waiting and len(self._running) < self._max_batch:
             job = self._waiting.popleft()
             if not job.result.cancelled():
-                salt = self._next_id()
+                salt, version, adapter = self._next_id(), self.policy_version, self._adapters.current
                 for index in range(job.request.num_completions):
-                    draft = Draft(job, index, salt, self.policy_version, self.policy_version)
+                    draft = Draft(job, index, salt, version, version, adapter)
                     job.drafts.append(draft)
                     self._start(draft)
 
@@ -243,10 +260,14 @@ class Driver:
         draft.request_id = self._next_id()
         self._running[draft.request_id] = draft
         request = draft.job.request
-        self._send(draft.request_id, request.prompt_ids, sampling_params(request, seed=draft.seed), salt=draft.salt)
+        params = sampling_params(request, seed=draft.seed)
+        self._send(draft.request_id, request.prompt_ids, params, salt=draft.salt, adapter=draft.adapter)
 
-    def _send(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str) -> None:
-        self._core.add_request(core_request(request_id, prompt_ids, params, adapter=self._adapter, salt=salt))
+    def _send(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str, adapter: int | None
+    ) -> None:
+        request = self._adapters.request(adapter)
+        self._core.add_request(core_request(request_id, prompt_ids, params, adapter=request, salt=salt))
 
     def _next_id(self) -> str:
         return str(next(self._request_numbers))
@@ -259,9 +280,10 @@ class Driver:
                 self._take_tokens(draft, output, version)
             elif output.new_prompt_logprobs_tensors is not None and output.request_id in self._probes:
                 logprobs = output.new_prompt_logprobs_tensors.logprobs[:, 0]
-                answer = self._probes.pop(output.request_id)
+                answer = self._probes.pop(output.request_id).answer
                 if answer.set_running_or_notify_cancel():
                     answer.set_result(logprobs.tolist())
+        self._drop_unused_adapters()
 
     def _take_tokens(self, draft: Draft, output: EngineCoreOutput, version: int) -> None:
         if output.prefill_stats is not None:
@@ -298,13 +320,31 @@ class Driver:
     def _serve(self, version: int) -> None:
         """From now on tokens are of `version`; completions that began too many versions ago end here."""
         self.policy_version = version
-        self._core.set_weight_version(str(version))
         oldest = version - self._settings.max_version_span
-        too_old = [draft for draft in self._running.values() if draft.version < oldest and draft.token_ids]
-        self._abort(too_old)
-        for job in {draft.job for draft in too_old}:
+        self._begin_again(self._cut_off(lambda draft: draft.version < oldest))
+
+    def _cut_off(self, is_meant: Callable[[Draft], bool]) -> list[Draft]:
+        """End the drafts that are meant with what they have; those that have nothing come back, to begin again."""
+        ended = [draft for draft in self._running.values() if is_meant(draft)]
+        self._abort(ended)
+        unbegun = [draft for draft in ended if not draft.token_ids]
+        for draft in unbegun:
+            draft.finish_reason = None
+        for job in {draft.job for draft in ended}:
             if job.has_ended:
                 job.finish()
+        return unbegun
+
+    def _begin_again(self, drafts: Iterable[Draft]) -> None:
+        """Start drafts that have no token as if they were new, on a cache of their own."""
+        for draft in drafts:
+            draft.salt, draft.adapter = self._next_id(), self._adapters.current
+            draft.version = draft.newest = self.policy_version
+            self._start(draft)
+
+    def _drop_unused_adapters(self) -> None:
+        in_use = {draft.adapter for draft in self._running.values()}
+        self._adapters.drop_unused(self._core, in_use | {probe.adapter for probe in self._probes.values()})
 
     def _abort(self, drafts: Sequence[Draft]) -> None:
         for draft in drafts:
@@ -316,7 +356,7 @@ class Driver:
         """Tell everyone who waits that nothing will come."""
         for job in {draft.job for draft in self._running.values()} | set(self._waiting):
             job.fail(error)
-        answers: list[Future[Any]] = [*self._probes.values(), *self._sleepers]
+        answers: list[Future[Any]] = [*(probe.answer for probe in self._probes.values()), *self._sleepers]
         for answer in answers:
             fail(answer, error)
         self._refuse_commands()

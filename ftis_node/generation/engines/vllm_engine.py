@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ftis_node.errors import EngineError, FtisError, MachineError
-from ftis_node.generation.engines.published import check_published, shapes_in
+from ftis_node.generation.engines.published import check_adapter, check_published, shapes_in
 from ftis_node.generation.engines.vllm_drafts import Job
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
@@ -28,6 +28,7 @@ from ftis_node.generation.engines.vllm_options import (
     environment,
     has_separate_core,
 )
+from ftis_node.ipc.weights import ADAPTER_FILE
 from ftis_node.models import pick_device
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource
 
 POLL_EVERY_S = 0.5
-ADAPTER_FILE = "adapter_model.safetensors"
 SEED_BITS = 31
 CPU_CACHE_SHARE = 0.25  # of the memory that is free, at most
 MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM wants room for a block more than the longest sequence
@@ -83,6 +83,8 @@ class VllmEngine:
     async def load_weights(self, path: Path, version: int) -> None:
         """Serve a published version from now on; see `base.Engine`. An adapter is one by its file's name."""
         if path.name == ADAPTER_FILE:
+            max_rank = self._settings.lora_rank
+            await asyncio.to_thread(check_adapter, path.parent, self._shapes, max_rank=max_rank)
             await asyncio.wrap_future(self._driver.call(partial(self._driver.adapt, path.parent, version)))
             return
         await asyncio.to_thread(check_published, path, self._shapes, optional=self._optional)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
 CPU_BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes; short prompts are shared by whole blocks only
 DEFAULT_MAX_BATCH = 256
-MAX_LORAS = 2  # the newest adapter, and the one before it for completions in flight
+MAX_LORAS = 3  # the newest adapter, and the two before it for completions in flight
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for; an adapter of less fits, too
 
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -39,7 +40,10 @@ RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is ours
     "seed": "",
     "logprobs_mode": "",
     "worker_extension_cls": "",
-    "enable_lora": "",
+    "enable_lora": "generation.adapters",
+    "max_lora_rank": "lora_adapter.rank",
+    "max_loras": "",
+    "max_cpu_loras": "",
     "enable_sleep_mode": "",
     "dtype": "dtype",
     "max_num_seqs": "generation.max_batch",
@@ -99,5 +103,6 @@ def engine_arguments(source: ModelSource, settings: EngineSettings, *, device: s
     if settings.cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = settings.cache_bytes
     if settings.lora_rank is not None:
-        arguments |= {"enable_lora": True, "max_lora_rank": settings.lora_rank, "max_loras": MAX_LORAS}
+        rank = next(rank for rank in LORA_RANKS if rank >= settings.lora_rank)
+        arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": MAX_LORAS}
     return arguments | settings.options

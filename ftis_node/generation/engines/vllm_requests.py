@@ -33,6 +33,11 @@ def core_request(
     )
 
 
+def probe_params() -> SamplingParams:
+    """The log-probs of the prompt itself; the one token that vLLM samples on top is not looked at."""
+    return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+
+
 def sampling_params(request: GenerateRequest, *, seed: int | None) -> SamplingParams:
     """One completion of a group, in vLLM's terms: ends at our own end-of-sequence ids and no others."""
     sampling = request.sampling

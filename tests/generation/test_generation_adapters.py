@@ -1,0 +1,317 @@
+"""LoRA adapters by version, served by a real vLLM on the CPU: one worker for all of it, killed once on the way.
+
+The adapters are what a learner publishes, with weights drawn by version; the reference is its own forward pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from generation_support import SETTINGS, fresh_logprobs, save_model
+from safetensors.torch import load_file, save_file
+
+from ftis_node.errors import ModelError, WorkerDiedError
+from ftis_node.generation.client import GenerationClient
+from ftis_node.generation.engines import has_vllm
+from ftis_node.generation.engines.published import check_adapter, shapes_in
+from ftis_node.generation.engines.vllm_adapters import Adapters
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.ipc.restart_policy import RestartPolicy
+from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE, WeightStore
+from ftis_node.learner.messages import LearnerBoot, LoraSettings
+from ftis_node.learner.policy import load_policy
+from ftis_node.learner.publish import proof_of, publish
+from ftis_node.models import resolve_model
+from ftis_node.records.group import FinishReason, SamplingSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.ipc.weights import PublishedWeights
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(240),  # vLLM starts twice
+]
+needs_vllm = pytest.mark.skipif(not has_vllm(), reason="vLLM is not installed")
+
+PROMPT = (3, 1, 4, 1, 5)
+RANK = 4  # vLLM makes room for 8
+MAX_VERSION_SPAN = 5
+LONG = 4000  # tokens: never reached
+
+
+class Versions:
+    """A learner's policy whose adapter is drawn anew for each version, and the folder it publishes into."""
+
+    def __init__(self, home: Path) -> None:
+        self.model = save_model(home / "model", head_dim=32, num_layers=4)
+        # Half the tests' usual weights: float32 itself would round by more than the 1e-5 that is proved here.
+        tensors = {name: 0.5 * value for name, value in load_file(self.model / "model.safetensors").items()}
+        save_file(tensors, self.model / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((self.model / "config.json").read_text())
+        (self.model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2 * LONG}))
+        boot = LearnerBoot(
+            model=str(self.model),
+            model_name="tiny",
+            run_id="run",
+            checkpoints_dir=str(home / "checkpoints"),
+            weights_dir=str(home / "weights"),
+            lora=LoraSettings(rank=RANK, alpha=2 * RANK),
+        )
+        self.policy = load_policy(boot)
+        self.store = WeightStore(home / "weights")
+        self._numbers = itertools.count(1)
+
+    def model_of(self, version: int) -> Any:
+        """The float32 model with the adapter of that version."""
+        generator = torch.Generator().manual_seed(version)
+        with torch.no_grad():
+            for value in self.policy.trainable().values():
+                value.copy_(0.1 * torch.randn(value.shape, generator=generator))
+        return self.policy.causal_lm
+
+    def publish(self) -> PublishedWeights:
+        """The next version."""
+        version = next(self._numbers)
+        self.model_of(version)
+        return publish(self.policy, self.store, version=version, form="adapter")
+
+    def logprobs(self, result: GenerationResult, index: int) -> Any:
+        """What a completion's log-probs should be, under the one version that sampled it."""
+        completion = result.completions[index]
+        assert completion.policy_version == completion.policy_version_newest
+        return fresh_logprobs(self.model_of(completion.policy_version), PROMPT, completion)
+
+    def check(self, result: GenerationResult, version: int) -> None:
+        """Every token of the group is of that version, to the last digits."""
+        for index, completion in enumerate(result.completions):
+            assert completion.policy_version == version
+            np.testing.assert_allclose(completion.logprobs, self.logprobs(result, index), atol=1e-5, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    return Versions(tmp_path_factory.mktemp("adapters"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(versions: Versions, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GenerationClient]:
+    folder = tmp_path_factory.mktemp("client")
+    settings = msgspec.structs.replace(
+        SETTINGS, max_batch=16, max_model_len=2 * LONG, lora_rank=RANK, max_version_span=MAX_VERSION_SPAN
+    )
+    client = GenerationClient(
+        GenerationBoot(model=str(versions.model), settings=settings, eos_ids=(), engine="vllm"),
+        sockets_dir=folder / "s",
+        log_path=folder / "logs" / "generation.log",
+        num_threads=1,
+        proof_tolerance=1e-5,
+        restart_policy=RestartPolicy(first_delay_s=0.05, max_quick_deaths=2),
+    )
+    await client.start()
+    yield client
+    await client.stop()
+
+
+async def make_group(client: GenerationClient, *, max_tokens: int = 12, num_completions: int = 2) -> GenerationResult:
+    return await client.generate(
+        PROMPT, num_completions=num_completions, sampling=SamplingSettings(), max_tokens=max_tokens
+    )
+
+
+async def begin(client: GenerationClient) -> asyncio.Task[GenerationResult]:
+    """A group that is being sampled, and will be for long."""
+    task = asyncio.create_task(make_group(client, max_tokens=LONG, num_completions=1))
+    await make_group(client, max_tokens=4)  # it was asked for later and has ended: the other has begun
+    return task
+
+
+@needs_vllm
+async def test_each_of_ten_versions_is_served_as_the_learner_computes_it(
+    versions: Versions, client: GenerationClient
+) -> None:
+    assert (await make_group(client)).policy_version == 0
+    for _ in range(10):
+        weights = versions.publish()
+        assert weights.path.endswith(ADAPTER_FILE)
+        await client.update_weights(weights, proof_of(versions.policy, version=weights.version))
+        versions.check(await make_group(client), weights.version)
+    assert client.restarts == 0
+
+
+@needs_vllm
+async def test_what_is_in_flight_keeps_its_version_and_new_requests_get_the_new_one(
+    versions: Versions, client: GenerationClient
+) -> None:
+    before = client.policy_version
+    under_way = asyncio.create_task(make_group(client, max_tokens=400))
+    await make_group(client, max_tokens=4)
+    await client.update_weights(versions.publish())
+    versions.check(await make_group(client), before + 1)
+    assert not under_way.done()
+    result = await under_way
+    assert {completion.finish_reason for completion in result.completions} == {FinishReason.LENGTH}
+    versions.check(result, before)
+
+
+@needs_vllm
+async def test_completions_are_cut_when_too_old_or_when_there_is_no_place_for_their_adapter(
+    versions: Versions, client: GenerationClient
+) -> None:
+    first = client.policy_version
+    oldest = await begin(client)
+    for _ in range(2):
+        await client.update_weights(versions.publish())
+        newest = await begin(client)
+    assert not oldest.done()
+    await client.update_weights(versions.publish())  # the fourth: vLLM has three places
+    result = await asyncio.wait_for(oldest, 10)
+    assert result.completions[0].finish_reason is FinishReason.ABORT
+    versions.check(result, first)
+    for _ in range(MAX_VERSION_SPAN - 1):
+        await client.update_weights(versions.publish())
+    await make_group(client)
+    assert not newest.done()
+    await client.update_weights(versions.publish())
+    result = await asyncio.wait_for(newest, 10)
+    versions.check(result, first + 2)
+    versions.check(await make_group(client), client.policy_version)
+
+
+def cut_short(folder: Path) -> None:
+    path = folder / ADAPTER_FILE
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / ADAPTER_CONFIG_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / ADAPTER_FILE)
+    change(tensors)
+    save_file(tensors, folder / ADAPTER_FILE)
+
+
+FIRST_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "is damaged": cut_short,
+    "not completely written": lambda folder: (folder / "COMPLETE").unlink(),
+    f"has no {ADAPTER_CONFIG_FILE}": lambda folder: (folder / ADAPTER_CONFIG_FILE).unlink(),
+    "of rank 5: ranks from 1 to 4": lambda folder: change_config(folder, r=5),
+    "no plain LoRA adapter \\['use_dora'\\]": lambda folder: change_config(folder, use_dora=True),
+    f"lacks {FIRST_A}$": lambda folder: change_tensors(folder, lambda tensors: tensors.pop(FIRST_A)),
+    "names unknown base_model.model.other": lambda folder: change_tensors(
+        folder, lambda tensors: tensors.update({"base_model.model.other.lora_A.weight": torch.zeros(1)})
+    ),
+    f"has another shape of {FIRST_A}$": lambda folder: change_tensors(
+        folder, lambda tensors: tensors.update({FIRST_A: torch.zeros(RANK, 9)})
+    ),
+    f"has integers in {FIRST_A}$": lambda folder: change_tensors(
+        folder, lambda tensors: tensors.update({FIRST_A: tensors[FIRST_A].int()})
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", DAMAGES)
+async def test_a_damaged_or_foreign_adapter_is_refused(versions: Versions, tmp_path: Path, problem: str) -> None:
+    shapes, _ = shapes_in(resolve_model(str(versions.model)))
+    versions.model_of(1)
+    published = publish(versions.policy, WeightStore(tmp_path), version=1, form="adapter")
+    folder = tmp_path / "weights-00000001"
+    assert published.path == str(folder / ADAPTER_FILE)
+    check_adapter(folder, shapes, max_rank=RANK)
+    with pytest.raises(ModelError, match="not served"):
+        check_adapter(folder, shapes, max_rank=None)
+    DAMAGES[problem](folder)
+    with pytest.raises(ModelError, match=problem):
+        check_adapter(folder, shapes, max_rank=RANK)
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [(cut_short, "is damaged"), (lambda folder: change_config(folder, init_lora_weights="pissa"), "vLLM refuses")],
+)
+async def test_the_old_version_goes_on_where_an_adapter_is_refused(
+    versions: Versions, client: GenerationClient, tmp_path: Path, damage: Callable[[Path], object], complaint: str
+) -> None:
+    await client.update_weights(versions.publish())
+    before = client.policy_version
+    published = publish(versions.policy, WeightStore(tmp_path), version=99, form="adapter")
+    damage(tmp_path / "weights-00000099")
+    under_way = await begin(client)
+    with pytest.raises(ModelError, match=complaint):
+        await client.update_weights(published)
+    versions.check(await make_group(client), before)
+    assert not under_way.done()
+    assert client.restarts == 0
+    under_way.cancel()
+
+
+class Core:
+    """What of vLLM's core holds adapters."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, str] = {}
+
+    def add_lora(self, request: dict[str, Any]) -> None:
+        self.held[request["lora_int_id"]] = request["lora_path"]
+
+    def remove_lora(self, number: int) -> None:
+        del self.held[number]
+
+
+async def test_an_adapter_goes_when_nothing_uses_it_and_never_more_are_held_than_there_are_places() -> None:
+    core, adapters = Core(), Adapters(dict)
+    for version, place in ((1, "a"), (2, "b"), (2, "b-again")):
+        assert adapters.oldest_in_the_way() is None
+        adapters.load(core, Path(place), version)
+    assert core.held == {1: "a", 2: "b", 3: "b-again"}, "a version that comes twice is two adapters"
+    assert adapters.oldest_in_the_way() == 1
+    adapters.drop_unused(core, {None, 2})
+    assert (core.held, adapters.oldest_in_the_way()) == ({2: "b", 3: "b-again"}, None)
+    adapters.current = None  # full weights are served
+    adapters.drop_unused(core, {None})
+    assert core.held == {}
+
+
+@needs_vllm
+async def test_a_version_that_comes_a_second_time_is_loaded_again(versions: Versions, client: GenerationClient) -> None:
+    weights = versions.publish()
+    await client.update_weights(weights)
+    versions.model_of(10_000)
+    other = publish(versions.policy, versions.store, version=weights.version, form="adapter")
+    await client.update_weights(other, proof_of(versions.policy, version=weights.version))
+    assert (await make_group(client)).policy_version == weights.version
+    assert client.restarts == 0
+
+
+@needs_vllm
+async def test_a_worker_that_was_killed_serves_the_newest_adapter_again(
+    versions: Versions, client: GenerationClient
+) -> None:
+    weights = versions.publish()
+    await client.update_weights(weights, proof_of(versions.policy, version=weights.version))
+    under_way = await begin(client)
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        await asyncio.wait_for(under_way, 10)
+    result = await make_group(client)
+    assert client.restarts == 1
+    versions.check(result, weights.version)

@@ -1,0 +1,67 @@
+"""Which form of new weights a node's two workers agree on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import LoraSection, NodeSettings
+from ftis_node.errors import EngineError
+from ftis_node.generation import engines
+from ftis_node.generation.engines.vllm_options import engine_arguments
+from ftis_node.models import ModelSource
+from ftis_node.node import makers
+from ftis_node.node.placement import Arrangement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("adapters", "given", "device", "expected"),
+    [
+        ("auto", {}, "cuda", True),
+        ("auto", {}, "cpu", False),
+        ("auto", {"lora": False}, "cuda", False),
+        ("auto", {"engine": "torch"}, "cuda", False),
+        ("auto", {"lora_adapter": LoraSection(rank=513)}, "cuda", False),
+        ("merge", {}, "cuda", False),
+        ("serve", {}, "cpu", True),
+    ],
+)
+def test_adapters_are_served_by_vllm_on_a_gpu_or_where_asked_for(
+    monkeypatch: pytest.MonkeyPatch, adapters: str, given: dict[str, object], device: str, expected: bool
+) -> None:
+    for module in (engines, makers):
+        monkeypatch.setattr(module, "has_vllm", lambda: True)
+    monkeypatch.setattr(makers, "pick_device", lambda asked: device)
+    settings = NodeSettings(**{"model": "m", "lora": True, "generation": {"adapters": adapters}, **given})
+    assert makers.serves_adapters(settings) is expected
+
+
+def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (engines, makers):
+        monkeypatch.setattr(module, "has_vllm", lambda: False)
+    monkeypatch.setattr(makers, "pick_device", lambda asked: "cuda")
+    assert not makers.serves_adapters(NodeSettings(model="m", lora=True))
+    with pytest.raises(EngineError, match="not installed"):
+        makers.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))
+
+
+@pytest.mark.parametrize(("adapters", "expected"), [(True, ("vllm", 48, "adapter")), (False, ("auto", None, "model"))])
+def test_both_workers_are_told_the_same_form(tmp_path: Path, adapters: bool, expected: tuple[object, ...]) -> None:
+    settings = NodeSettings(model="m", lora=True, device="cpu", lora_adapter=LoraSection(rank=48))
+    source = ModelSource(name="m", folder=tmp_path)
+    tokenizer: Any = SimpleNamespace(eos_ids=(1,), vocab_size=90)
+    run = load_manifest("arithmetic-ftis")
+    generation = makers.generation_boot(settings, run, source, tokenizer, Arrangement(), adapters=adapters)
+    learner = makers.learner_boot(
+        settings, run, source, Home(tmp_path), Arrangement(), weights=tmp_path, adapters=adapters
+    )
+    assert (generation.engine, generation.settings.lora_rank, learner.publish_as) == expected
+    rank = engine_arguments(source, generation.settings, device="cpu", seed=0).get("max_lora_rank")
+    assert rank == (64 if adapters else None), "vLLM knows ranks of certain sizes only"
