@@ -5,9 +5,9 @@
 Throughput: 256 completions of 256 tokens in groups of 8, log-probs on. Raw vLLM is its own `LLM.generate` in a process
 of its own, with the engine arguments that the worker uses; the two take turns, and the best round of each counts.
 
-Hand-over: a real learner's worker takes steps, a real generation worker serves what they make. The clock runs from the
-end of the optimiser's step to the first token of the new version; what it is held against is reading the published
-file's bytes once.
+Hand-over: a real learner's worker takes steps, a real generation worker serves what they make, each with half of the
+threads, as in a node. The clock runs from the end of the optimiser's step to the first token of the new version; what
+it is held against is reading the published file's bytes once.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from ftis_node.ipc.weights import WeightProof
 
@@ -54,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="12m")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--part", choices=["both", "throughput", "hand-over"], default="both")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)  # the raw side, in its own process
     options = parser.parse_args()
@@ -68,13 +70,13 @@ def main() -> None:
 
 async def measure(folder: Path, weights: Path, options: argparse.Namespace) -> dict[str, Any]:
     """All figures for one shape."""
-    client = generation_client(folder, options)
-    await client.start()
-    try:
-        figures = await throughput(client, folder, options)
-        figures |= await hand_over(client, folder, weights, options)
-    finally:
-        await client.stop()
+    figures: dict[str, Any] = {}
+    if options.part != "hand-over":
+        async with generating(folder, options, threads=options.threads) as client:
+            figures |= await throughput(client, folder, options)
+    if options.part != "throughput":
+        async with generating(folder, options, threads=max(1, options.threads // 2)) as client:
+            figures |= await hand_over(client, folder, weights, options)
     return {"shape": options.shape, "device": options.device, "threads": options.threads, **versions(), **figures}
 
 
@@ -84,16 +86,22 @@ def settings(options: argparse.Namespace) -> EngineSettings:
     return EngineSettings(vocab_size=shape["vocab_size"], device=options.device, max_model_len=MAX_MODEL_LEN)
 
 
-def generation_client(folder: Path, options: argparse.Namespace) -> GenerationClient:
-    """The worker as a node runs it, with the threads of the bench."""
+@asynccontextmanager
+async def generating(folder: Path, options: argparse.Namespace, *, threads: int) -> AsyncIterator[GenerationClient]:
+    """The worker as a node runs it."""
     dtype = "float32" if options.device == "cpu" else "bfloat16"
-    return GenerationClient(
+    client = GenerationClient(
         GenerationBoot(model=str(folder / "model"), settings=settings(options), eos_ids=(), engine="vllm"),
         sockets_dir=folder / "s",
         log_path=folder / "generation.log",
-        num_threads=options.threads,
+        num_threads=threads,
         proof_tolerance=PROOF_TOLERANCES[dtype],
     )
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
 
 
 def prompts(round_number: int) -> list[list[int]]:
@@ -233,26 +241,24 @@ async def one_step(client: GenerationClient, learner: LearnerClient, number: int
     reply = await learner.train([group(number, each) for each in range(2)], step=number, on_published=take)
     assert reply.weights is not None
     await asyncio.gather(*serving)
-    times["first"], times["asked"] = await asking
+    times["first"] = await asking
     read = [read_once(Path(reply.weights.path)) for _ in range(5)]
     return {
         "sync_ms": 1000 * (times["first"] - times["done"]),
         "publish_ms": 1000 * (times["published"] - times["done"]),
-        "load_ms": 1000 * (times["asked"] - times["published"]),
-        "first_token_ms": 1000 * (times["first"] - times["asked"]),
+        "load_ms": 1000 * (client.load_s or 0.0),
+        "first_token_ms": 1000 * (times["first"] - times["published"] - (client.load_s or 0.0)),
         "proved_ms": 1000 * (times["proved"] - times["done"]),
         "read_ms": 1000 * statistics.median(read),
         "weights_mb": reply.weights.num_bytes / 1e6,
     }
 
 
-async def first_token(client: GenerationClient, version: int) -> tuple[float, float]:
-    """Ask for one token again and again; when the first of `version` came, and when it was asked for."""
-    while True:
-        asked = time.monotonic()
-        result = await generate(client, [5, 6, 7], num=1, tokens=1)
-        if result.policy_version_newest >= version:
-            return time.monotonic(), asked
+async def first_token(client: GenerationClient, version: int) -> float:
+    """When the first token of `version` came, to somebody who asks for one token again and again."""
+    while (await generate(client, [5, 6, 7], num=1, tokens=1)).policy_version_newest < version:
+        pass
+    return time.monotonic()
 
 
 def read_once(path: Path) -> float:
@@ -274,7 +280,7 @@ def learner_boot(folder: Path, weights: Path, options: argparse.Namespace) -> Le
         dtype="float32" if options.device == "cpu" else "bfloat16",
         device=options.device,
         checkpoint_every_steps=1000,
-        num_threads=options.threads,
+        num_threads=max(1, options.threads // 2),
         recompute_activations=options.device != "cpu",
     )
 

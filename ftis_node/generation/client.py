@@ -113,6 +113,7 @@ class GenerationClient:
         self._throughput = Throughput()
         self.engine: str = boot.engine
         self.policy_version = 0
+        self.load_s: float | None = None  # of the newest weights, in the worker
         self.groups_made = 0
         self.tokens_made = 0
 
@@ -279,6 +280,7 @@ class GenerationClient:
         problem: str | None = None
         for _ in range(PROOF_ATTEMPTS):
             loaded = await call(LoadWeights(path=weights.path, version=weights.version), WeightsLoaded)
+            self.load_s = loaded.load_s
             problem = f"says it serves version {loaded.version}" if loaded.version != weights.version else None
             proof = await asyncio.shield(to_come)
             if problem is None and proof is not None:

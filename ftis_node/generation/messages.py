@@ -55,9 +55,10 @@ class LoadWeights(Message, frozen=True):
 
 
 class WeightsLoaded(Message, frozen=True):
-    """The version that the engine says it serves now."""
+    """The version that the engine says it serves now, and the seconds that loading took it."""
 
     version: int
+    load_s: float = 0.0
 
 
 class Sleep(Message, frozen=True):

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import os
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,12 +77,13 @@ class Service:
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
         """New weights; the answer is the engine's own word for what it serves. It is awake then, also on ModelError."""
+        began_s = time.monotonic()
         try:
             await self._engine.load_weights(Path(request.path), request.version)
         except ModelError:
             await self._engine.wake()
             raise
-        return WeightsLoaded(version=self._engine.policy_version)
+        return WeightsLoaded(version=self._engine.policy_version, load_s=time.monotonic() - began_s)
 
     async def probe(self, request: Probe, emit: Emitter) -> Probed:
         """Log-probs of fixed tokens."""

@@ -16,6 +16,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from io import FileIO
     from pathlib import Path
 
     from torch import Tensor
@@ -47,9 +48,15 @@ def write_tensors(
         entries[name] = {"dtype": NAMES[kind], "shape": list(tensor.shape), "data_offsets": [start, end]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-(LENGTH_BYTES + len(header)) % ALIGNMENT)
-    with path.open("r+b" if path.exists() else "w+b") as file:
-        file.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
+    with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
+        _write_all(file, memoryview(len(header).to_bytes(LENGTH_BYTES, "little") + header))
         for name, tensor in tensors.items():
             value = change(name, tensor).detach().to(dtype or tensor.dtype).cpu().contiguous()
-            file.write(value.reshape(-1).view(torch.uint8).numpy().data)
+            _write_all(file, value.reshape(-1).view(torch.uint8).numpy().data)
         file.truncate()
+
+
+def _write_all(file: FileIO, data: memoryview) -> None:
+    """One write may take less than it is given, above 2 GiB always."""
+    while data:
+        data = data[file.write(data) :]
