@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -102,6 +104,17 @@ def test_where_the_core_lives(core: Any, device: str, expected: bool) -> None:
     chosen = settings(engine_core=core)
     assert has_separate_core(chosen, device=device) is expected
     assert environment(chosen, device=device)["VLLM_ENABLE_V1_MULTIPROCESSING"] == str(int(expected))
+
+
+NAMES_SCRIPT = "import vllm.envs; print(*vllm.envs.environment_variables)"
+
+
+@pytest.mark.timeout(120)
+def test_vllm_knows_every_variable_that_is_set_for_it() -> None:
+    """In a process of its own, because importing vLLM changes the one that does."""
+    done = subprocess.run([sys.executable, "-c", NAMES_SCRIPT], capture_output=True, check=True, text=True)
+    ours = {name for device in ("cpu", "cuda") for name in environment(settings(), device=device)}
+    assert {name for name in ours if name.startswith("VLLM_")} <= set(done.stdout.split())
 
 
 def test_nothing_is_compiled_on_a_cpu_unless_asked_for() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import warnings
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -137,6 +138,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     device = pick_device(settings.device)
     for name, value in environment(settings, device=device).items():
         os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # for its developers, not for users
     try:
         from ftis_node.generation.engines.vllm_driver import Driver
     except ImportError as error:

@@ -25,8 +25,8 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for;
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",  # a copy of a process with threads may hang; and see `worker.py`
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a copy of a process with threads may hang; and see `worker.py`
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about choices that are ours
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the command
 }
 # On a CPU without graphs nothing is compiled but one small function of the sampler, which costs half a minute at the
@@ -94,6 +94,7 @@ def engine_arguments(source: ModelSource, settings: EngineSettings, *, device: s
         "worker_extension_cls": WORKER_EXTENSION,
         "enforce_eager": device == "cpu",
         "trust_remote_code": False,
+        "use_tqdm_on_load": False,
         "enable_sleep_mode": settings.can_sleep and device != "cpu",
     }
     if device == "cpu":
