@@ -10,6 +10,7 @@ which is right on a CPU; in a process of its own its steps overlap with our book
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import warnings
@@ -138,6 +139,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     device = pick_device(settings.device)
     for name, value in environment(settings, device=device).items():
         os.environ.setdefault(name, value)
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # until vLLM sets its own loggers up
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # for its developers, not for users
     try:
         from ftis_node.generation.engines.vllm_driver import Driver
