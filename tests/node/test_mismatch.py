@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 from ftis_node.config.node import MismatchSection, NodeSettings
 from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.messages import StepReport
-from ftis_node.node.check import CheckLoop
+from ftis_node.node.check import CheckLoop, sampled_by
 from ftis_node.node.figures import Figures
 from ftis_node.node.mismatch import LIMITS, Change, MismatchLimits, MismatchWatch, limits_of, warning_of
 from ftis_node.node.train import TrainLoop
@@ -78,6 +79,17 @@ class _Learner:
         self.sent.append((group.policy_version, group.policy_version_newest))
         if self._fails and len(self.sent) == 1:
             raise WorkerDiedError("the learner worker was killed")
+
+
+def test_completions_that_an_update_cut_through_are_left_out(identity: Identity) -> None:
+    group = make_group(identity, versions=(3, 3))
+    whole, mixed = group.completions
+    spread = replace(group, completions=(whole, replace(mixed, policy_version_newest=4)))
+    part = sampled_by(spread, 3)
+    assert part is not None
+    assert part.completions == (whole,)
+    assert (part.policy_version, part.policy_version_newest) == (3, 3)
+    assert sampled_by(spread, 4) is None
 
 
 @pytest.mark.parametrize("fails", [False, True])
