@@ -56,7 +56,7 @@ class CheckLoop:
 
 
 def sampled_by(group: Group, version: int) -> Group | None:
-    """The group with those of its completions alone that `version`, and no other, sampled; None where there are none."""
+    """The group with the completions alone that `version`, and no other, sampled; None where there are none."""
     completions = tuple(
         completion
         for completion in group.completions
