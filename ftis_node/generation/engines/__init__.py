@@ -48,13 +48,13 @@ def has_vllm() -> bool:
     """Whether vLLM is installed in the build that this machine needs; asks torch, imports nothing of vLLM's."""
     if util.find_spec("vllm") is None:
         return False
+    import torch
+
     try:
         metadata.version(CPU_PACKAGE)
     except metadata.PackageNotFoundError:
-        import torch
-
         return torch.cuda.is_available()
-    return True
+    return not torch.cuda.is_available()
 
 
 async def _open_vllm_or_torch(
