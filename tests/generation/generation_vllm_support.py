@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 VLLM_MODEL = {"head_dim": 32, "num_layers": 4, "spread": 0.1}  # vLLM's attention on a CPU takes no smaller heads
 VLLM_SETTINGS = EngineSettings(vocab_size=96, dtype="float32", device="cpu", seed=0, max_model_len=512)
-STALL_S = 5.0
+STALL_S = 15.0  # a busy machine makes no step for seconds
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 
 
