@@ -128,7 +128,8 @@ class P2pdProcess:
 
     async def _has_ended(self, *, within_s: float) -> bool:
         try:
-            await asyncio.wait_for(self._child.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await self._child.wait()
         except TimeoutError:
             return False
         return True

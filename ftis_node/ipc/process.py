@@ -266,7 +266,8 @@ class WorkerLife:
 
     async def _exits_within(self, timeout_s: float) -> bool:
         try:
-            await asyncio.wait_for(self._process.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
         except TimeoutError:
             return False
         return True

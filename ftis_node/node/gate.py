@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.node.patience import Outlook, StepNeeds, may_start
@@ -47,10 +48,9 @@ class PatientGate:
             await self._release_unusable()
             if may_start(self._needs, await self._outlook()):
                 return
-            try:
-                await asyncio.wait_for(self._intake.stored.wait(), LOOK_AGAIN_S)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):  # not `wait_for`: in Python 3.11 it loses a cancellation that meets the event
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._intake.stored.wait()
 
     async def _outlook(self) -> Outlook:
         own_ready, foreign_ready = self._parts.reader.ready_counts()

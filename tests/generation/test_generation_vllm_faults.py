@@ -18,7 +18,7 @@ import pytest
 from generation_support import EMBEDDING_ROWS, eventually, file_tensors, fresh_logprobs, save_model, tiny_model
 from generation_vllm_support import PYTHON_PATH, STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
 
-from ftis_node.errors import WorkerDiedError
+from ftis_node.errors import WorkerDiedError, WorkerError
 from ftis_node.ipc.supervisor import WorkerState
 from ftis_node.ipc.weights import WeightStore, prove
 from ftis_node.records.group import SamplingSettings
@@ -104,10 +104,10 @@ async def make_group_again_and_again(client: GenerationClient) -> None:
 
 
 async def assert_all_died(tasks: list[asyncio.Task[Any]], *, within_s: float, match: str) -> None:
-    """Every call in flight raised WorkerDiedError, soon."""
+    """Every call in flight failed soon: by the worker's own word, where it still had one, or with its death."""
     outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), within_s)
-    assert [type(outcome) for outcome in outcomes] == [WorkerDiedError] * len(tasks)
-    assert all(match in str(outcome) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, WorkerError) for outcome in outcomes), outcomes
+    assert all(match in str(each) for each in outcomes if isinstance(each, WorkerDiedError)), outcomes
 
 
 def publish(folder: Path, learner: Any, *, version: int) -> tuple[Any, Any]:

@@ -73,7 +73,7 @@ class _InProcessLearner:
     async def start(self) -> Any:
         return self._learner.state()
 
-    async def train(self, groups: Any, *, step: int) -> Any:
+    async def train(self, groups: Any, *, step: int, on_published: Any = None) -> Any:
         return self._learner.train(groups, step=step)
 
 

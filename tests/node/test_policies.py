@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.node.background import in_background
 from ftis_node.node.figures import Figures
+from ftis_node.node.gate import PatientGate
 from ftis_node.node.patience import Outlook, StepNeeds, may_start
 from ftis_node.node.prompts import PromptOrder
 from ftis_node.node.slots import Slots
+from tests.node.support import MANIFEST
 
 
 async def test_no_more_is_under_way_than_there_are_slots() -> None:
@@ -102,3 +109,28 @@ async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
         await task
     release.set()
     await asyncio.sleep(0.05)
+
+
+async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled() -> None:
+    """Both in the same step of the loop, as when a signal meets an admission."""
+
+    async def at_once(work: Any, *arguments: Any, **options: Any) -> Any:
+        return work(*arguments, **options)
+
+    stored = asyncio.Event()
+    parts: Any = SimpleNamespace(
+        manifest=parse_manifest(MANIFEST.format(patience_s=60), source="test"),
+        figures=SimpleNamespace(policy_version=0),
+        settings=NodeSettings(model="m"),
+        disk=at_once,
+        buffer=SimpleNamespace(release_stale=lambda freshness: [], evict_foreign=lambda keep: []),
+        reader=SimpleNamespace(ready_counts=lambda: (0, 0)),
+        gossip=SimpleNamespace(members=partial(asyncio.sleep, 0, [])),
+    )
+    waiting = asyncio.create_task(PatientGate(parts, SimpleNamespace(stored=stored)).wait(1))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    stored.set()
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting}, timeout=1)
+    assert waiting.cancelled()
