@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import psutil
 import torch
@@ -81,8 +82,11 @@ async def measure(shape: str, folder: Path, options: argparse.Namespace) -> dict
     made, arrangement = planned(settings, manifest), arrange(settings, manifest, source)
     home = Home(folder / "home")
     home.create()
+    generating = generation_boot(settings, manifest, source, load_tokenizer(source), arrangement)
+    # Random weights sample every id of the embedding, not the tokenizer's few.
+    served = msgspec.structs.replace(generating.settings, vocab_size=SHAPES[shape]["vocab_size"])
     generation = GenerationClient(
-        generation_boot(settings, manifest, source, load_tokenizer(source), arrangement),
+        msgspec.structs.replace(generating, settings=served),
         sockets_dir=home.sockets,
         log_path=home.logs / "generation.log",
         proof_tolerance=PROOF_TOLERANCES[dtype_of(settings)],
