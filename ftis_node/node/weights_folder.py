@@ -44,11 +44,8 @@ def weights_folder(home: Home, *, version_bytes: int, memory_disk: Path = MEMORY
 def _claim(folder: Path, *, num_bytes: int) -> bool:
     """Make `folder` afresh, for this user's eyes alone. False where there is no such place or not enough room."""
     try:
-        if folder.lstat().st_uid == os.getuid():
+        if os.path.lexists(folder) and folder.lstat().st_uid == os.getuid():
             shutil.rmtree(folder)  # of a node that was killed: the home's lock is ours
-    except OSError:
-        pass  # there is none, or it is no folder: then making one fails below
-    try:
         free_bytes = shutil.disk_usage(folder.parent).free
         if num_bytes > FREE_SHARE * free_bytes:
             log.info("weights go through the home: %s has %d bytes free, %d are wanted", folder, free_bytes, num_bytes)
