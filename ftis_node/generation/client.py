@@ -271,7 +271,10 @@ class GenerationClient:
         try:
             problem = await self._serve(life.call, *self._newest)
         except ModelError as error:
-            problem = str(error)
+            # A learner that died before its checkpoint has taken these weights back; it will publish others.
+            self._report(f"serves the model as it came, until there are new weights: {error}")
+            self._newest = None
+            return
         if problem is not None:
             raise WorkerTaskError(f"generation: {problem}")  # a worker's fault, so that it is tried again
 
