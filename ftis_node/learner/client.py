@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.ipc.spec import WorkerSpec
 from ftis_node.ipc.supervisor import Supervisor
 from ftis_node.ipc.weights import PublishedWeights, WeightProof
@@ -75,6 +76,7 @@ class LearnerClient:
             on_event=on_checkpoint_skipped,
         )
         self._state: LearnerState | None = None
+        self._known_restarts = 0  # when the caller last asked where the learner stands
         self._num_skipped = 0
         self._num_refused = 0
 
@@ -116,6 +118,7 @@ class LearnerClient:
         """
         await self._supervisor.start()
         assert self._state is not None  # `_ask_state` ran before the supervisor called the worker ready
+        self._known_restarts = self.restarts
         return self._state
 
     async def run(self) -> None:
@@ -135,7 +138,12 @@ class LearnerClient:
         Raises WorkerDiedError where the worker died meanwhile, MachineError where memory or disk do not suffice.
         """
         request = TrainRequest(step=step, groups=tuple(groups))
-        reply = await self._supervisor.call(request, TrainReply, on_event=on_published)
+        try:
+            reply = await self._supervisor.call(request, TrainReply, on_event=on_published)
+        except FtisError as error:
+            if self.restarts == self._known_restarts:
+                raise
+            raise WorkerDiedError(f"the learner died between two steps and was started again: {error}") from error
         self._count(reply.report)
         return reply
 
