@@ -35,17 +35,17 @@ def main() -> None:
         for name, (num_prompt, num_completion) in SHAPES.items():
             learner = Learner(boot(Path(folder), name))
             groups = [group(number, num_prompt, num_completion) for number in range(NUM_GROUPS)]
-            shared = seconds_a_step(learner, groups, shares_prompts=True)
-            padded = seconds_a_step(learner, groups, shares_prompts=False)
+            shared = seconds_a_step(learner, groups, packs=True)
+            padded = seconds_a_step(learner, groups, packs=False)
             figures[f"{name}_s"] = round(shared, 4)
             figures[f"{name}_ratio"] = round(padded / shared, 2)
             sys.stderr.write(f"{name}: {shared:.3f} s a step, {padded / shared:.2f} x faster than a row a completion\n")
     sys.stdout.write(json.dumps({"bench": "shared_prompt", "torch": torch.__version__, **figures}) + "\n")
 
 
-def seconds_a_step(learner: Learner, groups: list[TrainGroup], *, shares_prompts: bool) -> float:
+def seconds_a_step(learner: Learner, groups: list[TrainGroup], *, packs: bool) -> float:
     """The best of a few steps; the machine is shared."""
-    learner.policy = replace(learner.policy, shares_prompts=shares_prompts)
+    learner.policy = replace(learner.policy, packs=packs)
     times = []
     for _ in range(STEPS):
         began = time.perf_counter()

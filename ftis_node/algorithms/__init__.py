@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftis_node.algorithms.cross_tokenizer import cross_tokenizer_advantages
     from ftis_node.algorithms.group_choice import GroupChoice, choose_groups
     from ftis_node.algorithms.loss import policy_loss
-    from ftis_node.algorithms.methods import METHODS, Method, find_method, method_parameters
+    from ftis_node.algorithms.methods import METHODS, Method, find_method, is_separable, method_parameters
 
 __all__ = [
     "METHODS",
@@ -40,6 +40,7 @@ __all__ = [
     "cross_tokenizer_advantages",
     "find_method",
     "group_advantages",
+    "is_separable",
     "method_parameters",
     "policy_loss",
 ]
@@ -53,6 +54,7 @@ _FILES = {
     "METHODS": "methods",
     "Method": "methods",
     "find_method": "methods",
+    "is_separable": "methods",
     "method_parameters": "methods",
 }
 

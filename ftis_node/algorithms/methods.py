@@ -115,6 +115,7 @@ class Method:
     objective: Callable[[Batch, Settings], Tensor]
     source: str
     filtered: bool = False
+    separable: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
     takes: tuple[str, ...] = ()
     advantage_scale: str = "std"
@@ -150,7 +151,13 @@ METHODS: Mapping[str, Method] = {
     "topr": Method(objective=tapered, takes=("topr_level",), source="arXiv 2503.14286"),
     "cispo": Method(objective=truncated_logprob, defaults={"cap": 5.0} | TOKEN_MEAN, source="arXiv 2510.13786"),
     "mis": Method(objective=masked_weight, takes=("mis_low", "mis_high", *ANCHOR), source="IcePop, masked IS"),
-    "m2po": Method(objective=second_moment, defaults=TOKEN_MEAN, takes=("m2_threshold",), source="arXiv 2510.01161"),
+    "m2po": Method(
+        objective=second_moment,
+        separable=False,
+        defaults=TOKEN_MEAN,
+        takes=("m2_threshold",),
+        source="arXiv 2510.01161",
+    ),
 }
 
 
@@ -167,3 +174,14 @@ def method_parameters(name: str) -> dict[str, Any]:
     shared = {setting.name: setting.default for setting in fields(Settings)} | {"anchor_logprobs": None}
     known = shared | dict(method.defaults)
     return {parameter: known[parameter] for parameter in (*COMMON_PARAMETERS, *method.takes)}
+
+
+def is_separable(name: str, params: Mapping[str, Any]) -> bool:
+    """Whether the gradient to one completion's log-probs depends on no other completion's: then a batch can be worked
+    through piece by piece. A filter whose survivors are counted ties them all together.
+
+    Raises ValueError for an unknown method.
+    """
+    method = find_method(name)
+    denominator = params.get("denominator", method_parameters(name)["denominator"])
+    return method.separable and not (method.filtered and denominator == "kept")

@@ -2,8 +2,8 @@
 
 A batch is a matrix of completion tokens, `[N, T]`; losses are computed on that. A micro-batch is what goes through the
 model at once, and says by index which of its positions predict which cells of the matrix. Between the two lies the
-seam: how the tokens of a micro-batch are laid out is known to this file (one completion a row, padded on the right) and
-to `shared_prompt.py` (one group per row) alone.
+seam: how the tokens of a micro-batch are laid out is known to this file (one completion a row, padded on the right, for
+models that take nothing else) and to `packing.py` (all in one row, nothing padded) alone.
 
 Padding on the right needs no attention mask: a causal model never looks ahead, so no real token sees it.
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from ftis_node.learner.attention import Link, Span
     from ftis_node.learner.messages import TrainGroup
 
 PADDING_ID = 0  # any id will do: its outputs are never read
@@ -80,7 +81,7 @@ class MicroBatch:
     target_ids       [M] int64, ... this token, ...
     cell_index       [M] int64, ... which is this cell of the batch's flattened [N, T]
     positions        [R, C] int64, each token's position in its own text; None: its column
-    attends          [R, C, C] bool, whether a token (second axis) sees another (third); None: all before it
+    blocks, links    who sees whom in a packed row (`attention.py`), then R is 1; no blocks: all that stands before
     """
 
     token_ids: Tensor
@@ -88,7 +89,8 @@ class MicroBatch:
     target_ids: Tensor
     cell_index: Tensor
     positions: Tensor | None = None
-    attends: Tensor | None = None
+    blocks: tuple[Span, ...] = ()
+    links: tuple[Link, ...] = ()
 
 
 def make_batch(groups: Sequence[TrainGroup]) -> Batch:

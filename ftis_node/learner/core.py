@@ -27,10 +27,10 @@ from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.check import CheckGroup
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.objective import make_objective
+from ftis_node.learner.packing import make_packed_micro_batches
 from ftis_node.learner.policy import load_policy
 from ftis_node.learner.publish import proof_of, publish, publish_anew
 from ftis_node.learner.report import report_of
-from ftis_node.learner.shared_prompt import is_worth_sharing, make_shared_micro_batches
 from ftis_node.learner.step import compute_logprobs, take_step
 
 if TYPE_CHECKING:
@@ -179,12 +179,9 @@ class Learner:
         )
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        """A row per group where the model can do it and groups are short, else a row per completion."""
-        max_tokens = self._boot.micro_batch_tokens
-        if self.policy.shares_prompts and is_worth_sharing(batch):
-            if (shared := make_shared_micro_batches(batch, max_tokens=max_tokens)) is not None:
-                return shared
-        return make_micro_batches(batch, max_tokens=max_tokens)
+        """All in packed rows where the model can do that, else a row per completion."""
+        make = make_packed_micro_batches if self.policy.packs else make_micro_batches
+        return make(batch, max_tokens=self._boot.micro_batch_tokens)
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
         """Have the present policy published and, where it is due, on disk. Does only what is still to be done."""

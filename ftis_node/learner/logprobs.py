@@ -2,9 +2,13 @@
 
 The output head is where memory goes: a vocabulary of 150,000 in float32 is 0.6 MB a token. So the decoder runs alone,
 only the positions that predict a completion token are taken from its output, and the head is applied to them in chunks
-whose logits are thrown away and made again in the backward pass. Log-sum-exp is in float32 whatever the head computes
-in. Log-probs are those of the full softmax at the sampling temperature, as generators report them
-(docs: the algorithms page, "Log-probs").
+whose logits are thrown away and made again in the backward pass. There the gradient is written down, not derived:
+
+    dlp_t / dlogits = onehot(token) - softmax(logits)
+
+so one buffer of a chunk's logits is all that is ever held, and tokens whose share of the loss is zero (filtered, or
+without advantage) are left out. Log-sum-exp is in float32, or better, whatever the head computes in. Log-probs are
+those of the full softmax at the sampling temperature, as generators report them.
 """
 
 from __future__ import annotations
@@ -12,11 +16,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
+from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from ftis_node.learner.attention import AttentionPlan
 
+if TYPE_CHECKING:
     from ftis_node.learner.batch import MicroBatch
 
 HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000
@@ -25,35 +31,113 @@ HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000
 def completion_logprobs(
     causal_lm: Any, micro_batch: MicroBatch, *, temperature: float = 1.0, head_chunk_tokens: int = HEAD_CHUNK_TOKENS
 ) -> Tensor:
-    """Log-probs `[M]`, float32, of `micro_batch.target_ids`, on the model's device and with its gradient.
+    """Log-probs `[M]`, float32 (or float64), of `micro_batch.target_ids`, on the model's device and with its gradient.
 
     `causal_lm` is a transformers model whose logits are its output head applied to its decoder's last hidden state
     (see `policy.check_logits`).
     """
     device = causal_lm.device
     decoder, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
-    layout = _layout(micro_batch, device)
+    layout = _layout(micro_batch, device, compute_dtype(causal_lm))
     hidden = decoder(input_ids=micro_batch.token_ids.to(device), use_cache=False, **layout).last_hidden_state
     predictors = hidden.flatten(0, 1)[micro_batch.predictor_index.to(device)]
     targets = micro_batch.target_ids.to(device)
-    chunks = zip(torch.split(predictors, head_chunk_tokens), torch.split(targets, head_chunk_tokens), strict=True)
-    return torch.cat(
-        [checkpoint(_chunk_logprobs, part, head, ids, temperature, use_reentrant=False) for part, ids in chunks]
-    )
+    return head_logprobs(head, predictors, targets, temperature=temperature, chunk_tokens=head_chunk_tokens)
 
 
-def _layout(micro_batch: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """Positions and mask as transformers takes them; nothing where rows are plain texts."""
-    if micro_batch.positions is None or micro_batch.attends is None:
+def compute_dtype(causal_lm: Any) -> torch.dtype:
+    """What matrix products are computed in here and now."""
+    device_type = causal_lm.device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    dtype: torch.dtype = causal_lm.dtype
+    return dtype
+
+
+def head_logprobs(
+    head: Any, hidden: Tensor, target_ids: Tensor, *, temperature: float = 1.0, chunk_tokens: int = HEAD_CHUNK_TOKENS
+) -> Tensor:
+    """`[M, H]` hidden states and `[M]` token ids to log-probs `[M]`."""
+    if type(head) is nn.Linear and head.bias is None:
+        weight = head.weight
+        if torch.is_autocast_enabled(hidden.device.type):
+            dtype = torch.get_autocast_dtype(hidden.device.type)
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+        logprobs: Tensor = HeadLogprobs.apply(hidden, weight, target_ids, temperature, chunk_tokens)
+        return logprobs
+    chunks = zip(torch.split(hidden, chunk_tokens), torch.split(target_ids, chunk_tokens), strict=True)
+    return torch.cat([checkpoint(_any_head, part, head, ids, temperature, use_reentrant=False) for part, ids in chunks])
+
+
+class HeadLogprobs(Function):
+    """`[M, H]`, `[V, H]` and `[M]` to `[M]`; kept for the backward pass: the inputs and a log-sum-exp a token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, target_ids: Tensor, temperature: float, chunk_tokens: int
+    ) -> Tensor:
+        """Chunk by chunk."""
+        exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        logprobs = hidden.new_empty(len(target_ids), dtype=exact)
+        logsumexp = torch.empty_like(logprobs)
+        for start in range(0, len(target_ids), chunk_tokens):
+            at = slice(start, start + chunk_tokens)
+            logits = _logits(hidden[at], weight, temperature, exact)
+            logprobs[at] = logits.gather(-1, target_ids[at, None])[:, 0]
+            logsumexp[at] = logits.logsumexp(dim=-1)
+        logprobs -= logsumexp
+        ctx.save_for_backward(hidden, weight, target_ids, logsumexp)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        return logprobs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        """Tokens with a gradient alone are computed again."""
+        hidden, weight, target_ids, logsumexp = ctx.saved_tensors
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
+        rows = gradients[0].nonzero()[:, 0]
+        hidden_gradient = torch.zeros_like(hidden) if needs_hidden else None
+        # Sums over chunks are kept in float32 where the head computes in less.
+        weight_gradient = torch.zeros_like(weight, dtype=logsumexp.dtype) if needs_weight else None
+        for chosen in torch.split(rows, ctx.chunk_tokens):
+            part = hidden[chosen]
+            scores = _logits(part, weight, ctx.temperature, logsumexp.dtype)
+            share = gradients[0][chosen, None] / ctx.temperature
+            scores.sub_(logsumexp[chosen, None]).exp_().mul_(-share)
+            scores.scatter_add_(1, target_ids[chosen, None], share)
+            scores = scores.to(weight.dtype)
+            if hidden_gradient is not None:
+                hidden_gradient[chosen] = scores @ weight
+            if weight_gradient is not None:
+                _add_product(weight_gradient, scores.T, part)
+        return hidden_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype), None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """`[K, V]` in `dtype`, and nobody else's."""
+    logits = (hidden @ weight.T).to(dtype)
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _layout(micro_batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Positions and plan as the model hands them on; nothing where rows are plain texts."""
+    if not micro_batch.blocks or micro_batch.positions is None:
         return {}
-    return {
-        "position_ids": micro_batch.positions.to(device),
-        "attention_mask": micro_batch.attends[:, None].to(device),
-    }
+    plan = AttentionPlan.of(micro_batch.blocks, micro_batch.links, device, dtype=dtype)
+    return {"position_ids": micro_batch.positions.to(device), "plan": plan}
 
 
-def _chunk_logprobs(hidden: Tensor, head: Any, target_ids: Tensor, temperature: float) -> Tensor:
-    """`[K, H]` and `[K]` to `[K]`."""
-    logits = head(hidden).float() / temperature
+def _any_head(hidden: Tensor, head: Any, target_ids: Tensor, temperature: float) -> Tensor:
+    """`[K, H]` and `[K]` to `[K]`, for a head that is not one plain matrix."""
+    logits = head(hidden)
+    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     logprobs: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1) - logits.logsumexp(dim=-1)
     return logprobs

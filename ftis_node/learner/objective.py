@@ -21,6 +21,7 @@ from ftis_node.algorithms import (
     cross_tokenizer_advantages,
     find_method,
     group_advantages,
+    is_separable,
     method_parameters,
     policy_loss,
 )
@@ -42,6 +43,14 @@ class Objective:
     params: Mapping[str, Any]
     advantage_scale: str
     takes_anchor: bool
+    separable: bool
+
+    def separates(self, batch: Batch) -> bool:
+        """Whether dL/dlp of a completion's tokens depends on no other completion's learner log-probs.
+
+        Rows that were told as text lend theirs to their group (`_loss_with_texts`).
+        """
+        return self.separable and not bool(batch.is_text.any())
 
     def advantages(self, batch: Batch) -> Tensor:
         """`[N]` float64."""
@@ -110,7 +119,13 @@ def make_objective(
     try:
         scale = advantage_scale or find_method(method).advantage_scale
         takes_anchor = "anchor_logprobs" in method_parameters(method)
-        objective = Objective(method=method, params=params, advantage_scale=scale, takes_anchor=takes_anchor)
+        objective = Objective(
+            method=method,
+            params=params,
+            advantage_scale=scale,
+            takes_anchor=takes_anchor,
+            separable=is_separable(method, params),
+        )
         one = torch.zeros(1, 1)
         policy_loss(method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **params)
     except ValueError as error:

@@ -21,19 +21,22 @@ import torch
 
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
+from ftis_node.learner import attention
 from ftis_node.learner.batch import MicroBatch, make_batch, make_micro_batches
 from ftis_node.learner.logprobs import completion_logprobs
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
-from ftis_node.learner.shared_prompt import make_shared_micro_batches
+from ftis_node.learner.packing import make_packed_micro_batches
+from ftis_node.learner.step import compute_logprobs
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
 from ftis_node.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
     from torch.nn import Parameter
 
+    from ftis_node.learner.batch import Batch
     from ftis_node.learner.messages import LearnerBoot, LoraSettings
 
 log = logging.getLogger(__name__)
@@ -42,7 +45,7 @@ ADAPTER = "default"  # peft's name for the only adapter
 # Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
 # differ by that much between two ways of computing them; a soft cap or a logit scale moves them by far more.
 LOGITS_TOLERANCE = 0.25
-SHARED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: LOGITS_TOLERANCE}  # nats, between the two layouts
+PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: LOGITS_TOLERANCE}  # nats, between the two layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Policy:
     adapted: Any | None
     compute_dtype: torch.dtype
     temperature: float
-    shares_prompts: bool
+    packs: bool
 
     def trainable(self) -> dict[str, Parameter]:
         """What the optimiser moves, by name."""
@@ -102,10 +105,10 @@ def load_policy(boot: LearnerBoot) -> Policy:
         adapted=adapted,
         compute_dtype=getattr(torch, boot.dtype),
         temperature=boot.temperature,
-        shares_prompts=False,
+        packs=False,
     )
     check_logits(policy)
-    return replace(policy, shares_prompts=can_share_prompts(policy))
+    return replace(policy, packs=can_pack(policy))
 
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
@@ -187,8 +190,12 @@ def check_logits(policy: Policy) -> None:
 
 
 @torch.no_grad()
-def can_share_prompts(policy: Policy) -> bool:
-    """Whether the model honours a mask over completions side by side: not where it is recurrent, or makes its own."""
+def can_pack(policy: Policy) -> bool:
+    """Whether the model computes packed sequences with shared prompts as it does single ones.
+
+    Not where it is recurrent, has attention of its own or of another kind, or ignores positions. From here on, if so,
+    its attention is ours.
+    """
     ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
     quarter = len(ids) // 4
     answers = (ids[quarter : 2 * quarter], ids[2 * quarter :])
@@ -196,20 +203,24 @@ def can_share_prompts(policy: Policy) -> bool:
         TrainCompletion(token_ids=answer.tobytes(), logprobs=bytes(4 * len(answer)), reward=0.0) for answer in answers
     )
     batch = make_batch([TrainGroup("probe", "probe", True, 0, 0, ids[:quarter].tobytes(), completions)])
-    shared = make_shared_micro_batches(batch, max_tokens=batch.num_tokens + len(ids))
-    if shared is None:
-        return False
-    layouts = (shared, make_micro_batches(batch, max_tokens=2 * len(ids)))
-    values = []
-    for (micro_batch,) in layouts:
-        matrix = torch.zeros(batch.mask.numel())
-        try:
-            matrix[micro_batch.cell_index] = policy.logprobs(micro_batch).cpu()
-        except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-            log.info("%s takes no mask over completions side by side: %s", policy.source.name, error)
-            return False
-        values.append(matrix)
-    return bool((values[0] - values[1]).abs().max() < SHARED_TOLERANCES[policy.compute_dtype])
+    expected = _values(policy, batch, make_micro_batches(batch, max_tokens=2 * len(ids)))
+    before = policy.causal_lm.config._attn_implementation
+    attention.register()
+    try:
+        policy.causal_lm.set_attn_implementation(attention.ATTENTION)
+        found = _values(policy, batch, make_packed_micro_batches(batch, max_tokens=2 * len(ids)))
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        log.info("%s cannot be packed: %s", policy.source.name, error)
+    else:
+        if (found - expected).abs().max() < PACKED_TOLERANCES[policy.compute_dtype]:
+            return True
+        log.info("%s cannot be packed: log-probs are off by %.2g", policy.source.name, (found - expected).abs().max())
+    policy.causal_lm.set_attn_implementation(before)
+    return False
+
+
+def _values(policy: Policy, batch: Batch, micro_batches: Sequence[MicroBatch]) -> Tensor:
+    return compute_logprobs(policy.logprobs, batch, micro_batches)
 
 
 def _adapter_deltas(causal_lm: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:

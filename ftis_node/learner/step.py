@@ -1,14 +1,13 @@
 """One step, exact for every method although the batch does not fit in memory at once.
 
-A loss may tie completions together (a token mean over the batch, a group's expectation, a share of outliers), so it
-cannot be summed over micro-batches. But it depends on the model only through the log-probs, a small matrix:
+A loss depends on the model only through the log-probs, a small matrix, and the chain rule does the rest:
 
-    pass 1   for each micro-batch, without gradient: log-probs            -> lp [N, T]
-             loss(lp), dL/dlp [N, T]                                         the whole batch at once
-    pass 2   for each micro-batch, with gradient: lp.backward(dL/dlp)     -> dL/dweights
+    for each micro-batch: log-probs lp;  dL/dlp;  lp.backward(dL/dlp)               -> dL/dweights
 
-which is the chain rule and nothing else. If all fits in one micro-batch, pass 1 keeps its graph and there is no second
-forward. Micro-batches whose part of dL/dlp is zero (filtered, or no advantage) are not run again.
+Where a completion's part of dL/dlp depends on its own log-probs alone (`Objective.separates`: nearly all methods) it
+is known as soon as its micro-batch is, so one forward and one backward pass do. A loss that ties completions together
+needs all log-probs first: a pass without gradient for the whole matrix, then the same with it. Parts of dL/dlp that are
+zero (filtered, or no advantage) cost no backward pass.
 
 A step ends in one of three ways: applied; *skipped*, where no token has a gradient (an Adam step would still move the
 weights by its momentum); *refused*, where a value is not finite. Then weights and optimiser are as they were.
@@ -19,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ import torch
 from ftis_node.errors import WorkerTaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.objective import Objective
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
+LossOf: TypeAlias = "Callable[[Tensor], tuple[Tensor, dict[str, float]]]"  # of all log-probs [N, T]
 Between: TypeAlias = Callable[[], None]  # called between micro-batches; raises WorkerTaskError to stop the step
 
 
@@ -71,6 +72,10 @@ class StepOutcome:
     refused: str | None
 
 
+class _NotFinite(Exception):
+    """A value is not finite; says which."""
+
+
 def compute_gradients(
     forward: Forward,
     batch: Batch,
@@ -81,43 +86,92 @@ def compute_gradients(
     between: Between = lambda: None,
 ) -> Gradients:
     """Add dL/dweights of the whole batch to the `.grad` of whatever `forward` depends on."""
-    keeps_graph = len(micro_batches) == 1
-    logprobs = torch.zeros(batch.mask.shape)
-    outputs: list[Tensor] = []
+    logprobs = batch.behaviour_logprobs.clone()
+    try:
+        _check_batch(batch)
+        advantages = objective.advantages(batch)
+        loss_of = partial(objective.loss, batch=batch, advantages=advantages, anchor=anchor)
+        if objective.separates(batch) or len(micro_batches) == 1:
+            shares = _one_pass(forward, logprobs, micro_batches, loss_of, between)
+        else:
+            shares = _two_passes(forward, logprobs, micro_batches, loss_of, between)
+        has_signal = False
+        for output, share in shares:
+            has_signal = True
+            between()
+            torch.autograd.backward(output, share.to(output.device))
+        with torch.no_grad():
+            loss, metrics = loss_of(logprobs)
+        _check(loss, "the loss")
+    except _NotFinite as error:
+        return Gradients(logprobs, refused=str(error))
+    return Gradients(logprobs, loss=loss.item(), metrics=metrics, skipped=None if has_signal else "no signal")
+
+
+def _one_pass(
+    forward: Forward, logprobs: Tensor, micro_batches: Sequence[MicroBatch], loss_of: LossOf, between: Between
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each micro-batch's log-probs with their graph, and dL/dlp `[M]` of them; fills `logprobs` `[N, T]` on the way.
+
+    Cells that are still to come hold behaviour log-probs: to a separable loss they do not matter, as they are finite.
+    """
     for micro_batch in micro_batches:
         between()
-        with torch.set_grad_enabled(keeps_graph):
-            outputs.append(forward(micro_batch))
-        logprobs.view(-1)[micro_batch.cell_index] = outputs[-1].detach().cpu()
-    refused = find_non_finite(logprobs, batch)
-    if refused is not None:
-        return Gradients(logprobs, refused=refused)
+        output = forward(micro_batch)
+        logprobs.view(-1)[micro_batch.cell_index] = _check(output.detach().cpu(), "a learner log-prob").to(logprobs)
+        share = _gradient_of(logprobs, loss_of).view(-1)[micro_batch.cell_index]
+        if share.any():
+            yield output, share
 
-    leaf = logprobs.clone().requires_grad_()
-    loss, metrics = objective.loss(leaf, batch, objective.advantages(batch), anchor=anchor)
-    (gradient,) = torch.autograd.grad(loss, leaf)
-    if not (torch.isfinite(loss) and torch.isfinite(gradient).all()):
-        return Gradients(logprobs, refused="the loss is not finite")
-    if not gradient.any():
-        return Gradients(logprobs, loss=loss.item(), metrics=metrics, skipped="no signal")
-    for micro_batch, output in zip(micro_batches, outputs, strict=True):
+
+def _two_passes(
+    forward: Forward, logprobs: Tensor, micro_batches: Sequence[MicroBatch], loss_of: LossOf, between: Between
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `_one_pass`, for a loss that ties completions together."""
+    _fill(logprobs, forward, micro_batches, between)
+    _check(logprobs, "a learner log-prob")
+    gradient = _gradient_of(logprobs, loss_of)
+    for micro_batch in micro_batches:
         share = gradient.view(-1)[micro_batch.cell_index]
         if share.any():
             between()
-            with_graph = output if keeps_graph else forward(micro_batch)
-            torch.autograd.backward(with_graph, share.to(with_graph.device))
-    return Gradients(logprobs, loss=loss.item(), metrics=metrics)
+            yield forward(micro_batch), share
+
+
+def _gradient_of(logprobs: Tensor, loss_of: LossOf) -> Tensor:
+    """dL/dlp, `[N, T]`."""
+    leaf = logprobs.clone().requires_grad_()
+    loss, _ = loss_of(leaf)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    _check(loss.detach(), "the loss")
+    return _check(gradient, "the loss")
+
+
+def _check(values: Tensor, name: str) -> Tensor:
+    if not torch.isfinite(values).all():
+        raise _NotFinite(f"{name} is not finite")
+    return values
+
+
+def _check_batch(batch: Batch) -> None:
+    _check(batch.rewards, "a reward")
+    _check(batch.behaviour_logprobs, "a behaviour log-prob")
+    _check(batch.behaviour_means, "a behaviour log-prob")
 
 
 @torch.no_grad()
+def _fill(logprobs: Tensor, forward: Forward, micro_batches: Sequence[MicroBatch], between: Between) -> None:
+    for micro_batch in micro_batches:
+        between()
+        logprobs.view(-1)[micro_batch.cell_index] = forward(micro_batch).cpu().to(logprobs)
+
+
 def compute_logprobs(
     forward: Forward, batch: Batch, micro_batches: Sequence[MicroBatch], *, between: Between = lambda: None
 ) -> Tensor:
     """The learner's log-probs `[N, T]`, float32 on the CPU, 0 outside the mask; no gradient."""
-    logprobs = torch.zeros(batch.mask.shape)
-    for micro_batch in micro_batches:
-        between()
-        logprobs.view(-1)[micro_batch.cell_index] = forward(micro_batch).cpu()
+    logprobs = torch.zeros_like(batch.behaviour_logprobs)
+    _fill(logprobs, forward, micro_batches, between)
     return logprobs
 
 
@@ -172,14 +226,3 @@ def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return replace(gradients, grad_norm=norm)
-
-
-def find_non_finite(learner_logprobs: Tensor, batch: Batch) -> str | None:
-    """What in the batch is not finite, in words; None where all is."""
-    if not torch.isfinite(batch.rewards).all():
-        return "a reward is not finite"
-    if not (torch.isfinite(batch.behaviour_logprobs).all() and torch.isfinite(batch.behaviour_means).all()):
-        return "a behaviour log-prob is not finite"
-    if not torch.isfinite(learner_logprobs).all():
-        return "a learner log-prob is not finite"
-    return None

@@ -83,19 +83,20 @@ def test_gradient_is_exact_however_the_batch_is_cut(model, batch, method):
         assert (gradients[max_tokens] - gradients[10_000]).norm() < 1e-6 * exact.norm()
 
 
-def test_one_micro_batch_needs_one_forward_and_zero_shares_none(model):
+@pytest.mark.parametrize(("params", "num_forwards"), [({}, 4), ({"denominator": "kept"}, 4 + 2)])
+def test_a_separable_loss_needs_one_forward_pass(model, params, num_forwards):
     batch = make_batch(
         [
             make_group([[1, 2], [3, 4]], [0.0, 1.0], number=0),
             make_group([[5] * 9, [6] * 9], [1.0, 1.0], number=1),  # teaches nothing
         ]
     )
-    objective = make_objective("tis", {})
+    objective = make_objective("ftis", params)
     whole, cut = Forward(model), Forward(model)
     compute_gradients(whole, batch, make_micro_batches(batch, max_tokens=1000), objective)
     compute_gradients(cut, batch, make_micro_batches(batch, max_tokens=1), objective)
     assert whole.num_runs == 1
-    assert cut.num_runs == 4 + 2
+    assert cut.num_runs == num_forwards
 
 
 def optimizer_of(model, learning_rate=1e-2):
@@ -220,9 +221,10 @@ def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatc
     micro_batches = make_micro_batches(batch, max_tokens=60)
     outcome = take_step(Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0, updates=3)
     assert outcome.num_updates == 3
-    first, *later = given
-    assert first[1] is None
-    assert len(later) == 2
+    calls_an_update = len(micro_batches) + 1  # a share for each, and the figures
+    assert len(given) == 3 * calls_an_update
+    assert all(anchor is None for _, anchor in given[:calls_an_update])
+    first, *later = given[calls_an_update - 1 :: calls_an_update]
     for logprobs, anchor in later:
         assert not torch.equal(logprobs, first[0])  # the model moved
         assert (anchor is None) if not uses_anchor else torch.equal(anchor, first[0])

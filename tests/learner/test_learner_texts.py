@@ -15,7 +15,7 @@ from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.logprobs import completion_logprobs
 from ftis_node.learner.messages import TrainCompletion
 from ftis_node.learner.objective import make_objective
-from ftis_node.learner.step import compute_gradients, find_non_finite
+from ftis_node.learner.step import compute_gradients
 
 PARAMS = {"dr_grpo": {"max_completion_length": 12}}
 
@@ -149,7 +149,8 @@ def test_a_later_update_measures_against_the_first_pass():
 @pytest.mark.parametrize("mean", [math.nan, -math.inf])
 def test_a_mean_that_is_not_finite_refuses_the_step(mean):
     batch = make_batch([text_group([[1], [2]], [1.0, 0.0], [mean, -1.0])])
-    assert find_non_finite(torch.zeros(2, 1), batch) == "a behaviour log-prob is not finite"
+    found = compute_gradients(lambda _: pytest.fail("no pass is needed"), batch, [], make_objective("ftis", {}))
+    assert found.refused == "a behaviour log-prob is not finite"
 
 
 def test_log_probs_beside_a_mean_are_a_fault():

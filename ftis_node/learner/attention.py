@@ -1,0 +1,223 @@
+"""Attention over sequences that lie packed in one row, with prompts that several completions share.
+
+    prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        blocks: 0-3, 3-5, 5-6, 6-9       link: 3-9 to 0-3
+
+Tokens of a *block* see each other causally; tokens of a *link* see a whole prompt besides. No other pair is computed,
+nothing is padded beyond a power of two, and neither mask nor scores are ever held as a whole. A plain packed row has
+blocks alone. The two parts of a completion's attention are joined by their log-sum-exp (`attention_kernels.py`).
+
+transformers calls `attend` under the name `ATTENTION` and hands it `plan` through the model's forward arguments;
+without a plan, rows are plain texts and torch's own attention does them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ftis_node.learner import attention_flash
+from ftis_node.learner.attention_kernels import (
+    attend_all,
+    attend_all_backward,
+    attend_self,
+    attend_self_backward,
+    join,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ATTENTION = "ftis_packed"
+SMALL_BLOCK = 64  # tokens: shorter ones are computed side by side
+UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what other models add to attention
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `start` to `end` (exclusive) of a row."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """All of `tokens` see all of `prompt`."""
+
+    tokens: Span
+    prompt: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Short blocks side by side, `size` columns each, padded by their own last tokens.
+
+    `rows` `[B * size]` are the row's tokens; `real` `[K]` says which of those are no padding, `tokens` `[K]` their places
+    in the row.
+    """
+
+    size: int
+    rows: Tensor
+    real: Tensor
+    tokens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Who sees whom in one row. `blocks` tile the row from its first token to its last."""
+
+    blocks: tuple[Span, ...]
+    links: tuple[Link, ...]
+    long_blocks: tuple[Span, ...]
+    buckets: tuple[Bucket, ...]
+    flash: attention_flash.FlashPlan | None
+
+    @classmethod
+    def of(
+        cls, blocks: Sequence[Span], links: Sequence[Link], device: torch.device, *, dtype: torch.dtype
+    ) -> AttentionPlan:
+        """Prepared for one device; `dtype` is the one that is computed in."""
+        flash = None
+        if attention_flash.is_usable(device, dtype):
+            pairs = [(link.tokens.start, link.tokens.end, link.prompt.start, link.prompt.end) for link in links]
+            flash = attention_flash.FlashPlan.of([block.end for block in blocks], pairs, device)
+        return cls(
+            blocks=tuple(blocks),
+            links=tuple(links),
+            long_blocks=tuple(block for block in blocks if len(block) > SMALL_BLOCK),
+            buckets=tuple(_buckets([block for block in blocks if len(block) <= SMALL_BLOCK], device)),
+            flash=flash,
+        )
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    plan: AttentionPlan | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: `[1, h, T, D]` queries to `[1, T, h, D]`.
+
+    Raises NotImplementedError for a model whose attention is of another kind.
+    """
+    if plan is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        output: Tensor
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+        return output, None
+    if found := [name for name in UNKNOWN if more.get(name) is not None]:
+        raise NotImplementedError(f"attention with {found[0]} over packed sequences")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    operation = attention_flash.FlashPackedAttention if plan.flash is not None else PackedAttention
+    packed = operation.apply(query, key, value, plan.flash if plan.flash is not None else plan, scale)
+    return packed.transpose(1, 2), None
+
+
+def register() -> None:
+    """Make `ATTENTION` known to transformers. Masks are not made for it: rows are plain, or there is a plan."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, attend)
+
+
+class PackedAttention(Function):
+    """`[1, h, T, D]` to the same, kept for the backward pass: queries, keys, values, output, one number a head."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        """Blocks first, each token in one of them; then links are joined to what is there."""
+        # Laid out as the projection after it wants to read it: all heads of a token side by side.
+        output = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        exact = query.dtype if query.dtype == torch.float64 else torch.float32
+        logsumexp = query.new_empty(query.shape[:3], dtype=exact)
+        for block in plan.long_blocks:
+            at = slice(block.start, block.end)
+            output[:, :, at], logsumexp[:, :, at] = attend_self(query[:, :, at], key[:, :, at], value[:, :, at], scale)
+        for bucket in plan.buckets:
+            found, sums = attend_self(*(_gather(tensor, bucket) for tensor in (query, key, value)), scale)
+            _scatter(found, bucket, output)
+            _scatter(sums[..., None], bucket, logsumexp[..., None])
+        for link in plan.links:
+            at, to = slice(link.tokens.start, link.tokens.end), slice(link.prompt.start, link.prompt.end)
+            found, sums = attend_all(query[:, :, at], key[:, :, to], value[:, :, to], scale)
+            join(output[:, :, at], logsumexp[:, :, at], found, sums)
+        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.plan, ctx.scale = plan, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Each part's gradients, by the joint output and log-sum-exp."""
+        (gradient,) = gradients
+        query, key, value, output, logsumexp = ctx.saved_tensors
+        plan: AttentionPlan = ctx.plan
+        found = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
+        for block in plan.long_blocks:
+            at = slice(block.start, block.end)
+            parts = attend_self_backward(
+                *(tensor[:, :, at] for tensor in (gradient, query, key, value, output, logsumexp)), ctx.scale
+            )
+            for whole, part in zip(found, parts, strict=True):
+                whole[:, :, at] = part
+        for bucket in plan.buckets:
+            padded = _gather(gradient, bucket, pad_with_zero=True)
+            rest = [_gather(tensor, bucket) for tensor in (query, key, value, output)]
+            sums = _gather(logsumexp[..., None], bucket)[..., 0]
+            for whole, part in zip(found, attend_self_backward(padded, *rest, sums, ctx.scale), strict=True):
+                _scatter(part, bucket, whole)
+        for link in plan.links:
+            at, to = slice(link.tokens.start, link.tokens.end), slice(link.prompt.start, link.prompt.end)
+            parts = attend_all_backward(
+                gradient[:, :, at],
+                query[:, :, at],
+                key[:, :, to],
+                value[:, :, to],
+                output[:, :, at],
+                logsumexp[:, :, at],
+                ctx.scale,
+            )
+            for whole, part, where in zip(found, parts, (at, to, to), strict=True):
+                whole[:, :, where] += part
+        return (*found, None, None)
+
+
+def _buckets(blocks: Sequence[Span], device: torch.device) -> Iterator[Bucket]:
+    by_size: dict[int, list[Span]] = {}
+    for block in blocks:
+        by_size.setdefault(1 << max(0, len(block) - 1).bit_length(), []).append(block)
+    for size, members in by_size.items():
+        starts = torch.tensor([block.start for block in members])[:, None]
+        lengths = torch.tensor([len(block) for block in members])[:, None]
+        columns = torch.arange(size)[None, :]
+        rows = (starts + torch.minimum(columns, lengths - 1)).flatten()
+        real = (columns < lengths).flatten().nonzero().flatten()
+        yield Bucket(size=size, rows=rows.to(device), real=real.to(device), tokens=rows[real].to(device))
+
+
+def _gather(tensor: Tensor, bucket: Bucket, *, pad_with_zero: bool = False) -> Tensor:
+    """`[1, h, T, D]` to `[B, h, size, D]`."""
+    taken = tensor[0].index_select(1, bucket.rows)
+    if pad_with_zero:
+        kept = torch.zeros_like(taken)
+        kept[:, bucket.real] = taken[:, bucket.real]
+        taken = kept
+    return taken.unflatten(1, (-1, bucket.size)).transpose(0, 1)
+
+
+def _scatter(found: Tensor, bucket: Bucket, whole: Tensor) -> None:
+    """`[B, h, size, D]` into its places in `whole` `[1, h, T, D]`."""
+    flat = found.transpose(0, 1).flatten(1, 2)
+    whole[0].index_copy_(1, bucket.tokens, flat.index_select(1, bucket.real).to(whole.dtype))

@@ -1,0 +1,90 @@
+"""Attention in parts is attention as a whole: values, gradients, for each kernel, with grouped queries."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ftis_node.learner import attention_kernels
+from ftis_node.learner.attention import SMALL_BLOCK, AttentionPlan, Link, PackedAttention, Span
+
+# Two families with a shared prompt, a text alone, and blocks on both sides of the limit for short ones.
+BLOCKS = [Span(0, 30), Span(30, 31), Span(31, 131), Span(131, 138), Span(138, 178), Span(178, 268), Span(268, 270)]
+LINKS = [Link(Span(30, 138), Span(0, 30)), Link(Span(268, 270), Span(178, 268))]
+SIZE = 270
+
+
+def seen():
+    """`[T, T]` bool, written down pair by pair."""
+    matrix = torch.zeros(SIZE, SIZE, dtype=torch.bool)
+    for block in BLOCKS:
+        matrix[block.start : block.end, block.start : block.end] = True
+    matrix.tril_()
+    for link in LINKS:
+        matrix[link.tokens.start : link.tokens.end, link.prompt.start : link.prompt.end] = True
+    return matrix
+
+
+def inputs(dtype, *, heads=4, key_heads=2, size=16):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((1, heads, SIZE, size), (1, key_heads, SIZE, size), (1, key_heads, SIZE, size), (1, heads, SIZE, size))
+    *tensors, gradient = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
+    return [tensor.requires_grad_() for tensor in tensors], gradient
+
+
+def reference(tensors, gradient, scale):
+    output = torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=seen(), scale=scale, enable_gqa=True)
+    return output, torch.autograd.grad(output, tensors, gradient)
+
+
+@pytest.fixture(params=["cpu kernel", "matrix products"])
+def kernel(request, monkeypatch):
+    """On a GPU without fast kernels the products do all; here the CPU's own kernel does a block."""
+    if request.param == "matrix products":
+
+        def attend(queries, keys, values, scale):
+            return attention_kernels._attend(queries, keys, values, scale, is_causal=True)
+
+        def attend_backward(*tensors_and_scale):
+            return attention_kernels._attend_backward(*tensors_and_scale, is_causal=True)
+
+        monkeypatch.setattr("ftis_node.learner.attention.attend_self", attend)
+        monkeypatch.setattr("ftis_node.learner.attention.attend_self_backward", attend_backward)
+        monkeypatch.setattr(attention_kernels, "MAX_SCORES", 2000)  # several chunks of queries
+    return request.param
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_parts_are_the_whole(kernel, dtype, tolerance, key_heads):
+    tensors, gradient = inputs(dtype, key_heads=key_heads)
+    plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"), dtype=dtype)
+    assert plan.buckets
+    assert all(len(block) > SMALL_BLOCK for block in plan.long_blocks)
+    output = PackedAttention.apply(*tensors, plan, 0.3)
+    expected, expected_gradients = reference(tensors, gradient, 0.3)
+    assert (output - expected).abs().max() < tolerance
+    found = torch.autograd.grad(output, tensors, gradient)
+    for one, other in zip(found, expected_gradients, strict=True):
+        assert (one - other).norm() < tolerance * other.norm()
+
+
+def test_half_precision_keeps_scores_in_float32(kernel):
+    tensors, gradient = inputs(torch.bfloat16)
+    plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"), dtype=torch.bfloat16)
+    output = PackedAttention.apply(*tensors, plan, 0.3)
+    exact, exact_gradients = reference(
+        [tensor.detach().double().requires_grad_() for tensor in tensors], gradient.double(), 0.3
+    )
+    assert (output - exact).norm() < 0.01 * exact.norm()
+    for one, other in zip(torch.autograd.grad(output, tensors, gradient), exact_gradients, strict=True):
+        assert (one - other).norm() < 0.01 * other.norm()
+
+
+def test_large_scores_do_not_overflow():
+    tensors, _ = inputs(torch.float32)
+    plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"), dtype=torch.float32)
+    output = PackedAttention.apply(*tensors, plan, 50.0)
+    expected, _ = reference(tensors, torch.zeros_like(output), 50.0)
+    assert torch.isfinite(output).all()
+    assert (output - expected).abs().max() < 1e-4
