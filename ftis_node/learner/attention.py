@@ -59,8 +59,8 @@ class Link:
 class Bucket:
     """Short blocks side by side, `size` columns each, padded by their own last tokens.
 
-    `rows` `[B * size]` are the row's tokens; `real` `[K]` says which of those are no padding, `tokens` `[K]` their places
-    in the row.
+    `rows` `[B * size]` are the row's tokens; `real` `[K]` says which of those are no padding, `tokens` `[K]` their
+    places in the row.
     """
 
     size: int
@@ -121,8 +121,15 @@ def attend(
     if found := [name for name in UNKNOWN if more.get(name) is not None]:
         raise NotImplementedError(f"attention with {found[0]} over packed sequences")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    operation = attention_flash.FlashPackedAttention if plan.flash is not None else PackedAttention
-    packed = operation.apply(query, key, value, plan.flash if plan.flash is not None else plan, scale)
+    if torch.is_autocast_enabled(query.device.type):  # a custom function is given what there is, rotated in float32
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if plan.flash is not None:
+        packed: Tensor = attention_flash.FlashPackedAttention.apply(  # type: ignore[no-untyped-call]
+            query, key, value, plan.flash, scale
+        )
+    else:
+        packed = PackedAttention.apply(query, key, value, plan, scale)  # type: ignore[no-untyped-call]
     return packed.transpose(1, 2), None
 
 
@@ -145,14 +152,16 @@ class PackedAttention(Function):
         logsumexp = query.new_empty(query.shape[:3], dtype=exact)
         for block in plan.long_blocks:
             at = slice(block.start, block.end)
-            output[:, :, at], logsumexp[:, :, at] = attend_self(query[:, :, at], key[:, :, at], value[:, :, at], scale)
+            output[:, :, at], logsumexp[:, :, at] = attend_self(
+                query[:, :, at], key[:, :, at], value[:, :, at], scale=scale
+            )
         for bucket in plan.buckets:
-            found, sums = attend_self(*(_gather(tensor, bucket) for tensor in (query, key, value)), scale)
+            found, sums = attend_self(*(_gather(tensor, bucket) for tensor in (query, key, value)), scale=scale)
             _scatter(found, bucket, output)
             _scatter(sums[..., None], bucket, logsumexp[..., None])
         for link in plan.links:
             at, to = slice(link.tokens.start, link.tokens.end), slice(link.prompt.start, link.prompt.end)
-            found, sums = attend_all(query[:, :, at], key[:, :, to], value[:, :, to], scale)
+            found, sums = attend_all(query[:, :, at], key[:, :, to], value[:, :, to], scale=scale)
             join(output[:, :, at], logsumexp[:, :, at], found, sums)
         ctx.save_for_backward(query, key, value, output, logsumexp)
         ctx.plan, ctx.scale = plan, scale
@@ -164,19 +173,20 @@ class PackedAttention(Function):
         (gradient,) = gradients
         query, key, value, output, logsumexp = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
-        found = tuple(torch.empty_like(tensor) for tensor in (query, key, value))
+        found = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value))
         for block in plan.long_blocks:
             at = slice(block.start, block.end)
             parts = attend_self_backward(
-                *(tensor[:, :, at] for tensor in (gradient, query, key, value, output, logsumexp)), ctx.scale
+                *(tensor[:, :, at] for tensor in (gradient, query, key, value, output, logsumexp)), scale=ctx.scale
             )
             for whole, part in zip(found, parts, strict=True):
                 whole[:, :, at] = part
         for bucket in plan.buckets:
             padded = _gather(gradient, bucket, pad_with_zero=True)
-            rest = [_gather(tensor, bucket) for tensor in (query, key, value, output)]
-            sums = _gather(logsumexp[..., None], bucket)[..., 0]
-            for whole, part in zip(found, attend_self_backward(padded, *rest, sums, ctx.scale), strict=True):
+            queries, keys, values = (_gather(tensor, bucket) for tensor in (query, key, value))
+            joint, sums = _gather(output, bucket), _gather(logsumexp[..., None], bucket)[..., 0]
+            parts = attend_self_backward(padded, queries, keys, values, joint, sums, scale=ctx.scale)
+            for whole, part in zip(found, parts, strict=True):
                 _scatter(part, bucket, whole)
         for link in plan.links:
             at, to = slice(link.tokens.start, link.tokens.end), slice(link.prompt.start, link.prompt.end)
@@ -187,7 +197,7 @@ class PackedAttention(Function):
                 value[:, :, to],
                 output[:, :, at],
                 logsumexp[:, :, at],
-                ctx.scale,
+                scale=ctx.scale,
             )
             for whole, part, where in zip(found, parts, (at, to, to), strict=True):
                 whole[:, :, where] += part
@@ -214,7 +224,7 @@ def _gather(tensor: Tensor, bucket: Bucket, *, pad_with_zero: bool = False) -> T
         kept = torch.zeros_like(taken)
         kept[:, bucket.real] = taken[:, bucket.real]
         taken = kept
-    return taken.unflatten(1, (-1, bucket.size)).transpose(0, 1)
+    return taken.view(len(taken), -1, bucket.size, taken.shape[-1]).transpose(0, 1)
 
 
 def _scatter(found: Tensor, bucket: Bucket, whole: Tensor) -> None:

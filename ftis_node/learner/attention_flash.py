@@ -1,4 +1,4 @@
-"""The same attention by torch's FlashAttention kernels, for half precision on a GPU: all blocks at once, all links at once.
+"""The same by torch's FlashAttention kernels, for half precision on a GPU: all blocks at once, then all links.
 
 The kernels take sequences of unlike lengths end to end (`cum_seq`). Their backward pass is given the joint output and
 log-sum-exp, as in `attention_kernels.py`; torch's public functions do not let one do that, so these are its inner ones.
@@ -76,16 +76,15 @@ class FlashPackedAttention(Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: FlashPlan, scale: float) -> Tensor:
         """The kernels want `[T, h, D]`."""
-        rows = tuple(tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-        output, logsumexp, random = _flash(*rows, plan.blocks, plan.blocks, scale, is_causal=True)
+        query, key, value = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+        output, logsumexp, random = _flash(query, key, value, plan.blocks, plan.blocks, scale, is_causal=True)
         if len(plan.link_tokens):
-            queries = rows[0].index_select(0, plan.link_tokens)
-            keys, values = (tensor.index_select(0, plan.link_prompts) for tensor in rows[1:])
+            queries, keys, values = query[plan.link_tokens], key[plan.link_prompts], value[plan.link_prompts]
             found, sums, random = _flash(queries, keys, values, plan.tokens, plan.prompts, scale, is_causal=False)
             own, own_sums = output[plan.link_tokens].transpose(0, 1), logsumexp[:, plan.link_tokens]
             join(own, own_sums, found.transpose(0, 1), sums)
             output[plan.link_tokens], logsumexp[:, plan.link_tokens] = own.transpose(0, 1), own_sums
-        ctx.save_for_backward(*rows, output, logsumexp, *random)
+        ctx.save_for_backward(query, key, value, output, logsumexp, *random)
         ctx.plan, ctx.scale = plan, scale
         return output.transpose(0, 1)[None]
 
@@ -115,7 +114,8 @@ class FlashPackedAttention(Function):
             )
             for whole, part, where in zip(found, parts, (tokens, prompts, prompts), strict=True):
                 whole.index_add_(0, where, part)
-        return (*(tensor.transpose(0, 1)[None] for tensor in found), None, None)
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in found)
+        return query, key, value, None, None
 
 
 def _flash(

@@ -58,12 +58,14 @@ def head_logprobs(
     head: Any, hidden: Tensor, target_ids: Tensor, *, temperature: float = 1.0, chunk_tokens: int = HEAD_CHUNK_TOKENS
 ) -> Tensor:
     """`[M, H]` hidden states and `[M]` token ids to log-probs `[M]`."""
-    if type(head) is nn.Linear and head.bias is None:
+    if type(head) is nn.Linear and getattr(head, "bias", None) is None:
         weight = head.weight
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight = hidden.to(dtype), weight.to(dtype)
-        logprobs: Tensor = HeadLogprobs.apply(hidden, weight, target_ids, temperature, chunk_tokens)
+        logprobs: Tensor = HeadLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, weight, target_ids, temperature, chunk_tokens
+        )
         return logprobs
     chunks = zip(torch.split(hidden, chunk_tokens), torch.split(target_ids, chunk_tokens), strict=True)
     return torch.cat([checkpoint(_any_head, part, head, ids, temperature, use_reentrant=False) for part, ids in chunks])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -41,15 +43,10 @@ def reference(tensors, gradient, scale):
 def kernel(request, monkeypatch):
     """On a GPU without fast kernels the products do all; here the CPU's own kernel does a block."""
     if request.param == "matrix products":
-
-        def attend(queries, keys, values, scale):
-            return attention_kernels._attend(queries, keys, values, scale, is_causal=True)
-
-        def attend_backward(*tensors_and_scale):
-            return attention_kernels._attend_backward(*tensors_and_scale, is_causal=True)
-
+        attend = partial(attention_kernels._attend, is_causal=True)
         monkeypatch.setattr("ftis_node.learner.attention.attend_self", attend)
-        monkeypatch.setattr("ftis_node.learner.attention.attend_self_backward", attend_backward)
+        backward = partial(attention_kernels._attend_backward, is_causal=True)
+        monkeypatch.setattr("ftis_node.learner.attention.attend_self_backward", backward)
         monkeypatch.setattr(attention_kernels, "MAX_SCORES", 2000)  # several chunks of queries
     return request.param
 
