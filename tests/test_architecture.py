@@ -37,6 +37,9 @@ HEAVY_HOMES = {
     "hivemind": {"gossip"},
     "vllm": {"generation"},
     "peft": {"models", "learner"},
+    "tensorboard": {"telemetry"},
+    "wandb": {"telemetry"},
+    "trackio": {"telemetry"},
 }
 
 
@@ -85,7 +88,8 @@ LOADED = """
 import sys
 from ftis_node.cli.app import run
 code = run({arguments!r})
-heavy = sorted(set(sys.modules) & {{"torch", "vllm", "hivemind", "transformers", "datasets", "matplotlib"}})
+libraries = {{"torch", "vllm", "hivemind", "transformers", "datasets", "matplotlib", "tensorboard", "wandb", "trackio"}}
+heavy = sorted(set(sys.modules) & libraries)
 sys.exit(f"loaded {{heavy}}" if heavy else code)
 """
 

@@ -30,6 +30,9 @@ def join(
     name: Annotated[str | None, typer.Option("--name", help="Name shown to people.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after this many steps in all.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
+    ] = None,
     status_port: Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free one.")] = None,
 ) -> None:
     """Generate, share and learn: run a node until stopped or until --steps are done.
@@ -52,6 +55,7 @@ def join(
         name=name,
         seed=seed,
         status_port=status_port,
+        tracking={"to": tuple(track)} if track else None,
     )
     run_until_stopped(settings, plan_run(run, task, eval_task=eval_task, home=where), where, steps=steps)
 

@@ -8,6 +8,7 @@
     checkpoints/   weights, optimiser and random state
     weights/       versions handed to the generator
     events.jsonl   one line for each thing that happened
+    tensorboard/, wandb/   what those trackers write, where `tracking.to` names them
     status.json    the last status, for when the node is stopped
     logs/          what the workers print
     lock           held while a node runs, with its pid

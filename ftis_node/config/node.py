@@ -175,6 +175,26 @@ class MismatchSection(Section):
     )
 
 
+class TrackingSection(Section):
+    """Where curves are drawn besides `events.jsonl`, which has every figure in any case."""
+
+    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        default=(),
+        max_length=3,
+        description="Trackers: `tensorboard` (files in the home), `wandb` (in the home and, where a key is configured, "
+        "uploaded), `trackio`; each needs the package of its name.",
+    )
+    project: str = Field(
+        default="ftis-node", min_length=1, max_length=64, description="Project for `wandb`, `trackio`."
+    )
+    name: str = Field(default="", max_length=64, description="The run's name there; empty: the node's.")
+
+    @field_validator("to")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(value))
+
+
 class NodeSettings(BaseSettings):
     """Settings of one node."""
 
@@ -206,6 +226,7 @@ class NodeSettings(BaseSettings):
     lora_adapter: LoraSection = Field(default_factory=LoraSection)
     buffer: BufferSection = Field(default_factory=BufferSection)
     swarm: SwarmSection = Field(default_factory=SwarmSection)
+    tracking: TrackingSection = Field(default_factory=TrackingSection)
 
     @field_validator("peers", mode="before")
     @classmethod

@@ -266,14 +266,16 @@ class GenerationClient:
         """What every life does before calls reach it."""
         self.engine = (await life.call(Describe(), Description)).engine
         self.policy_version = 0
-        if self._newest is None:
+        newest = self._newest
+        if newest is None:
             return
         try:
-            problem = await self._serve(life.call, *self._newest)
+            problem = await self._serve(life.call, *newest)
         except ModelError as error:
             # A learner that died before its checkpoint has taken these weights back; it will publish others.
             self._report(f"serves the model as it came, until there are new weights: {error}")
-            self._newest = None
+            if self._newest is newest:  # others may wait at the gate already
+                self._newest = None
             return
         if problem is not None:
             raise WorkerTaskError(f"generation: {problem}")  # a worker's fault, so that it is tried again

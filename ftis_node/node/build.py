@@ -22,6 +22,7 @@ from ftis_node.node.makers import Ingredients, ProcessMakers, dtype_of, serves_a
 from ftis_node.node.parts import Parts
 from ftis_node.node.serve import Served
 from ftis_node.node.slots import Slots
+from ftis_node.node.tracking import make_tracking
 from ftis_node.node.weights_folder import weights_folder
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
@@ -30,6 +31,7 @@ from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring import IsolatedScorer
 from ftis_node.telemetry.events import EventTrail, read_events
 from ftis_node.telemetry.status import EvalStatus
+from ftis_node.telemetry.trackers import check_installed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,7 +60,9 @@ async def built_parts(
     Raises ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
     makers = makers or ProcessMakers(settings, home)  # a malformed address is found before anything starts
+    check_installed(settings.tracking.to)
     identity = Identity.load_or_create(home.identity)
+    name = settings.name or identity.peer_id[-NAME_LENGTH:]
     source = await in_background(resolve_model, settings.model)
     arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
     tokenizer = await in_background(load_tokenizer, source)
@@ -83,7 +87,7 @@ async def built_parts(
             manifest=manifest,
             home=home,
             identity=identity,
-            name=settings.name or identity.peer_id[-NAME_LENGTH:],
+            name=name,
             source=source,
             tokenizer=tokenizer,
             task=task,
@@ -100,6 +104,7 @@ async def built_parts(
             events=events,
             figures=Figures(evaluations=_past_evaluations(home), step=_last_noted_step(home)),
             arrangement=arrangement,
+            tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
         )
         served = Served(parts)
         parts.gossip.serve(served.lookup, on_confirm=served.confirmed, answer=served.answer, retell=served.retell)
@@ -137,12 +142,14 @@ async def _stop(parts: Parts) -> None:
         parts.learner.stop(),
         parts.gossip.close(),
         parts.scorer.close(),
+        parts.tracking.close(),
         return_exceptions=True,
     )
     for result in results:
         if isinstance(result, BaseException):
             log.error("while stopping: %s", result)
-    parts.events.write("stop", step=parts.figures.step)
+    tracked = {"tracked": parts.tracking.counts()} if parts.tracking else {}
+    parts.events.write("stop", step=parts.figures.step, **tracked)
 
 
 def load_tasks(plan: RunPlan) -> tuple[Task, tuple[Task, ...]]:

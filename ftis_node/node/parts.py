@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.generation.evaluate import Generator
 from ftis_node.node.placement import Arrangement
+from ftis_node.telemetry.tracking import Tracking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,3 +106,4 @@ class Parts:
     events: EventTrail
     figures: Figures
     arrangement: Arrangement = Arrangement()
+    tracking: Tracking = field(default_factory=Tracking)

@@ -107,7 +107,7 @@ class StatusLoop:
             ),
             generation=self._generation(counts),
             learner=self._learner(counts),
-            swarm=self._swarm(),
+            swarm=swarm_status(parts, num_members=self._num_members),
             replay=ReplayStatus(
                 waiting=parts.slots.waiting,
                 ready=counts.ready,
@@ -147,24 +147,26 @@ class StatusLoop:
             **fields,
         )
 
-    def _swarm(self) -> SwarmStatus:
-        figures, gossip = self._parts.figures, self._parts.gossip
-        tokens = figures.tokens_received
-        return SwarmStatus(
-            state=str(gossip.state.state),
-            reason=gossip.state.reason,
-            peers_known=len(figures.peers),
-            peers_connected=self._num_members,
-            groups_sent=figures.groups_sent,
-            groups_confirmed=figures.groups_confirmed,
-            groups_received=figures.groups_received,
-            groups_refused=dict(figures.refused),
-            groups_repaired=figures.groups_repaired,
-            bytes_in=gossip.counters.body_bytes_in,
-            bytes_out=gossip.counters.body_bytes_out,
-            tokens_in=tokens,
-            bytes_per_token=round(figures.envelope_bytes_received / tokens, 3) if tokens else None,
-        )
+
+def swarm_status(parts: Parts, *, num_members: int) -> SwarmStatus:
+    """The swarm's section; `num_members`: connected members of the run."""
+    figures, gossip = parts.figures, parts.gossip
+    tokens = figures.tokens_received
+    return SwarmStatus(
+        state=str(gossip.state.state),
+        reason=gossip.state.reason,
+        peers_known=len(figures.peers),
+        peers_connected=num_members,
+        groups_sent=figures.groups_sent,
+        groups_confirmed=figures.groups_confirmed,
+        groups_received=figures.groups_received,
+        groups_refused=dict(figures.refused),
+        groups_repaired=figures.groups_repaired,
+        bytes_in=gossip.counters.body_bytes_in,
+        bytes_out=gossip.counters.body_bytes_out,
+        tokens_in=tokens,
+        bytes_per_token=round(figures.envelope_bytes_received / tokens, 3) if tokens else None,
+    )
 
 
 def load_saved(path: Path) -> tuple[Status, list[dict[str, Any]]]:

@@ -23,6 +23,7 @@ from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.node.hand_over import HandOver, hand_over
 from ftis_node.node.makers import dtype_of
 from ftis_node.node.mismatch import Change, MismatchWatch, limits_of, warning_of
+from ftis_node.node.tracking import track_evaluation, track_step
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
 from ftis_node.telemetry.status import EvalStatus
 
@@ -99,7 +100,7 @@ class TrainLoop:
             share = parts.manifest.step.share
             step_groups = [train_group(group, share=share) for group in groups]
             reply = await parts.learner.train(step_groups, step=step, on_published=under_way.take)
-            self._note(reply.report)
+            await self._note(reply.report)
             await under_way.finish(reply)
         except WorkerDiedError as error:
             parts.events.write("step_lost", step=step, error=str(error))
@@ -121,14 +122,16 @@ class TrainLoop:
             log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
         self._parts.slots.hold(self._parts.reader.own_held())
         if state.last_report is not None and state.step > self.step:
-            self._note(state.last_report)  # the learner finished this step, but the daemon did not live to hear of it
+            await self._note(
+                state.last_report
+            )  # the learner finished this step, but the daemon did not live to hear of it
         self._parts.figures.step = state.step
         self._parts.figures.policy_version = state.policy_version
         if state.weights is not None:
             await hand_over(self._parts, state.weights, state.proof)
 
-    def _note(self, report: StepReport) -> None:
-        """The step's figures: into the event trail, the status and, where something is wrong, the log."""
+    async def _note(self, report: StepReport) -> None:
+        """The step's figures: into the event trail, the status, the trackers and, where something is wrong, the log."""
         figures = self._parts.figures
         figures.step, figures.policy_version, figures.last_report = report.step, report.policy_version, report
         self._parts.events.write("step", **msgspec.to_builtins(report))
@@ -144,6 +147,7 @@ class TrainLoop:
                 report.duration_s,
             )
         self._note_mismatch(report)
+        await track_step(self._parts, report)
 
     def _note_mismatch(self, report: StepReport) -> None:
         """The newest measurement, and a line where it rose above the node's limits or fell below them again."""
@@ -189,6 +193,7 @@ class TrainLoop:
         entry = EvalStatus(step=self.step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
         parts.figures.evaluations.append(entry)
         parts.events.write("eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n)
+        track_evaluation(parts, entry)
         log.info("step %d: pass@1 %.3f on %d problems of %s", entry.step, entry.pass_at_1, entry.n, entry.task)
 
 

@@ -59,6 +59,8 @@ class FakeEngine:
         return GenerationResult((completion,) * request.num_completions)
 
     async def load_weights(self, path: Path, version: int) -> None:
+        if not path.exists():  # noqa: ASYNC240 - what engines say of it
+            raise ModelError(f"{path} is damaged: No such file")
         text = path.read_text()  # noqa: ASYNC240 - a few bytes
         if text == "damaged":
             raise ModelError("weights are damaged")

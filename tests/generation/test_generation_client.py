@@ -181,6 +181,29 @@ async def test_damaged_weights_leave_the_old_ones_also_after_a_death(make_client
     assert (await one_group(client)).policy_version == client.policy_version == 1
 
 
+async def test_weights_that_were_taken_back_do_not_keep_the_next_life_from_starting(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    """A learner that died before its checkpoint took its published weights with it; then the generator dies, too."""
+    problems: list[str] = []
+    client = make_client(on_problem=problems.append)
+    await client.start()
+    weights = publish(tmp_path, 1, "-1")
+    await client.update_weights(weights, proof(1, -1.0))
+    Path(weights.path).unlink()  # noqa: ASYNC240 - at once
+    os.kill(client.pid, signal.SIGKILL)
+    await eventually(lambda: client.restarts == 1)
+    assert (await one_group(client)).policy_version == client.policy_version == 0
+    assert len(problems) == 1
+    assert problems[0].startswith("serves the model as it came, until there are new weights: ")
+
+    await client.update_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))  # step 1, done again
+    os.kill(client.pid, signal.SIGKILL)
+    await eventually(lambda: client.restarts == 2)
+    assert (await one_group(client)).policy_version == client.policy_version == 1
+    assert len(problems) == 1
+
+
 async def test_a_death_during_the_hand_over_begins_the_next_life_with_the_new_weights(
     make_client: MakeClient, tmp_path: Path
 ) -> None:

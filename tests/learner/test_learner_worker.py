@@ -16,7 +16,7 @@ import pytest
 import torch
 from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, random_groups
 
-from ftis_node.errors import ModelError, WorkerDiedError
+from ftis_node.errors import FtisError, ModelError, WorkerDiedError
 from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.spec import Timing
 from ftis_node.learner.client import LearnerClient
@@ -83,6 +83,29 @@ async def test_killed_in_mid_step_it_resumes_and_does_the_step_once(model_folder
     undisturbed = Learner(make_boot(model_folder, tmp_path / "other", micro_batch_tokens=1))
     undisturbed.train(random_groups(seed=1, **SMALL), step=1)
     assert undisturbed.train(random_groups(seed=2, **SMALL), step=2).proof == second.proof
+
+
+async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, tmp_path):
+    """Without a checkpoint the step before is lost with the worker, and the caller must ask where it stands."""
+    boot = make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=10)
+    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(first_delay_s=0.1))
+    try:
+        await client.start()
+        with pytest.raises(FtisError, match="stands at step 0: it cannot do step 2") as caught:
+            await client.train(random_groups(seed=1, **SMALL), step=2)
+        assert type(caught.value) is FtisError, "without a death it is the caller's own mistake"
+        first = await client.train(random_groups(seed=1, **SMALL), step=1)
+        os.kill(client.pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while client.restarts == 0:  # noqa: ASYNC110 - nobody is told of it
+                await asyncio.sleep(0.02)
+        with pytest.raises(WorkerDiedError, match="died between two steps"):
+            await client.train(random_groups(seed=2, **SMALL), step=2)
+        assert (await client.start()).step == 0
+        assert (await client.train(random_groups(seed=1, **SMALL), step=1)).proof == first.proof
+        assert client.restarts == 1
+    finally:
+        await client.stop()
 
 
 async def test_told_to_stop_in_mid_step_it_ends_soon_and_saves_the_steps_before(model_folder, tmp_path):

@@ -1,0 +1,134 @@
+"""The trackers that a node can send its figures to: TensorBoard's event files, Weights & Biases, trackio.
+
+Each library is optional and imported only when its tracker is opened. TensorBoard's files are written with the record
+writer of the `tensorboard` package itself: torch's writer would bring torch into the daemon, and the package's own
+higher-level writers have a thread that hides a full disk. Calls may block and raise anything: see `tracking.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from importlib import util
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ftis_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    """An open tracker. `log` writes the figures of one step; curves go on where a former start of the node left off."""
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What trackers show a node as. `id` is the same after every start; `folder` is where files may be kept."""
+
+    project: str
+    name: str
+    id: str
+    folder: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TensorBoardTracker:
+    """One event file in `<folder>/tensorboard` for each start; TensorBoard joins them to one curve."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        folder = run.folder / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names.
+        now_s = time.time()
+        name = f"events.out.tfevents.{int(now_s):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self._records = RecordWriter((folder / name).open("xb"))
+        self._records.write(self._event(wall_time=now_s, file_version="brain.Event:2").SerializeToString())
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()
+
+
+class WandbTracker:
+    """A run of Weights & Biases. Without a key it is kept on disk: a daemon must never ask for a login."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        can_log_in = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=run.id,
+            resume="allow",
+            dir=run.folder,
+            config=dict(run.settings),
+            mode=None if can_log_in else "offline",
+            settings=wandb.Settings(console="off", silent=True, disable_git=True),
+        )
+        # Steps on an axis of their own: W&B's counter starts anew in an offline run and refuses to go back.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        if can_log_in:
+            log.info("wandb: figures go to %s", self._run.url or self._run.dir)
+        else:
+            log.info("wandb: no key is configured, so figures stay in %s; `wandb sync` uploads them", run.folder)
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **figures})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TrackioTracker:
+    """A run of trackio, in its own folder or wherever its environment variables say."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        # The name is what trackio resumes by.
+        name = f"{run.name}-{run.id}"
+        self._run = trackio.init(run.project, name=name, resume="allow", config=dict(run.settings), embed=False)
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "trackio": TrackioTracker,
+}
+
+
+def check_installed(names: Iterable[str]) -> None:
+    """Raises ConfigError for the first tracker whose package, which has its name, is not there."""
+    for name in names:
+        spec = util.find_spec(name)
+        if spec is None or spec.origin is None:  # no origin: a folder of that name, as `wandb` leaves where it runs
+            raise ConfigError(
+                f"the tracker {name!r} is not installed: pip install {name}, or leave it out of tracking.to"
+            )

@@ -1,0 +1,153 @@
+"""Figures on their way to the trackers, which may be slow, broken or out of reach, and never stop a node.
+
+Each tracker has a thread and a bounded queue. What does not fit into the queue is dropped and counted; what a tracker
+fails at is counted and said once, and the tracker is opened anew for the next figures: a new file, a new connection.
+
+consumes: figures of steps and evaluations     produces: curves
+waits for: figures, and the tracker            unblocked by: the train loop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.telemetry.trackers import TRACKERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ftis_node.telemetry.trackers import TrackedRun, Tracker
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CAPACITY = 1024
+DEFAULT_CLOSE_LIMIT_S = 5.0
+
+
+class TrackerThread:
+    """One tracker, opened, fed and closed in a thread of its own; `offer` and `end` belong to the event loop."""
+
+    def __init__(self, name: str, open_tracker: Callable[[], Tracker], *, capacity: int = DEFAULT_CAPACITY) -> None:
+        self.name = name
+        self.num_written = self.num_failed = self.num_dropped = 0
+        self._open_tracker = open_tracker
+        self._has_warned = False
+        self._capacity = capacity
+        self._entries: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
+        self._tracker: Tracker | None = None
+        self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
+        self._thread.start()
+
+    def offer(self, step: int, figures: Mapping[str, float]) -> None:
+        """Never waits."""
+        if self._entries.qsize() < self._capacity:
+            self._entries.put((step, figures))
+            return
+        if not self.num_dropped:
+            log.warning("%s is too slow: figures are left out of its curves, which is not said again", self.name)
+        self.num_dropped += 1
+
+    def end(self) -> None:
+        """What was offered is written, then the tracker is closed."""
+        self._entries.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits, and says whether the tracker has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._attempt(self._opened)  # at once, so that a fault is said at the start and not at the first step
+        while (entry := self._entries.get()) is not None:
+            if self._attempt(partial(self._write, *entry)):
+                self.num_written += 1
+            else:
+                self.num_failed += 1
+        self._close()
+
+    def _opened(self) -> Tracker:
+        if self._tracker is None:
+            self._tracker = self._open_tracker()
+        return self._tracker
+
+    def _write(self, step: int, figures: Mapping[str, float]) -> None:
+        self._opened().log(step, figures)
+
+    def _attempt(self, action: Callable[[], object]) -> bool:
+        try:
+            action()
+        except Exception as error:
+            self._warn_once("takes no figures", error)
+            self._close()
+            return False
+        return True
+
+    def _close(self) -> None:
+        tracker, self._tracker = self._tracker, None
+        try:
+            if tracker is not None:
+                tracker.close()
+        except Exception as error:
+            self._warn_once("could not be closed", error)
+
+    def _warn_once(self, problem: str, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            what = f"{problem} ({type(error).__name__}: {error})"
+            log.warning("%s %s; training goes on, and no other fault of it is told", self.name, what)
+
+
+class Tracking:
+    """All trackers of a node; without any, nothing happens."""
+
+    def __init__(self, threads: Iterable[TrackerThread] = ()) -> None:
+        self._threads = tuple(threads)
+
+    @classmethod
+    def to(cls, names: Iterable[str], run: TrackedRun) -> Tracking:
+        """Trackers by name, to be opened with their first figures."""
+        return cls(TrackerThread(name, partial(TRACKERS[name], run)) for name in names)
+
+    def __bool__(self) -> bool:
+        return bool(self._threads)
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Hands figures to every tracker; never waits."""
+        for thread in self._threads:
+            thread.offer(step, figures)
+
+    async def close(self, *, limit_s: float = DEFAULT_CLOSE_LIMIT_S) -> None:
+        """What was logged is written, within the limit; a tracker that takes longer is left to itself."""
+        for thread in self._threads:
+            thread.end()
+        await asyncio.to_thread(self._join, limit_s)
+
+    def _join(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        for thread in self._threads:
+            if not thread.join(max(0.0, deadline - time.monotonic())):
+                log.warning("%s did not end within %g s; its newest figures may be lost", thread.name, limit_s)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By tracker: how often figures were written, failed and were dropped."""
+        return {
+            thread.name: {"written": thread.num_written, "failed": thread.num_failed, "dropped": thread.num_dropped}
+            for thread in self._threads
+        }
+
+
+def numbers_of(fields: Mapping[str, Any], *, prefix: str) -> dict[str, float]:
+    """Every number in a record's fields by its path (`learner/loss`), in tables of counts too; no truth values."""
+    found: dict[str, float] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            found |= numbers_of(value, prefix=f"{prefix}/{name}")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}/{name}"] = float(value)
+    return found
