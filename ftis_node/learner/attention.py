@@ -81,19 +81,19 @@ class AttentionPlan:
 
     @classmethod
     def of(
-        cls, blocks: Sequence[Span], links: Sequence[Link], device: torch.device, *, dtype: torch.dtype
+        cls, blocks: Sequence[Span], links: Sequence[Link], device: torch.device, *, flash: bool = False
     ) -> AttentionPlan:
-        """Prepared for one device; `dtype` is the one that is computed in."""
-        flash = None
-        if attention_flash.is_usable(device, dtype):
+        """Prepared for one device; with `flash` for FlashAttention's kernels."""
+        flash_plan = None
+        if flash:
             pairs = [(link.tokens.start, link.tokens.end, link.prompt.start, link.prompt.end) for link in links]
-            flash = attention_flash.FlashPlan.of([block.end for block in blocks], pairs, device)
+            flash_plan = attention_flash.FlashPlan.of([block.end for block in blocks], pairs, device)
         return cls(
             blocks=tuple(blocks),
             links=tuple(links),
             long_blocks=tuple(block for block in blocks if len(block) > SMALL_BLOCK),
             buckets=tuple(_buckets([block for block in blocks if len(block) <= SMALL_BLOCK], device)),
-            flash=flash,
+            flash=flash_plan,
         )
 
 
@@ -131,6 +131,11 @@ def attend(
     else:
         packed = PackedAttention.apply(query, key, value, plan, scale)  # type: ignore[no-untyped-call]
     return packed.transpose(1, 2), None
+
+
+def is_flash_usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether FlashAttention's kernels can be asked for on this device, in `dtype`."""
+    return attention_flash.is_usable(device, dtype)
 
 
 def register() -> None:

@@ -29,29 +29,25 @@ HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000
 
 
 def completion_logprobs(
-    causal_lm: Any, micro_batch: MicroBatch, *, temperature: float = 1.0, head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    causal_lm: Any,
+    micro_batch: MicroBatch,
+    *,
+    temperature: float = 1.0,
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS,
+    flash: bool = False,
 ) -> Tensor:
     """Log-probs `[M]`, float32 (or float64), of `micro_batch.target_ids`, on the model's device and with its gradient.
 
     `causal_lm` is a transformers model whose logits are its output head applied to its decoder's last hidden state
-    (see `policy.check_logits`).
+    (see `policy.check_logits`). `flash`: packed rows go through FlashAttention's kernels.
     """
     device = causal_lm.device
     decoder, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
-    layout = _layout(micro_batch, device, compute_dtype(causal_lm))
+    layout = _layout(micro_batch, device, flash=flash)
     hidden = decoder(input_ids=micro_batch.token_ids.to(device), use_cache=False, **layout).last_hidden_state
     predictors = hidden.flatten(0, 1)[micro_batch.predictor_index.to(device)]
     targets = micro_batch.target_ids.to(device)
     return head_logprobs(head, predictors, targets, temperature=temperature, chunk_tokens=head_chunk_tokens)
-
-
-def compute_dtype(causal_lm: Any) -> torch.dtype:
-    """What matrix products are computed in here and now."""
-    device_type = causal_lm.device.type
-    if torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
-    dtype: torch.dtype = causal_lm.dtype
-    return dtype
 
 
 def head_logprobs(
@@ -129,11 +125,11 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def _layout(micro_batch: MicroBatch, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def _layout(micro_batch: MicroBatch, device: torch.device, *, flash: bool) -> dict[str, Any]:
     """Positions and plan as the model hands them on; nothing where rows are plain texts."""
     if not micro_batch.blocks or micro_batch.positions is None:
         return {}
-    plan = AttentionPlan.of(micro_batch.blocks, micro_batch.links, device, dtype=dtype)
+    plan = AttentionPlan.of(micro_batch.blocks, micro_batch.links, device, flash=flash)
     return {"position_ids": micro_batch.positions.to(device), "plan": plan}
 
 

@@ -26,7 +26,6 @@ from ftis_node.learner.batch import MicroBatch, make_batch, make_micro_batches
 from ftis_node.learner.logprobs import completion_logprobs
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.learner.packing import make_packed_micro_batches
-from ftis_node.learner.step import compute_logprobs
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
 from ftis_node.models.quiet import quiet_libraries
 
@@ -45,12 +44,16 @@ ADAPTER = "default"  # peft's name for the only adapter
 # Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
 # differ by that much between two ways of computing them; a soft cap or a logit scale moves them by far more.
 LOGITS_TOLERANCE = 0.25
-PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: LOGITS_TOLERANCE}  # nats, between the two layouts
+MAX_PROBE_TOKENS = 1000
+PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: LOGITS_TOLERANCE}  # nats, and relative for gradients
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps."""
+    """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps.
+
+    `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`).
+    """
 
     source: ModelSource
     tokenizer: PromptTokenizer
@@ -58,7 +61,8 @@ class Policy:
     adapted: Any | None
     compute_dtype: torch.dtype
     temperature: float
-    packs: bool
+    packs: bool = False
+    flash: bool = False
 
     def trainable(self) -> dict[str, Parameter]:
         """What the optimiser moves, by name."""
@@ -84,7 +88,7 @@ class Policy:
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """Log-probs `[M]` of a micro-batch's completion tokens."""
         with self.autocast():
-            return completion_logprobs(self.causal_lm, micro_batch, temperature=self.temperature)
+            return completion_logprobs(self.causal_lm, micro_batch, temperature=self.temperature, flash=self.flash)
 
 
 def load_policy(boot: LearnerBoot) -> Policy:
@@ -105,10 +109,9 @@ def load_policy(boot: LearnerBoot) -> Policy:
         adapted=adapted,
         compute_dtype=getattr(torch, boot.dtype),
         temperature=boot.temperature,
-        packs=False,
     )
     check_logits(policy)
-    return replace(policy, packs=can_pack(policy))
+    return choose_layout(policy)
 
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
@@ -189,38 +192,55 @@ def check_logits(policy: Policy) -> None:
         )
 
 
-@torch.no_grad()
-def can_pack(policy: Policy) -> bool:
-    """Whether the model computes packed sequences with shared prompts as it does single ones.
+def choose_layout(policy: Policy) -> Policy:
+    """`policy` with packed rows, by the fastest attention that computes them as plain rows are computed here.
 
-    Not where it is recurrent, has attention of its own or of another kind, or ignores positions. From here on, if so,
-    its attention is ours.
+    None does where a model is recurrent, has attention of its own or of another kind, or ignores positions.
     """
+    batch = _probe_batch(policy)
+    before = policy.causal_lm.config._attn_implementation
+    expected = _values_and_gradient(policy, make_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
+    attention.register()
+    policy.causal_lm.set_attn_implementation(attention.ATTENTION)
+    may_flash = attention.is_flash_usable(policy.causal_lm.device, policy.compute_dtype)
+    for flash in (True, False) if may_flash else (False,):
+        packing = replace(policy, packs=True, flash=flash)
+        try:
+            found = _values_and_gradient(packing, make_packed_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
+        except (TypeError, ValueError, RuntimeError, LookupError) as error:
+            log.info("%s cannot be packed (flash %s): %s", policy.source.name, flash, error)
+            continue
+        tolerance = PACKED_TOLERANCES[policy.compute_dtype]
+        errors = [float((one - other).abs().max()) for one, other in zip(found, expected, strict=True)]
+        if errors[0] < tolerance and errors[1] < tolerance * (1 + float(expected[1].abs().max())):
+            return packing
+        log.info("%s cannot be packed (flash %s): off by %.2g and %.2g", policy.source.name, flash, *errors)
+    policy.causal_lm.set_attn_implementation(before)
+    return policy
+
+
+def _probe_batch(policy: Policy) -> Batch:
+    """Two completions of one prompt, all of fixed tokens."""
     ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
     quarter = len(ids) // 4
     answers = (ids[quarter : 2 * quarter], ids[2 * quarter :])
     completions = tuple(
         TrainCompletion(token_ids=answer.tobytes(), logprobs=bytes(4 * len(answer)), reward=0.0) for answer in answers
     )
-    batch = make_batch([TrainGroup("probe", "probe", True, 0, 0, ids[:quarter].tobytes(), completions)])
-    expected = _values(policy, batch, make_micro_batches(batch, max_tokens=2 * len(ids)))
-    before = policy.causal_lm.config._attn_implementation
-    attention.register()
-    try:
-        policy.causal_lm.set_attn_implementation(attention.ATTENTION)
-        found = _values(policy, batch, make_packed_micro_batches(batch, max_tokens=2 * len(ids)))
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        log.info("%s cannot be packed: %s", policy.source.name, error)
-    else:
-        if (found - expected).abs().max() < PACKED_TOLERANCES[policy.compute_dtype]:
-            return True
-        log.info("%s cannot be packed: log-probs are off by %.2g", policy.source.name, (found - expected).abs().max())
-    policy.causal_lm.set_attn_implementation(before)
-    return False
+    return make_batch([TrainGroup("probe", "probe", True, 0, 0, ids[:quarter].tobytes(), completions)])
 
 
-def _values(policy: Policy, batch: Batch, micro_batches: Sequence[MicroBatch]) -> Tensor:
-    return compute_logprobs(policy.logprobs, batch, micro_batches)
+def _values_and_gradient(policy: Policy, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
+    """Log-probs in the batch's order, and the gradient of their mean to the smallest of what is trained.
+
+    That is a norm, a bias or an adapter's matrix, mostly of the first layer: all attention lies before it.
+    """
+    (micro_batch,) = micro_batches
+    smallest = min(policy.trainable().values(), key=lambda parameter: parameter.numel())
+    logprobs = policy.logprobs(micro_batch)
+    (gradient,) = torch.autograd.grad(logprobs.mean(), smallest)
+    order = micro_batch.cell_index.argsort()
+    return logprobs.detach().float().cpu()[order], gradient.float().cpu()
 
 
 def _adapter_deltas(causal_lm: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:

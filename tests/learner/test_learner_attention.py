@@ -55,7 +55,7 @@ def kernel(request, monkeypatch):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 def test_parts_are_the_whole(kernel, dtype, tolerance, key_heads):
     tensors, gradient = inputs(dtype, key_heads=key_heads)
-    plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"), dtype=dtype)
+    plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"))
     assert plan.buckets
     assert all(len(block) > SMALL_BLOCK for block in plan.long_blocks)
     output = PackedAttention.apply(*tensors, plan, 0.3)
@@ -68,7 +68,7 @@ def test_parts_are_the_whole(kernel, dtype, tolerance, key_heads):
 
 def test_half_precision_keeps_scores_in_float32(kernel):
     tensors, gradient = inputs(torch.bfloat16)
-    plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"), dtype=torch.bfloat16)
+    plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"))
     output = PackedAttention.apply(*tensors, plan, 0.3)
     exact, exact_gradients = reference(
         [tensor.detach().double().requires_grad_() for tensor in tensors], gradient.double(), 0.3
@@ -80,7 +80,7 @@ def test_half_precision_keeps_scores_in_float32(kernel):
 
 def test_large_scores_do_not_overflow():
     tensors, _ = inputs(torch.float32)
-    plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"), dtype=torch.float32)
+    plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"))
     output = PackedAttention.apply(*tensors, plan, 50.0)
     expected, _ = reference(tensors, torch.zeros_like(output), 50.0)
     assert torch.isfinite(output).all()

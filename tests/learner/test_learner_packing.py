@@ -137,6 +137,6 @@ def test_plain_rows_are_computed_by_the_same_model(model):
 
 def test_attention_of_another_kind_is_refused(model):
     query = torch.zeros(1, 4, 3, 8)
-    plan = attention.AttentionPlan.of([Span(0, 3)], [], torch.device("cpu"), dtype=torch.float32)
+    plan = attention.AttentionPlan.of([Span(0, 3)], [], torch.device("cpu"))
     with pytest.raises(NotImplementedError, match="sliding_window"):
         attention.attend(None, query, query, query, None, plan=plan, sliding_window=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from learner_rig import make_boot, random_groups
@@ -9,6 +11,8 @@ from tiny_models import make_model, save_tiny
 
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.learner import policy as policies
+from ftis_node.learner.attention import ATTENTION
+from ftis_node.learner.attention_kernels import attend_self_backward
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.policy import check_logits, load_policy, merged_weights
@@ -132,3 +136,36 @@ def test_model_that_bends_its_logits_is_refused(model_folder, tmp_path):
     policy.causal_lm.forward = scaled
     with pytest.raises(ModelError, match="tiny changes its logits after the output head"):
         check_logits(policy)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sequences_are_packed(model_folder, tmp_path, lora, dtype):
+    policy = load_policy(make_boot(model_folder, tmp_path, lora=lora, dtype=dtype))
+    assert (policy.packs, policy.flash) == (True, False)  # on a CPU there are no such kernels
+    assert policy.causal_lm.config._attn_implementation == ATTENTION
+
+
+def test_a_model_that_looks_back_a_window_only_gets_plain_rows(tmp_path, caplog):
+    folder = save_tiny(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    with caplog.at_level("INFO"):
+        policy = load_policy(make_boot(folder, tmp_path))
+    assert (policy.packs, policy.causal_lm.config._attn_implementation) == (False, "sdpa")
+    assert "cannot be packed" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["join", "attend_self_backward"])
+def test_attention_that_computes_something_else_is_not_used(model_folder, tmp_path, monkeypatch, caplog, broken):
+    """As a kernel of another version of torch might: forward, or backward alone."""
+
+    def twice(*arguments, **options):
+        return tuple(2 * part for part in attend_self_backward(*arguments, **options))
+
+    replacement = {"join": lambda *parts: None, "attend_self_backward": twice}
+    monkeypatch.setattr(f"ftis_node.learner.attention.{broken}", replacement[broken])
+    with caplog.at_level("INFO"):
+        assert not load_policy(make_boot(model_folder, tmp_path)).packs
+    assert "off by" in caplog.text
