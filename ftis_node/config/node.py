@@ -116,6 +116,9 @@ class LearnerSection(Section):
         le=86400,
         description="A step without any progress for so long is hung: the worker restarts.",
     )
+    report_entropy: bool = Field(
+        default=False, description="Report the policy's entropy with each step; costs one more pass over the logits."
+    )
 
 
 class MemorySection(Section):

@@ -175,6 +175,7 @@ class Learner:
             step=step,
             version_before=self._policy_version,
             checked=self._check_group.found(version=self._policy_version),
+            entropy=self.policy.entropies.take() if self.policy.entropies else None,
             duration_s=time.monotonic() - started,
         )
 

@@ -35,11 +35,13 @@ def completion_logprobs(
     temperature: float = 1.0,
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS,
     flash: bool = False,
+    entropies: EntropyMeter | None = None,
 ) -> Tensor:
     """Log-probs `[M]`, float32 (or float64), of `micro_batch.target_ids`, on the model's device and with its gradient.
 
     `causal_lm` is a transformers model whose logits are its output head applied to its decoder's last hidden state
-    (see `policy.check_logits`). `flash`: packed rows go through FlashAttention's kernels.
+    (see `policy.check_logits`). `flash`: packed rows go through FlashAttention's kernels. `entropies` is given the
+    entropy at each of these tokens.
     """
     device = causal_lm.device
     decoder, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
@@ -47,11 +49,38 @@ def completion_logprobs(
     hidden = decoder(input_ids=micro_batch.token_ids.to(device), use_cache=False, **layout).last_hidden_state
     predictors = hidden.flatten(0, 1)[micro_batch.predictor_index.to(device)]
     targets = micro_batch.target_ids.to(device)
-    return head_logprobs(head, predictors, targets, temperature=temperature, chunk_tokens=head_chunk_tokens)
+    return head_logprobs(
+        head, predictors, targets, temperature=temperature, chunk_tokens=head_chunk_tokens, entropies=entropies
+    )
+
+
+class EntropyMeter:
+    """The policy's mean entropy, in nats a token, over what was computed since it was last asked for."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._num_tokens = 0
+
+    def add(self, entropies: Tensor) -> None:
+        """Of some tokens, `[M]`."""
+        self._sum += float(entropies.double().sum())
+        self._num_tokens += entropies.numel()
+
+    def take(self) -> float | None:
+        """The mean, None without tokens; then it begins anew."""
+        mean = self._sum / self._num_tokens if self._num_tokens else None
+        self._sum, self._num_tokens = 0.0, 0
+        return mean
 
 
 def head_logprobs(
-    head: Any, hidden: Tensor, target_ids: Tensor, *, temperature: float = 1.0, chunk_tokens: int = HEAD_CHUNK_TOKENS
+    head: Any,
+    hidden: Tensor,
+    target_ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = HEAD_CHUNK_TOKENS,
+    entropies: EntropyMeter | None = None,
 ) -> Tensor:
     """`[M, H]` hidden states and `[M]` token ids to log-probs `[M]`."""
     if type(head) is nn.Linear and getattr(head, "bias", None) is None:
@@ -60,7 +89,7 @@ def head_logprobs(
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight = hidden.to(dtype), weight.to(dtype)
         logprobs: Tensor = HeadLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, target_ids, temperature, chunk_tokens
+            hidden, weight, target_ids, temperature, chunk_tokens, entropies
         )
         return logprobs
     chunks = zip(torch.split(hidden, chunk_tokens), torch.split(target_ids, chunk_tokens), strict=True)
@@ -72,7 +101,13 @@ class HeadLogprobs(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, target_ids: Tensor, temperature: float, chunk_tokens: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        target_ids: Tensor,
+        temperature: float,
+        chunk_tokens: int,
+        entropies: EntropyMeter | None = None,
     ) -> Tensor:
         """Chunk by chunk."""
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -83,13 +118,16 @@ class HeadLogprobs(Function):
             logits = _logits(hidden[at], weight, temperature, exact)
             logprobs[at] = logits.gather(-1, target_ids[at, None])[:, 0]
             logsumexp[at] = logits.logsumexp(dim=-1)
+            if entropies is not None:
+                all_logprobs = logits.sub_(logsumexp[at, None])
+                entropies.add(-(all_logprobs.exp() * all_logprobs).sum(dim=-1))
         logprobs -= logsumexp
         ctx.save_for_backward(hidden, weight, target_ids, logsumexp)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
         return logprobs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Tokens with a gradient alone are computed again."""
         hidden, weight, target_ids, logsumexp = ctx.saved_tensors
         needs_hidden, needs_weight, *_ = ctx.needs_input_grad
@@ -108,7 +146,8 @@ class HeadLogprobs(Function):
                 hidden_gradient[chosen] = scores @ weight
             if weight_gradient is not None:
                 _add_product(weight_gradient, scores.T, part)
-        return hidden_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype), None, None, None
+        in_dtype = None if weight_gradient is None else weight_gradient.to(weight.dtype)
+        return hidden_gradient, in_dtype, None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:

@@ -76,6 +76,7 @@ class LearnerBoot(Message, frozen=True):
     num_threads: int | None = None
     keep_checkpoints: int = 2
     checkpoint_every_steps: int = 1
+    report_entropy: bool = False
 
     @property
     def effective_learning_rate(self) -> float:
@@ -122,7 +123,8 @@ class StepReport(msgspec.Struct, frozen=True):
     was not finite) give the reason why this one did not; then `num_updates` and `grad_norm` are 0. The `mismatch_`
     figures (see `mismatch.py`) say what engine and learner disagree by: over `mismatch_tokens` own tokens that
     `mismatch_version` sampled, the version that the step started from. None where there is nothing to take a mean of.
-    `repeated`: the step had been done before and was not done again.
+    `entropy` is the policy's own, in nats a token, over the tokens that went through a pass with a gradient; None where
+    it is not asked for. `repeated`: the step had been done before and was not done again.
     """
 
     step: int
@@ -135,6 +137,7 @@ class StepReport(msgspec.Struct, frozen=True):
     truncated_fraction: float = 0.0
     mean_kl: float = 0.0
     grad_norm: float = 0.0
+    entropy: float | None = None
     mismatch_kl: float | None = None
     mismatch_share: float | None = None
     mismatch_tokens: int = 0

@@ -23,7 +23,7 @@ from ftis_node.errors import ConfigError, ModelError
 from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
 from ftis_node.learner import attention
 from ftis_node.learner.batch import MicroBatch, make_batch, make_micro_batches
-from ftis_node.learner.logprobs import completion_logprobs
+from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.learner.packing import make_packed_micro_batches
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
@@ -52,7 +52,8 @@ PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: LOGITS_TOLERANCE}  # n
 class Policy:
     """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps.
 
-    `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`).
+    `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`). `entropies`: where that is asked
+    for, takes those of all log-probs that are computed with a gradient.
     """
 
     source: ModelSource
@@ -63,6 +64,7 @@ class Policy:
     temperature: float
     packs: bool = False
     flash: bool = False
+    entropies: EntropyMeter | None = None
 
     def trainable(self) -> dict[str, Parameter]:
         """What the optimiser moves, by name."""
@@ -88,7 +90,13 @@ class Policy:
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """Log-probs `[M]` of a micro-batch's completion tokens."""
         with self.autocast():
-            return completion_logprobs(self.causal_lm, micro_batch, temperature=self.temperature, flash=self.flash)
+            return completion_logprobs(
+                self.causal_lm,
+                micro_batch,
+                temperature=self.temperature,
+                flash=self.flash,
+                entropies=self.entropies if torch.is_grad_enabled() else None,
+            )
 
 
 def load_policy(boot: LearnerBoot) -> Policy:
@@ -111,7 +119,8 @@ def load_policy(boot: LearnerBoot) -> Policy:
         temperature=boot.temperature,
     )
     check_logits(policy)
-    return choose_layout(policy)
+    chosen = choose_layout(policy)
+    return replace(chosen, entropies=EntropyMeter()) if boot.report_entropy else chosen
 
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:

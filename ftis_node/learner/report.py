@@ -22,6 +22,7 @@ def report_of(
     step: int,
     version_before: int,
     checked: Mismatch | None,
+    entropy: float | None,
     duration_s: float,
 ) -> StepReport:
     """The report of step `step`; `version_before` is the policy version that the step started from.
@@ -42,6 +43,7 @@ def report_of(
         truncated_fraction=first.metrics.get("truncated_fraction", 0.0),
         mean_kl=first.metrics.get("mean_kl", 0.0),
         grad_norm=first.grad_norm,
+        entropy=entropy,
         mismatch_kl=mismatch.kl if mismatch else None,
         mismatch_share=mismatch.share if mismatch else None,
         mismatch_tokens=mismatch.num_tokens if mismatch else 0,

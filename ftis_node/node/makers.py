@@ -196,6 +196,7 @@ def learner_boot(
         num_threads=threads_of(settings.learner.threads),
         keep_checkpoints=settings.learner.keep_checkpoints,
         checkpoint_every_steps=settings.learner.checkpoint_every_steps,
+        report_entropy=settings.learner.report_entropy,
         takes_turns=arrangement.takes_turns,
         recompute_activations=recomputes(settings, on_gpu=pick_device(settings.device) != "cpu"),
     )

@@ -277,3 +277,13 @@ def test_export_out_of_a_home_reads_it_only(model_folder, tmp_path):
     assert sorted(tmp_path.glob("home/**/*")) == before
     exported = load_causal_lm(resolve_model(str(tmp_path / "out")))
     assert proofs[1].max_difference(probe_logprobs(exported, proofs[1].probe_ids)) < 1e-5
+
+
+def test_entropy_is_reported_where_it_is_asked_for(model_folder, tmp_path):
+    """Of the training passes alone; two steps have two means."""
+    without = Learner(make_boot(model_folder, tmp_path / "a")).train(random_groups(), step=1).report
+    learner = Learner(make_boot(model_folder, tmp_path / "b", report_entropy=True, learning_rate=0.05))
+    first, second = (learner.train(random_groups(), step=step).report for step in (1, 2))
+    assert without.entropy is None
+    assert 3.0 < first.entropy < 5.8  # a random model of 320 ids: log 320 is 5.77
+    assert abs(second.entropy - first.entropy) > 1e-3

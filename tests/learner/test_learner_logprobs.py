@@ -9,7 +9,7 @@ from tiny_models import EMBEDDING_ROWS, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.logprobs import completion_logprobs
+from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -48,6 +48,20 @@ def test_gradient_through_chunks_is_that_of_the_whole(model, batch):
 
     whole = gradients(100_000)
     assert (gradients(5) - whole).norm() < 1e-6 * whole.norm()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_entropy_is_that_of_the_whole_softmax_and_changes_nothing(model, batch, temperature):
+    (micro_batch,) = make_micro_batches(batch, max_tokens=10_000)
+    meter = EntropyMeter()
+    with torch.no_grad():
+        values = completion_logprobs(model, micro_batch, temperature=temperature, head_chunk_tokens=7, entropies=meter)
+        plain = completion_logprobs(model, micro_batch, temperature=temperature)
+        logits = model(input_ids=micro_batch.token_ids).logits.flatten(0, 1)[micro_batch.predictor_index]
+    expected = torch.distributions.Categorical(logits=logits / temperature).entropy().mean().item()
+    assert meter.take() == pytest.approx(expected, rel=1e-5)
+    assert meter.take() is None
+    assert (values - plain).abs().max() < 1e-6
 
 
 class LargestLogits(TorchDispatchMode):
