@@ -23,6 +23,7 @@ from ftis_node.errors import ConfigError, ModelError
 from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
 from ftis_node.learner import attention
 from ftis_node.learner.batch import MicroBatch, make_batch, make_micro_batches
+from ftis_node.learner.gated import save_memory
 from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.learner.packing import make_packed_micro_batches
@@ -118,6 +119,7 @@ def load_policy(boot: LearnerBoot) -> Policy:
         compute_dtype=getattr(torch, boot.dtype),
         temperature=boot.temperature,
     )
+    save_memory(causal_lm)
     check_logits(policy)
     chosen = choose_layout(policy)
     return replace(chosen, entropies=EntropyMeter()) if boot.report_entropy else chosen
