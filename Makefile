@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 VLLM_STAMP := $(VENV)/vllm-installed
+BENCH_STAMP := $(VENV)/bench-installed
 TORCH := torch==2.13.0
 OUT ?= demo-out
 # The demo's models are tiny: torch alone serves them well, and nobody need wait for vLLM to be installed.
@@ -44,7 +45,12 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VLLM_STAMP)
+# TRL, which the learner is measured beside; it takes the torch and the transformers that are there.
+$(BENCH_STAMP): $(VLLM_STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
+	touch $(BENCH_STAMP)
+
+bench: $(BENCH_STAMP)
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
 
 proto: $(STAMP)

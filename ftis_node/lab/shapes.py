@@ -1,7 +1,7 @@
 """Models of real shapes with random weights, for measurements: nothing is downloaded, and speed does not ask for sense.
 
-`12m` and `110m` are for a CPU; `0.5b` and `3b` have the shapes of Qwen2.5's models of these sizes. The tokenizer is the
-tiny models' own, whatever the embedding's size.
+`12m`, `12m-wide` (fewer and wider layers: the learner's) and `110m` are for a CPU; `0.5b` and `3b` have the shapes of
+Qwen2.5's models of these sizes. The tokenizer is the tiny models' own, whatever the embedding's size.
 """
 
 from __future__ import annotations
@@ -34,17 +34,24 @@ def _shape(
 
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "12m": _shape(8192, 256, 1408, 8, 4, 2),
+    "12m-wide": _shape(8192, 256, 1920, 6, 4, 2),
     "110m": _shape(32768, 768, 2048, 12, 12, 4),
     "0.5b": _shape(151936, 896, 4864, 24, 14, 2),
     "3b": _shape(151936, 2048, 11008, 36, 16, 2),
 }
 
 
-def save_random_model(shape: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> int:
-    """A model folder of that shape, as the hub would give it. Returns its number of parameters."""
+def save_random_model(
+    shape: str, folder: Path, *, dtype: torch.dtype = torch.float32, vocab_size: int | None = None
+) -> int:
+    """A model folder of that shape, as the hub would give it; `vocab_size` None: the shape's own.
+
+    Returns its number of parameters.
+    """
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
-    config = Qwen2Config(**SHAPES[shape], max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id)
+    sizes = SHAPES[shape] | ({} if vocab_size is None else {"vocab_size": vocab_size})
+    config = Qwen2Config(**sizes, max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id)
     model = Qwen2ForCausalLM(config).to(dtype)
     with quiet_libraries():
         model.save_pretrained(folder)

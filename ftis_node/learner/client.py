@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
 MODULE = "ftis_node.learner.worker"
+KEPT_BYTES = str(1 << 40)  # of freed memory, and the size below which a block is taken from it: more than there is
+KEEPS_FREED_BLOCKS = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": KEPT_BYTES,
+    "MALLOC_MMAP_THRESHOLD_": KEPT_BYTES,
+}
 
 
 class LearnerClient:
@@ -66,7 +72,7 @@ class LearnerClient:
             sockets_dir=sockets_dir,
             log_path=log_path,
             event_types=(CheckpointSkipped, PublishedWeights, WeightProof),
-            environment=_threads(boot) | dict(environment or {}),
+            environment=worker_environment(boot) | dict(environment or {}),
         )
         self._supervisor = Supervisor(
             spec,
@@ -168,6 +174,12 @@ class LearnerClient:
             self._num_refused += report.refused is not None
 
 
-def _threads(boot: LearnerBoot) -> dict[str, str]:
-    """torch reads these when it is imported, before the boot can reach it."""
-    return {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
+def worker_environment(boot: LearnerBoot) -> dict[str, str]:
+    """What must be known before the boot can reach the worker: torch and glibc read these when they are loaded.
+
+    A step frees and takes the same large blocks again and again. On a CPU glibc is told to keep them, or the kernel
+    clears every page of them anew each time: in one arena, since a thread's own cannot hold a block above 64 MiB. With
+    a GPU the large blocks are torch's own there, and the host's memory is better given back.
+    """
+    threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
+    return threads | (KEEPS_FREED_BLOCKS if boot.device == "cpu" else {})

@@ -49,7 +49,7 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
     return model.to(target).eval()
 
 
-def pick_device(device: Device) -> str:
+def pick_device(device: Device) -> Literal["cpu", "cuda"]:
     """`device` as torch names it; "auto" is the GPU where there is one. Raises MachineError for a missing GPU."""
     import torch
 

@@ -191,7 +191,7 @@ def learner_boot(
         lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
         publish_as="adapter" if adapters else "model",
         dtype=dtype_of(settings),
-        device=settings.device,
+        device=pick_device(settings.device),
         seed=settings.seed,
         num_threads=threads_of(settings.learner.threads),
         keep_checkpoints=settings.learner.keep_checkpoints,

@@ -1,0 +1,135 @@
+"""The batch: ragged completions in groups, every group with right and wrong ones, log-probs of the model itself.
+
+Prompts have 64-160 tokens, completions 20-384 with many short ones, so that with twelve completions a group 42 % of the
+real tokens are prompts. Behaviour log-probs are the model's own with a little noise: no filter drops anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.models.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+PROMPT_TOKENS = (64, 160)
+COMPLETION_TOKENS = (20, 384)
+SKEW = 1.75  # 1 would be evenly spread over that range; the mean is 152 tokens
+GROUP_SIZE = 12
+NOISE_NATS = 0.02
+FIRST_WORD = 5  # smaller ids are special
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tokens of a batch. `padded`: positions of one matrix that holds all prompts on the left, completions right."""
+
+    completion_tokens: int
+    prompt_tokens: int
+    prompt_tokens_once: int
+    padded: int
+
+    @property
+    def real_tokens(self) -> int:
+        """Each completion with its prompt."""
+        return self.completion_tokens + self.prompt_tokens
+
+
+def ragged_groups(*, num_groups: int, vocab_size: int, seed: int = 0) -> tuple[TrainGroup, ...]:
+    """Groups of twelve; log-probs are still to be filled in."""
+    random = np.random.default_rng(seed)
+    low, high = COMPLETION_TOKENS
+    quantiles = random.permutation(np.linspace(0, 1, num_groups * GROUP_SIZE)).reshape(num_groups, GROUP_SIZE)
+    lengths = low + np.rint((1 - (1 - quantiles) ** (1 / SKEW)) * (high - low)).astype(int)
+    prompts = random.permutation(np.linspace(*PROMPT_TOKENS, num_groups)).astype(int)
+    return tuple(
+        _group(number, int(prompt), row.tolist(), random, vocab_size)
+        for number, (prompt, row) in enumerate(zip(prompts, lengths, strict=True))
+    )
+
+
+def even_groups(
+    *, num_groups: int, completion_tokens: Sequence[int], prompt_tokens: int, vocab_size: int
+) -> tuple[TrainGroup, ...]:
+    """Groups that are all of the same lengths, so that work grows with their number exactly."""
+    random = np.random.default_rng(0)
+    lengths = list(completion_tokens)
+    return tuple(_group(number, prompt_tokens, lengths, random, vocab_size) for number in range(num_groups))
+
+
+def _group(number: int, prompt_tokens: int, lengths: list[int], random: np.random.Generator, vocab: int) -> TrainGroup:
+    right = random.permutation(len(lengths)) < random.integers(len(lengths) // 3, 2 * len(lengths) // 3 + 1)
+    return TrainGroup(
+        group_id=str(number),
+        advantage_key=str(number),
+        own=True,
+        policy_version=0,
+        policy_version_newest=0,
+        prompt_ids=random.integers(FIRST_WORD, vocab, prompt_tokens).astype("<i4").tobytes(),
+        completions=tuple(
+            TrainCompletion(
+                token_ids=random.integers(FIRST_WORD, vocab, length).astype("<i4").tobytes(),
+                logprobs=b"",
+                reward=float(reward),
+            )
+            for length, reward in zip(lengths, right, strict=True)
+        ),
+    )
+
+
+@torch.no_grad()
+def with_logprobs(groups: tuple[TrainGroup, ...], model: str) -> tuple[TrainGroup, ...]:
+    """The groups with the model's own log-probs, a row at a time, and noise."""
+    random = np.random.default_rng(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with quiet_libraries():
+        causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
+    filled = []
+    for group in groups:
+        prompt = np.frombuffer(group.prompt_ids, "<i4")
+        completions = []
+        for completion in group.completions:
+            ids = np.frombuffer(completion.token_ids, "<i4")
+            exact = _logprobs(causal_lm, prompt, ids)
+            noisy = (exact + random.normal(0.0, NOISE_NATS, len(ids))).astype("<f4")
+            completions.append(msgspec.structs.replace(completion, logprobs=noisy.tobytes()))
+        filled.append(msgspec.structs.replace(group, completions=tuple(completions)))
+    del causal_lm
+    if device == "cuda":
+        torch.cuda.empty_cache()  # for the sides
+    return tuple(filled)
+
+
+def _logprobs(causal_lm: torch.nn.Module, prompt: NDArray[np.int32], ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    row = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64)).to(causal_lm.device)
+    logits = causal_lm(row[None], logits_to_keep=len(ids) + 1).logits[0, :-1]
+    return logits.log_softmax(-1).gather(-1, row[len(prompt) :, None]).squeeze(-1).cpu().numpy()
+
+
+def count(groups: Sequence[TrainGroup]) -> Counts:
+    """How many tokens there are."""
+    prompts = [len(group.prompt_ids) // 4 for group in groups for _ in group.completions]
+    completions = [len(each.token_ids) // 4 for group in groups for each in group.completions]
+    return Counts(
+        completion_tokens=sum(completions),
+        prompt_tokens=sum(prompts),
+        prompt_tokens_once=sum(len(group.prompt_ids) // 4 for group in groups),
+        padded=len(prompts) * (max(prompts) + max(completions)),
+    )
+
+
+def spread(total: int, parts: int) -> list[int]:
+    """`total` tokens over `parts` completions of rising length."""
+    edges = [round(total * (number / parts) ** 1.5) for number in range(parts + 1)]
+    return [high - low for low, high in pairwise(edges)]

@@ -1,0 +1,45 @@
+"""Our side: the `Learner` that the learner's worker holds, in a thread of its own as there.
+
+A step's `step_s` is the report's `duration_s`: batch, forward, loss, backward, clip, AdamW. `call_s` also holds the
+publication of the new weights and their proof, which TRL's step has no counterpart for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import peft  # noqa: F401  here and not when a LoRA case first asks for it: what is imported is not the step's memory
+
+from ftis_node.learner.core import Learner
+from learner_sides.job import Job, read_groups
+from learner_sides.serving import Serving
+
+
+def main() -> None:
+    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
+    groups = read_groups(Path(job.batch).read_bytes())
+    memory_disk = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where a node publishes too
+    with tempfile.TemporaryDirectory(dir=memory_disk) as weights, ThreadPoolExecutor(max_workers=1) as thread:
+        thread.submit(serve, job, groups, weights).result()
+
+
+def serve(job: Job, groups: tuple, weights: str) -> None:
+    """Steps on the same groups until the input ends."""
+    serving = Serving(job)
+    learner = Learner(job.boot(weights))
+    serving.ready()
+    while serving.wait_for_step():
+        step = learner.state().step + 1
+        serving.begin()
+        report = learner.train(groups, step=step).report
+        assert report.num_updates == 1 and report.kept_fraction == 1.0, f"not the whole batch was learnt from: {report}"
+        serving.end(step_s=report.duration_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A side's end of the conversation: it reads `step` and `peak`, a line each, and answers in JSON.
+
+Memory on the CPU is the process's high-water mark above its resident size after all imports, just before the model is
+loaded; on a GPU it is what torch allocated at most. The machine's peak is the fastest of a few products of square
+matrices in this very process, with its threads: in float32 on the CPU, in bfloat16 on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from learner_sides.job import Job
+
+MATRIX_SIZES = {"cpu": 2048, "cuda": 8192}
+MATRIX_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+PRODUCTS = 10
+
+
+class Serving:
+    """Make it when everything is imported and nothing is loaded."""
+
+    def __init__(self, job: Job) -> None:
+        torch.set_num_threads(job.threads)
+        self._device = job.device
+        # Libraries print what they like: this process's output is kept for answers alone.
+        self._answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        reset_peak()
+        self._began = 0.0, 0.0
+        self._start_bytes = status_bytes("VmRSS")
+
+    def ready(self) -> None:
+        """Tell that the model is loaded."""
+        self._tell({"ready": True})
+
+    def wait_for_step(self) -> bool:
+        """Returns at the next `step`; False at the end. In between it measures the machine's peak where asked to."""
+        for line in iter(sys.stdin.readline, ""):
+            if line.strip() == "step":
+                return True
+            self._tell({"peak_flops": matrix_peak(self._device)})
+        return False
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._settle()
+        self._began = time.perf_counter(), time.process_time()
+
+    def end(self, *, step_s: float | None = None) -> None:
+        """Tell the step's figures; `step_s` is given where the caller waited for more than the step itself."""
+        self._settle()
+        call_s, cpu_s = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        figures = {"step_s": call_s if step_s is None else step_s, "call_s": call_s, "cpu_s": cpu_s}
+        self._tell(figures | {"peak_bytes": self._peak_bytes()})
+
+    def _settle(self) -> None:
+        """Wait for a GPU to have done what it was given."""
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+    def _peak_bytes(self) -> int:
+        if self._device == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return status_bytes("VmHWM") - self._start_bytes
+
+    def _tell(self, figures: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(figures) + "\n")
+        self._answers.flush()
+
+
+def reset_peak() -> None:
+    """Let the high-water mark start again from the present size; some sandboxes forbid it, then it keeps its past."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError as error:
+        sys.stderr.write(f"the memory's high-water mark cannot be reset: {error}\n")
+
+
+def status_bytes(field: str) -> int:
+    """A size from the kernel's account of this process."""
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None, f"the kernel does not tell {field}"
+    return 1024 * int(found[1])
+
+
+@torch.no_grad()
+def matrix_peak(device: str) -> float:
+    """Floating-point operations a second of the best of a few matrix products."""
+    size = MATRIX_SIZES[device]
+    left, right = (torch.randn(size, size, device=device).to(MATRIX_DTYPES[device]) for _ in range(2))
+    best = float("inf")
+    for _ in range(PRODUCTS):
+        began = time.perf_counter()
+        left @ right
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best

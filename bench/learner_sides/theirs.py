@@ -1,0 +1,148 @@
+"""TRL's side: its `GRPOTrainer` in its own training loop, which gets prepared completions instead of generating.
+
+Only `_generate_and_score_completions` is replaced: it hands over what TRL's own would return for the same completions
+(prompts padded on the left, completions on the right, masks, advantages, the number of completion tokens). What TRL
+then does with it is TRL's: shuffling, cutting into micro-batches, autocast, loss, metrics, backward, clip, fused AdamW.
+
+Settings are those in which it is fastest here: no gradient checkpointing unless asked for, no reference model, no old
+log-probs (one update a batch), attention by torch. A step is timed from its begin callback to its end callback.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from learner_sides.batch import COMPLETION_TOKENS
+from learner_sides.job import LEARNING_RATE, LORA, MAX_GRAD_NORM, Job, read_groups
+from learner_sides.serving import Serving
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ftis_node.learner.messages import TrainGroup
+
+
+def main() -> None:
+    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job)
+    groups = read_groups(Path(job.batch).read_bytes())
+    serving = Serving(job)
+    tokenizer = AutoTokenizer.from_pretrained(job.model)
+    trainer = PreparedTrainer(
+        model=job.model,
+        reward_funcs=no_reward,
+        args=settings(job, groups),
+        train_dataset=Dataset.from_dict({"prompt": ["?"] * 10_000}),
+        processing_class=tokenizer,
+        peft_config=adapter() if job.lora else None,
+        callbacks=[StepByStep(serving)],
+    )
+    trainer.prepared = prepare(groups, padding_id=trainer._tokenizer.pad_token_id)
+    serving.ready()
+    trainer.train()
+
+
+class PreparedTrainer(GRPOTrainer):
+    """A trainer whose completions are there already."""
+
+    prepared: dict[str, torch.Tensor]
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+        return {name: value.to(self.accelerator.device) for name, value in self.prepared.items()}
+
+
+class StepByStep(TrainerCallback):
+    """Waits for its turn before each step, and tells how long the step took."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self._serving.wait_for_step():
+            raise SystemExit
+        self._serving.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._serving.end()
+
+
+def settings(job: Job, groups: Sequence[TrainGroup]) -> GRPOConfig:
+    """One optimiser step on the whole batch, `job.micro_batch` completions at a time."""
+    num_completions = sum(len(group.completions) for group in groups)
+    assert num_completions % job.micro_batch == 0, "TRL takes micro-batches that divide the batch"
+    return GRPOConfig(
+        output_dir=f"{job.folder}/trl",
+        use_cpu=job.device == "cpu",
+        bf16=job.precision == "bfloat16",
+        gradient_checkpointing=job.recompute,
+        per_device_train_batch_size=job.micro_batch,
+        gradient_accumulation_steps=num_completions // job.micro_batch,
+        num_generations=len(groups[0].completions),
+        max_completion_length=COMPLETION_TOKENS[1],
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        max_grad_norm=MAX_GRAD_NORM,
+        beta=0.0,
+        use_vllm=False,
+        max_steps=1_000_000,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def adapter() -> LoraConfig:
+    """The adapter that our side trains."""
+    targets = LORA.target_modules if isinstance(LORA.target_modules, str) else list(LORA.target_modules)
+    return LoraConfig(
+        r=LORA.rank, lora_alpha=LORA.alpha, lora_dropout=LORA.dropout, target_modules=targets, task_type="CAUSAL_LM"
+    )
+
+
+def prepare(groups: Sequence[TrainGroup], *, padding_id: int) -> dict[str, torch.Tensor]:
+    """What `_generate_and_score_completions` returns, for these groups."""
+    rows = [(group, completion) for group in groups for completion in group.completions]
+    prompt_ids, prompt_mask = padded([group.prompt_ids for group, _ in rows], padding_id, left=True)
+    completion_ids, completion_mask = padded([each.token_ids for _, each in rows], padding_id, left=False)
+    rewards = torch.tensor([[each.reward for each in group.completions] for group in groups])
+    advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+        "advantages": advantages.flatten(),
+        "num_items_in_batch": completion_mask.sum(),
+    }
+
+
+def padded(rows: Sequence[bytes], padding_id: int, *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask, `[N, longest]` int64."""
+    arrays: list[NDArray[np.int32]] = [np.frombuffer(row, "<i4") for row in rows]
+    width = max(map(len, arrays))
+    ids = np.full((len(arrays), width), padding_id, dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for line, array in enumerate(arrays):
+        columns = slice(width - len(array), width) if left else slice(0, len(array))
+        ids[line, columns], mask[line, columns] = array, 1
+    return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def no_reward(completions: list[Any], **_: Any) -> list[float]:
+    """Never called: rewards came with the completions."""
+    return [0.0] * len(completions)
+
+
+if __name__ == "__main__":
+    main()
