@@ -97,6 +97,11 @@ class LearnerSection(Section):
     micro_batch_tokens: int = Field(
         default=16384, ge=16, le=1 << 24, description="Prompt and completion positions of one forward pass."
     )
+    optimizer_states: Literal["float32", "8bit", "offload"] = Field(
+        default="float32",
+        description="Adam's moments: float32; 8 bits in blocks (bitsandbytes: a quarter of the memory); or, with "
+        "masters and gradients, in host memory beside a GPU.",
+    )
     threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of the worker; 0: half of the cores.")
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="Newest checkpoints kept.")
     checkpoint_every_steps: int = Field(

@@ -66,6 +66,11 @@ class Batch:
         """Completion tokens."""
         return int(self.mask.sum())
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each completion with its prompt, `[N]`."""
+        return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.completions, strict=True)]
+
     def sampled_by(self, version: int) -> Tensor:
         """`[N, T]` bool: the tokens of this node's own groups that `version` sampled from first to last."""
         by_version = (self.policy_versions == version) & (self.policy_versions_newest == version)
@@ -133,7 +138,7 @@ def make_micro_batches(batch: Batch, *, max_tokens: int) -> list[MicroBatch]:
     Rows are sorted by length, so that little is padded, longest first, so that what does not fit in memory shows at
     once. A completion that is longer than the budget gets a micro-batch of its own.
     """
-    lengths = [len(prompt) + len(ids) for prompt, ids in zip(batch.prompts, batch.completions, strict=True)]
+    lengths = batch.lengths
     by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     cuts: list[list[int]] = []
     for row in by_length:

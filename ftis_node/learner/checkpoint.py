@@ -25,6 +25,7 @@ from ftis_node.errors import ConfigError, ModelError
 from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, remove_leftovers
 from ftis_node.ipc.weights import load_weights_file
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
+from ftis_node.learner.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.models import model_fingerprint
 
 if TYPE_CHECKING:
@@ -113,15 +114,10 @@ def save_checkpoint(
         last_report=last_report,
         versions=versions,
     )
-    moments = {
-        f"{name}.{moment}": value
-        for name, parameter in trainable.items()
-        for moment, value in optimizer.state[parameter].items()
-    }
     target = folder / f"{PREFIX}{step:08d}"
     with complete_folder(target) as temporary:
         save_file({name: value.detach() for name, value in trainable.items()}, temporary / WEIGHTS_FILE)
-        save_file(moments | {RANDOM_STATE: torch.get_rng_state()}, temporary / OPTIMIZER_FILE)
+        save_file(moments_of(optimizer, trainable) | {RANDOM_STATE: torch.get_rng_state()}, temporary / OPTIMIZER_FILE)
         (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     keep_newest(folder, PREFIX, keep)
     return target
@@ -189,14 +185,8 @@ def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) 
 def restore_optimizer(
     checkpoint: Checkpoint, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put the moments back where they were, and torch's random state."""
-    moments: dict[str, dict[str, Tensor]] = {}
-    for key, value in checkpoint.moments.items():
-        name, _, moment = key.rpartition(".")
-        moments.setdefault(name, {})[moment] = value
-    numbered = {number: moments[name] for number, name in enumerate(trainable) if name in moments}
-    # The optimiser's own way in puts each tensor on the right device; parameters are numbered as they were given to it.
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": numbered})
+    """Put the moments back where they were, and torch's random state. Raises ConfigError for another form of them."""
+    restore_moments(optimizer, trainable, checkpoint.moments)
     torch.set_rng_state(checkpoint.random_state)
 
 
@@ -219,5 +209,5 @@ def _check_shapes(
         raise ModelError(f"{WEIGHTS_FILE} does not hold the tensors that are trained")
     for key, value in moments.items():
         name = key.rpartition(".")[0]
-        if name not in shapes or value.shape not in (shapes[name], torch.Size([])):
+        if name not in shapes or value.shape not in moment_shapes(shapes[name]):
             raise ModelError(f"{OPTIMIZER_FILE} holds {key}, which belongs to no tensor that is trained")

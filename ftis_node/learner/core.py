@@ -25,8 +25,10 @@ from ftis_node.ipc.weights import WeightStore
 from ftis_node.learner import checkpoint as checkpoints
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.check import CheckGroup
+from ftis_node.learner.fitting import Fitting
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.objective import make_objective
+from ftis_node.learner.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.packing import make_packed_micro_batches
 from ftis_node.learner.policy import load_policy
 from ftis_node.learner.publish import proof_of, publish, publish_anew
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.batch import Batch, MicroBatch
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, TrainGroup
-    from ftis_node.learner.step import Between
+    from ftis_node.learner.step import Between, StepOutcome
 
 
 class Learner:
@@ -56,9 +58,12 @@ class Learner:
             torch.set_num_threads(boot.num_threads)
         self._boot = boot
         self._objective = make_objective(boot.method, boot.method_params, boot.advantage_scale)
+        check_optimizer_states(boot)
         self.policy = load_policy(boot)
-        self._trainable = self.policy.trainable()
-        self._optimizer = make_optimizer(self._trainable, boot)
+        self._masters = make_masters(self.policy.trainable(), boot)
+        self._trainable = self._masters.tensors
+        self._optimizer = make_optimizer(self._masters, boot)
+        self._fitting = Fitting(boot.micro_batch_tokens)
         self._checkpoints_dir = Path(boot.checkpoints_dir)
         self._store = WeightStore(Path(boot.weights_dir))
         self._owner = checkpoints.owner_of(self.policy, boot)
@@ -151,12 +156,13 @@ class Learner:
             return StepReport(step=step, policy_version=self._policy_version, skipped="no groups")
         started = time.monotonic()
         batch = make_batch(groups)
-        micro_batches = self._micro_batches(batch)
-        try:
-            outcome = take_step(
+        whole, longest = sum(batch.lengths), max(batch.lengths)
+
+        def attempt() -> StepOutcome:
+            return take_step(
                 self.policy.logprobs,
                 batch,
-                micro_batches,
+                self._micro_batches(batch),
                 self._objective,
                 self._optimizer,
                 max_grad_norm=self._boot.max_grad_norm,
@@ -164,11 +170,13 @@ class Learner:
                 between=between,
                 before_update=partial(self.check, between=between),
             )
-        except torch.OutOfMemoryError as error:
-            raise MachineError(
-                f"step {step} does not fit in memory: make the learner's micro_batch_tokens smaller than "
-                f"{self._boot.micro_batch_tokens}"
-            ) from error
+
+        outcome = self._fitting.run(attempt, step=step, whole=whole, longest=longest)
+        micro_batch_tokens = self._fitting.max_tokens
+        if outcome.ran_out:
+            self._fitting.note_out_of_memory(step=step, whole=whole, longest=longest)
+        else:
+            self._fitting.note_good_step(whole=whole)
         return report_of(
             outcome,
             batch,
@@ -177,12 +185,14 @@ class Learner:
             checked=self._check_group.found(version=self._policy_version),
             entropy=self.policy.entropies.take() if self.policy.entropies else None,
             duration_s=time.monotonic() - started,
+            micro_batch_tokens=micro_batch_tokens,
+            out_of_memory=self._fitting.num_out_of_memory,
         )
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """All in packed rows where the model can do that, else a row per completion."""
         make = make_packed_micro_batches if self.policy.packs else make_micro_batches
-        return make(batch, max_tokens=self._boot.micro_batch_tokens)
+        return make(batch, max_tokens=self._fitting.max_tokens)
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
         """Have the present policy published and, where it is due, on disk. Does only what is still to be done."""
@@ -208,19 +218,8 @@ class Learner:
         checkpoints.tidy(self._checkpoints_dir, damaged)
         if found is not None:
             checkpoints.restore_weights(found, self._trainable)
+            self._masters.write_back()
             checkpoints.restore_optimizer(found, self._trainable, self._optimizer)
             self._step = self._saved_step = found.state.step
             self._policy_version = found.state.policy_version
             self._last_report = found.state.last_report
-
-
-def make_optimizer(trainable: dict[str, torch.nn.Parameter], boot: LearnerBoot) -> torch.optim.Optimizer:
-    """AdamW with the boot's settings; without weight decay, the default, it is the paper's Adam."""
-    return torch.optim.AdamW(
-        list(trainable.values()),
-        lr=boot.effective_learning_rate,
-        betas=boot.betas,
-        eps=boot.eps,
-        weight_decay=boot.weight_decay,
-        fused=True,
-    )

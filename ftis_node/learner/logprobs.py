@@ -119,8 +119,9 @@ class HeadLogprobs(Function):
             logprobs[at] = logits.gather(-1, target_ids[at, None])[:, 0]
             logsumexp[at] = logits.logsumexp(dim=-1)
             if entropies is not None:
-                all_logprobs = logits.sub_(logsumexp[at, None])
-                entropies.add(-(all_logprobs.exp() * all_logprobs).sum(dim=-1))
+                logits.sub_(logsumexp[at, None])
+                entropies.add(-(logits.exp() * logits).sum(dim=-1))
+            del logits  # before the next chunk's are made
         logprobs -= logsumexp
         ctx.save_for_backward(hidden, weight, target_ids, logsumexp)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
@@ -146,6 +147,7 @@ class HeadLogprobs(Function):
                 hidden_gradient[chosen] = scores @ weight
             if weight_gradient is not None:
                 _add_product(weight_gradient, scores.T, part)
+            del scores
         in_dtype = None if weight_gradient is None else weight_gradient.to(weight.dtype)
         return hidden_gradient, in_dtype, None, None, None, None
 

@@ -43,11 +43,12 @@ class LearnerBoot(Message, frozen=True):
 
     `model` is a folder or hub id, `model_name` how others know it. `run_id` names the run whose checkpoints these are.
     `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
-    `temperature` is the one that the run samples at. `dtype` is what is computed in: trainable weights are always
-    float32. `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once. `publish_as`
-    is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone. `takes_turns`:
-    a generator sleeps on the same GPU during a step and at no other time, so that memory must be free again before the
-    answer, and nothing that needs much is done between steps.
+    `temperature` is the one that the run samples at. `dtype` is what the model is held and computed in: where it
+    is bfloat16, what is trained has float32 masters. `optimizer_states` is the form of Adam's moments (`optimizer.py`).
+    `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once, until memory runs out.
+    `publish_as` is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone.
+    `takes_turns`: a generator sleeps on the same GPU during a step and at no other time, so that memory must be free
+    again before the answer, and nothing that needs much is done between steps.
     """
 
     model: str
@@ -65,6 +66,7 @@ class LearnerBoot(Message, frozen=True):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     updates_per_batch: int = 1
+    optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     micro_batch_tokens: int = 8192
     recompute_activations: bool = False
     takes_turns: bool = False
@@ -124,7 +126,8 @@ class StepReport(msgspec.Struct, frozen=True):
     figures (see `mismatch.py`) say what engine and learner disagree by: over `mismatch_tokens` own tokens that
     `mismatch_version` sampled, the version that the step started from. None where there is nothing to take a mean of.
     `entropy` is the policy's own, in nats a token, over the tokens that went through a pass with a gradient; None where
-    it is not asked for. `repeated`: the step had been done before and was not done again.
+    it is not asked for. `micro_batch_tokens` is the budget that the step was done with, after it ran out of memory
+    `out_of_memory` times. `repeated`: the step had been done before and was not done again.
     """
 
     step: int
@@ -146,6 +149,8 @@ class StepReport(msgspec.Struct, frozen=True):
     num_tokens: int = 0
     duration_s: float = 0.0
     tokens_per_s: float = 0.0
+    micro_batch_tokens: int = 0
+    out_of_memory: int = 0
     own_groups: int = 0
     foreign_groups: int = 0
     skipped: str | None = None

@@ -1,8 +1,8 @@
 """The model being trained: in full, or a LoRA adapter on a frozen model.
 
-Precision. What is trained is held in float32 always: at a learning rate of 1e-6 an update is smaller than bfloat16 can
-add to a weight. `dtype` says what is computed in; with bfloat16 that is autocast, and a frozen model under an adapter
-is held in bfloat16 too.
+Precision. The model, and an adapter on it, is held and computed in `dtype`, as engines hold it. Where that is bfloat16
+what is trained has float32 masters besides (`masters.py`), because an update at a learning rate of 1e-6 is smaller than
+bfloat16 can add to a weight.
 
 The model stays in eval mode: two passes over a batch must agree, so there is no dropout. Layers whose activations are
 recomputed in the backward pass are the exception, since transformers does that in training mode only.
@@ -11,7 +11,6 @@ recomputed in the backward pass are the exception, since transformers does that 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -68,7 +67,7 @@ class Policy:
     entropies: EntropyMeter | None = None
 
     def trainable(self) -> dict[str, Parameter]:
-        """What the optimiser moves, by name."""
+        """What is trained, by name; the optimiser moves its masters."""
         return {name: value for name, value in self.causal_lm.named_parameters() if value.requires_grad}
 
     @property
@@ -82,22 +81,15 @@ class Policy:
         """Of those, or of the adapter, what is trained."""
         return sum(value.numel() for value in self.trainable().values())
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Inside, matrix products run in the compute dtype."""
-        if self.compute_dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.causal_lm.device.type, dtype=self.compute_dtype)
-
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """Log-probs `[M]` of a micro-batch's completion tokens."""
-        with self.autocast():
-            return completion_logprobs(
-                self.causal_lm,
-                micro_batch,
-                temperature=self.temperature,
-                flash=self.flash,
-                entropies=self.entropies if torch.is_grad_enabled() else None,
-            )
+        return completion_logprobs(
+            self.causal_lm,
+            micro_batch,
+            temperature=self.temperature,
+            flash=self.flash,
+            entropies=self.entropies if torch.is_grad_enabled() else None,
+        )
 
 
 def load_policy(boot: LearnerBoot) -> Policy:
@@ -105,7 +97,7 @@ def load_policy(boot: LearnerBoot) -> Policy:
     resolved = resolve_model(boot.model)
     source = ModelSource(name=boot.model_name, folder=resolved.folder)
     tokenizer = load_tokenizer(source)
-    causal_lm = load_causal_lm(source, dtype=boot.dtype if boot.lora else "float32", device=boot.device)
+    causal_lm = load_causal_lm(source, dtype=boot.dtype, device=boot.device)
     causal_lm.requires_grad_(boot.lora is None)
     torch.manual_seed(boot.seed)
     adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
@@ -126,7 +118,7 @@ def load_policy(boot: LearnerBoot) -> Policy:
 
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
-    """Put a LoRA adapter into `causal_lm`; its weights are float32. Returns peft's wrapper. Raises ConfigError."""
+    """Put a LoRA adapter into `causal_lm`, in its number format. Returns peft's wrapper. Raises ConfigError."""
     from peft import LoraConfig, get_peft_model
 
     if lora.dropout != 0:
@@ -137,7 +129,7 @@ def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
     )
     with quiet_libraries():
         try:
-            return get_peft_model(causal_lm, config).eval()
+            return get_peft_model(causal_lm, config, autocast_adapter_dtype=False).eval()
         except ValueError as error:
             raise ConfigError(f"the LoRA adapter does not fit the model: {error}") from error
 
@@ -192,7 +184,7 @@ def check_logits(policy: Policy) -> None:
     ids = torch.tensor([probe_token_ids(policy.tokenizer.vocab_size)])
     positions = torch.arange(ids.shape[1] - 1)
     micro_batch = MicroBatch(token_ids=ids, predictor_index=positions, target_ids=ids[0, 1:], cell_index=positions)
-    with torch.no_grad(), policy.autocast():
+    with torch.no_grad():
         ours = completion_logprobs(policy.causal_lm, micro_batch).cpu()
         theirs = torch.tensor(probe_logprobs(policy.causal_lm, ids[0].tolist()))
     difference = (ours - theirs).abs().mean().item()

@@ -33,8 +33,7 @@ def publish(policy: Policy, store: WeightStore, *, version: int, form: Form = "m
 
 def proof_of(policy: Policy, *, version: int) -> WeightProof:
     """Log-probs of fixed tokens by our own forward pass, the adapter unmerged."""
-    with policy.autocast():
-        return prove(policy.causal_lm, version=version, vocab_size=policy.tokenizer.vocab_size)
+    return prove(policy.causal_lm, version=version, vocab_size=policy.tokenizer.vocab_size)
 
 
 def publish_anew(

@@ -24,6 +24,8 @@ def report_of(
     checked: Mismatch | None,
     entropy: float | None,
     duration_s: float,
+    micro_batch_tokens: int,
+    out_of_memory: int,
 ) -> StepReport:
     """The report of step `step`; `version_before` is the policy version that the step started from.
 
@@ -52,6 +54,8 @@ def report_of(
         num_tokens=batch.num_tokens,
         duration_s=duration_s,
         tokens_per_s=batch.num_tokens / duration_s if duration_s > 0 else 0.0,
+        micro_batch_tokens=micro_batch_tokens,
+        out_of_memory=out_of_memory,
         own_groups=batch.num_own_groups,
         foreign_groups=batch.num_foreign_groups,
         skipped=outcome.skipped,

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from ftis_node.errors import WorkerTaskError
+from ftis_node.learner.fitting import one_out_of_memory_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,13 +64,14 @@ class StepOutcome:
     """A step of one or more updates on one batch.
 
     `first` is the first update's passes. `refused` may stand beside `num_updates` > 0: then a later update was not
-    applied.
+    applied, for want of memory where `ran_out`.
     """
 
     first: Gradients
     num_updates: int
     skipped: str | None
     refused: str | None
+    ran_out: bool = False
 
 
 class _NotFinite(Exception):
@@ -195,12 +197,14 @@ def take_step(
     """
 
     def update(anchor: Tensor | None) -> Gradients:
-        gradients = compute_gradients(forward, batch, micro_batches, objective, anchor=anchor, between=between)
-        between()
-        if anchor is None:
-            before_update()
-        return _apply(gradients, optimizer, max_grad_norm)
+        with one_out_of_memory_error():
+            gradients = compute_gradients(forward, batch, micro_batches, objective, anchor=anchor, between=between)
+            between()
+            if anchor is None:
+                before_update()
+            return _apply(gradients, optimizer, max_grad_norm)
 
+    ran_out = False
     try:
         first = last = update(None)
         num_updates = int(first.is_usable)
@@ -208,11 +212,12 @@ def take_step(
             try:
                 last = update(first.learner_logprobs)
             except (WorkerTaskError, torch.OutOfMemoryError) as error:
+                ran_out = isinstance(error, torch.OutOfMemoryError)
                 last = replace(first, refused=f"update {num_updates + 1} of {updates} was not done: {error}")
             num_updates += int(last.is_usable)
     finally:
         optimizer.zero_grad(set_to_none=True)
-    return StepOutcome(first, num_updates=num_updates, skipped=last.skipped, refused=last.refused)
+    return StepOutcome(first, num_updates, skipped=last.skipped, refused=last.refused, ran_out=ran_out)
 
 
 def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Gradients:

@@ -187,6 +187,7 @@ def learner_boot(
         learning_rate=optimizer.lora_learning_rate if settings.lora else optimizer.learning_rate,
         max_grad_norm=optimizer.max_grad_norm,
         updates_per_batch=optimizer.updates_per_batch,
+        optimizer_states=settings.learner.optimizer_states,
         micro_batch_tokens=settings.learner.micro_batch_tokens,
         lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
         publish_as="adapter" if adapters else "model",

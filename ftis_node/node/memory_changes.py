@@ -1,8 +1,8 @@
 """What would make a model fit: changes in the order in which a person should think of them.
 
-Cheapest in quality first: an adapter, an optimiser of 8 bits, more time for less memory, then smaller pieces, shorter
-completions, fewer of them side by side, and last the number format. A change of a number goes down by halves to the
-first that fits. Limits of `sampling` belong to the run: changing one makes another swarm.
+In this order: an adapter, optimiser states of 8 bits or in host memory, more time for less memory, then smaller pieces,
+shorter completions, fewer of them side by side, and last the number format. A change of a number goes down by halves to
+the first that fits. Limits of `sampling` belong to the run: changing one makes another swarm.
 """
 
 from __future__ import annotations
@@ -10,42 +10,48 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from ftis_node.node.memory_parts import ADAM_8BIT_BYTES, BFLOAT16, FLOAT32
+from ftis_node.node.memory_parts import BFLOAT16, FLOAT32
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ftis_node.node.memory_parts import Workload
     from ftis_node.node.memory_plan import MemoryPlan, Placement
 
     Place: TypeAlias = Callable[[Workload], MemoryPlan]
     Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # ever smaller, each with the words for it
+    Kind: TypeAlias = Callable[[Workload], Sizes]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a change would bring; "A + B" are changes together. One that is not `available` cannot be made yet."""
+    """What a change would bring; "A + B" are changes together."""
 
     name: str
     placement: Placement
     peak_bytes: int
     fits: bool
-    available: bool = True
 
 
 def find_changes(workload: Workload, now: MemoryPlan, place: Place) -> Iterator[Change]:
     """Each change alone, if it brings anything; where `now` does not fit and none of them suffices, also as many
-    together as it takes, or all of them where even that is too little."""
+    together as it takes, without an adapter and with one, or all of them where even that is too little."""
     alone = [found[0] for sizes in CHANGES if (found := _try(sizes(workload), now.peak_bytes, place))]
     yield from alone
-    if now.fits or any(change.fits and change.available for change in alone):
+    if now.fits or any(change.fits for change in alone):
         return
+    both = _together(CHANGES[1:], workload, now, place), _together(CHANGES, workload, now, place)
+    yield from {change.name: change for change in both if change is not None}.values()
+
+
+def _together(kinds: Sequence[Kind], workload: Workload, now: MemoryPlan, place: Place) -> Change | None:
+    """One kind of change after the other, until it fits; None where one alone is all there is."""
     names: list[str] = []
     together = None
     peak_bytes = now.peak_bytes
-    for sizes in CHANGES:
+    for sizes in kinds:
         found = _try(sizes(workload), peak_bytes, place)
-        if found is None or not found[0].available:
+        if found is None:
             continue
         change, workload = found
         peak_bytes = change.peak_bytes
@@ -53,8 +59,7 @@ def find_changes(workload: Workload, now: MemoryPlan, place: Place) -> Iterator[
         together = replace(change, name=" + ".join(names))
         if change.fits:
             break
-    if together is not None and len(names) > 1:
-        yield together
+    return together if len(names) > 1 else None
 
 
 def _try(sizes: Sizes, peak_bytes: int, place: Place) -> tuple[Change, Workload] | None:
@@ -62,8 +67,7 @@ def _try(sizes: Sizes, peak_bytes: int, place: Place) -> tuple[Change, Workload]
     best: tuple[Change, Workload] | None = None
     for name, changed in sizes:
         made = place(changed)
-        available = changed.adam_bytes != ADAM_8BIT_BYTES
-        best = Change(name, made.placement, made.peak_bytes, made.fits, available), changed
+        best = Change(name, made.placement, made.peak_bytes, made.fits), changed
         if made.fits:
             break
     return best if best is not None and best[0].peak_bytes < peak_bytes else None
@@ -74,8 +78,14 @@ def _adapter(workload: Workload) -> Sizes:
         yield f"--lora (rank {workload.adapter_rank})", replace(workload, lora=True)
 
 
-def _small_optimiser(workload: Workload) -> Sizes:
-    yield "an 8-bit optimiser (not available yet)", replace(workload, adam_bytes=ADAM_8BIT_BYTES)
+def _optimiser_states(workload: Workload) -> Sizes:
+    """An adapter's are too small to speak of."""
+    if workload.lora or workload.optimizer_states == "offload":
+        return
+    if workload.optimizer_states == "float32":
+        yield "learner.optimizer_states = 8bit", replace(workload, optimizer_states="8bit")
+    if workload.on_gpu:
+        yield "learner.optimizer_states = offload", replace(workload, optimizer_states="offload")
 
 
 def _recompute(workload: Workload) -> Sizes:
@@ -112,4 +122,4 @@ def _bfloat16(workload: Workload) -> Sizes:
         yield "dtype = bfloat16", replace(workload, dtype_bytes=BFLOAT16)
 
 
-CHANGES = (_adapter, _small_optimiser, _recompute, _micro_batch, _completions, _batch, _bfloat16)
+CHANGES = (_adapter, _optimiser_states, _recompute, _micro_batch, _completions, _batch, _bfloat16)

@@ -1,16 +1,15 @@
 """What the two workers hold in memory, part by part, from a model's shape and what is asked of it.
 
 Arithmetic alone: nothing is loaded and torch is not imported. The learner's terms count what its code does
-(`learner/policy.py`, `learner/logprobs.py`, transformers' eager Qwen2 layer) tensor by tensor; tests compare them with
+(`learner/masters.py`, `learner/logprobs.py`, transformers' eager Qwen2 layer) tensor by tensor; tests compare them with
 the tensors of a real model on the CPU. The generator's workspace and the contexts are rules of thumb until a GPU has
-been measured. Bytes everywhere; per token means per position of a micro-batch, padding included.
+been measured. Bytes everywhere; per token means per position of a micro-batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ftis_node.generation.engines.base import DEFAULT_MAX_PREFILL_TOKENS
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
-ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2  # a trained weight's two moments
+ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
 HEAD_CHUNK_TOKENS = 512  # as in learner.logprobs; a test compares the two
 
-# Float32 logits, their softmax and two products of it live together in the backward pass of log-sum-exp.
-LOGITS_BACKWARD_BYTES = 16
-LOGITS_FORWARD_BYTES = 8
+# Float32 logits, and in the forward pass their exponentials beside them; in the backward pass those are made in place.
+LOGITS_FORWARD_BYTES, LOGITS_BACKWARD_BYTES = 8, 4
 # Logits in two forms, log-probs, probabilities, and their running sum in float64.
 SAMPLING_BYTES = 24
+PLACES_BYTES = 24  # of a token: its id, its position, and where it predicts, in int64
 # A process on a GPU: driver context, kernels and cuBLAS workspace; commonly 0.3 to 0.6 GiB.
 DEVICE_CONTEXT_BYTES = 512 * MIB
 # CUDA graphs that vLLM captures, which it keeps while it sleeps.
@@ -55,7 +54,7 @@ class Workload:
     on_gpu: bool
     can_sleep: bool
     must_sleep: bool = False
-    adam_bytes: int = ADAM_BYTES
+    optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
@@ -76,6 +75,7 @@ class Workload:
             on_gpu=on_gpu,
             can_sleep=can_sleep,
             must_sleep=can_sleep and settings.memory.placement == "sleep",
+            optimizer_states=settings.learner.optimizer_states,
         )
 
     @property
@@ -114,26 +114,31 @@ class GeneratorMemory:
 
 @dataclass(frozen=True, slots=True)
 class LearnerMemory:
-    """Of the learner worker. The parts from `gradients` to `work` live together at the step's peak alone."""
+    """Of the learner worker. The parts from `gradients` to `work` live together at the step's peak alone.
+
+    `masters` are those of weights in bfloat16; a float32 weight is its own. `on_host` is what lies in host memory
+    although the learner is on a GPU.
+    """
 
     weights: int
+    masters: int
     moments: int
     context: int
     gradients: int
-    casts: int
     activations: int
     work: int
     hand_over: int
+    on_host: int
 
     @property
     def resident(self) -> int:
         """What stays between two steps."""
-        return self.weights + self.moments + self.context
+        return self.weights + self.masters + self.moments + self.context
 
     @property
     def peak(self) -> int:
         """In a step; new weights are handed over after it, when its own parts are gone."""
-        step = self.gradients + self.casts + self.activations + self.work
+        step = self.gradients + self.activations + self.work
         return self.resident + max(step, self.hand_over)
 
 
@@ -164,102 +169,104 @@ def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
 
 
 def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
-    """Float32 masters, gradients (4 bytes) and Adam's two moments (8) of what is trained, and what one step adds.
-
-    With LoRA the frozen model is held in the compute dtype, the adapter in float32. Autocast keeps a bfloat16 copy of
-    every float32 weight that a matrix product uses: through the forward pass always, and through the backward pass
-    too unless layers are recomputed. The peak is the largest of three moments (`_step_parts`).
+    """Weights in the compute dtype; of what is trained float32 masters where that is bfloat16, float32 gradients (4
+    bytes) and Adam's two moments (8, or 2 of 8 bits), all of these on the host if offloaded; and what one step adds,
+    which is the largest of four moments (`_step_parts`).
     """
     rank = workload.lora_rank
     trained = shape.num_parameters if rank is None else shape.adapter_parameters(rank)
     frozen = 0 if rank is None else shape.num_parameters
-    casts, activations, work = max(_step_parts(shape, workload), key=sum)
+    is_offloaded = workload.optimizer_states == "offload"
+    masters = FLOAT32 * trained if workload.dtype_bytes == BFLOAT16 or is_offloaded else 0
+    moments = int((ADAM_8BIT_BYTES if workload.optimizer_states == "8bit" else ADAM_BYTES) * trained)
+    gradients = FLOAT32 * trained
+    activations, work = max(_step_parts(shape, workload), key=sum)
     return LearnerMemory(
-        weights=FLOAT32 * trained + workload.dtype_bytes * frozen,
-        moments=workload.adam_bytes * trained,
+        weights=workload.dtype_bytes * (trained + frozen),
+        masters=0 if is_offloaded else masters,
+        moments=0 if is_offloaded else moments,
         context=DEVICE_CONTEXT_BYTES if workload.on_gpu else HOST_PROCESS_BYTES,
-        gradients=FLOAT32 * trained,
-        casts=casts,
+        gradients=0 if is_offloaded else gradients,
         activations=activations,
         work=work,
         hand_over=_hand_over(shape, workload),
+        on_host=masters + moments + gradients if is_offloaded else 0,
     )
 
 
 def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
-    """What one layer keeps of a token for its backward pass, exact for the Qwen2 layer with fused attention.
+    """What one layer keeps of a token for its backward pass, exact for the Qwen2 layer with packed or fused attention.
 
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input (and, where it is
-    trained, the normalised value) and one reciprocal; attention keeps q, k, v, output and a float32 log-sum a head.
+    trained, the normalised value) and one reciprocal; attention keeps q, k, v, output and a float32 log-sum a head; the
+    gated block keeps two wide tensors, three under an adapter (`learner/gated.py`).
 
-        float32, full    4 (6 H + 2 Q + 2 K + 4 I + h) + 8
-        float32, LoRA    4 (4 H + 2 Q + 2 K + 4 I + 7 r + h) + 8
-        bfloat16, full   26 H + 4 Q + 4 K + 8 I + 4 h + 8
-        bfloat16, LoRA   18 H + 6 Q + 4 K + 8 I + 14 r + 4 h + 8
+        float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
+        float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8
+        bfloat16, full   16 H + 4 Q + 4 K + 4 I + 4 h + 8
+        bfloat16, LoRA   12 H + 4 Q + 4 K + 6 I + 14 r + 4 h + 8
 
-    In bfloat16 each of the five linear maps on a hidden state keeps a cast of its own: 10 of the H.
+    In bfloat16 a norm's input and its float32 copy of it are two tensors, and the copy is what is kept.
     """
     hidden, query, key, wide = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
     rank = workload.lora_rank or 0
-    always = 4 * shape.num_heads + 8
-    if workload.dtype_bytes == FLOAT32:
-        norms_and_inputs = 6 if workload.lora_rank is None else 4
-        return 4 * (norms_and_inputs * hidden + 2 * query + 2 * key + 4 * wide + 7 * rank) + always
-    if workload.lora_rank is None:
-        return 26 * hidden + 4 * query + 4 * key + 8 * wide + always
-    return 18 * hidden + 6 * query + 4 * key + 8 * wide + 14 * rank + always
+    is_full, is_float32 = workload.lora_rank is None, workload.dtype_bytes == FLOAT32
+    norms_and_inputs = {(True, True): 24, (True, False): 16, (False, True): 16, (False, False): 12}[is_float32, is_full]
+    widths = 2 * query + 2 * key + (2 if is_full else 3) * wide + 7 * rank
+    return norms_and_inputs * hidden + workload.dtype_bytes * widths + 4 * shape.num_heads + 8
 
 
-def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int, int], ...]:
-    """Casts, activations and work space at three moments: end of the forward pass, the head's and the last layer's
-    backward pass.
+def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int], ...]:
+    """Activations and work space at four moments: end of the forward pass; the backward passes of the output head, of
+    the last layers, and of the embedding.
 
-    Outside the layers a token keeps 12 H bytes (the last norm and the positions that predict), 4 H under LoRA. A
-    layer's backward pass needs two gradients of the feed-forward width in float32 or three in bfloat16, and 14 H bytes
-    of hidden states (18 H under LoRA in bfloat16): counted on torch 2.13. Where layers are recomputed, that pass holds
-    the layers' inputs, all that its own layer keeps, and nothing from outside.
+    Outside the layers a token keeps 12 H bytes (the last norm, and the positions that predict), 8 H in bfloat16, and
+    4 H or 2 H under LoRA; besides, its rotary angles and places. Beside all that was kept, the backward passes of the
+    last norm and the last layer need what `_layer_work` says; where layers are recomputed, kept are the layers' inputs,
+    and the last layer makes again all that it would have kept.
     """
-    tokens, hidden = workload.largest_micro_batch, shape.hidden_size
-    is_full, is_float32 = not workload.lora, workload.dtype_bytes == FLOAT32
+    tokens, hidden, width = workload.largest_micro_batch, shape.hidden_size, workload.dtype_bytes
+    is_full = not workload.lora
     layer = layer_bytes_per_token(shape, workload)
-    layer_input = hidden * (FLOAT32 if is_full or is_float32 else BFLOAT16)
-    outside = hidden * (12 if is_full else 4)
-    layer_work = (8 if is_float32 else 6) * shape.intermediate_size + (14 if is_full or is_float32 else 18) * hidden
+    outside = hidden * ((12 if width == FLOAT32 else 8) if is_full else width)
+    places = 2 * width * shape.query_size // shape.num_heads + PLACES_BYTES
     forward_work = LOGITS_FORWARD_BYTES * min(HEAD_CHUNK_TOKENS, tokens) * shape.vocab_size
-    head_work = _head_work(shape, workload)
-    casts, head_casts, layer_casts = _casts(shape, workload)
+    embedding = width * shape.embedding_parameters if is_full else 0
+    head_gradient = embedding if shape.is_tied else 0  # waits for the embedding's
+    last_norm, last_block = (tokens * work + head_gradient for work in _layer_work(shape, workload))
+    at_end = tokens * (places + width * hidden), embedding + 2 * head_gradient
     if not workload.recompute_activations:
-        kept = tokens * (shape.num_layers * layer + outside)
-        return (casts, kept, forward_work), (casts, kept, head_work), (casts, kept, tokens * layer_work)
-    inputs = shape.num_layers * layer_input
-    kept = tokens * (inputs + outside)
+        kept = tokens * (shape.num_layers * layer + outside + places)
+        return (kept, forward_work), (kept, _head_work(shape, workload)), (kept, max(last_norm, last_block)), at_end
+    kept = tokens * (shape.num_layers * width * hidden + outside + places)
     # The first norm keeps the layer's input itself where it is float32, so that it is not there twice.
-    again = layer - (layer_input if is_full or is_float32 else 0)
-    at_layer = (layer_casts, tokens * inputs, tokens * (again + layer_work))
-    return (casts, kept, forward_work), (head_casts, kept, head_work), at_layer
+    again = tokens * (layer - (width * hidden if width == FLOAT32 else 0))
+    return (kept, forward_work), (kept, _head_work(shape, workload)), (kept, again + last_block), at_end
+
+
+def _layer_work(shape: ModelShape, workload: Workload) -> tuple[int, int]:
+    """Of a token, beyond all that is kept: gradients of the hidden size in the last norm, and in the last layer four
+    tensors of the feed-forward width (three under an adapter) when some of what was kept is gone. Counted on torch
+    2.13."""
+    hidden, width = shape.hidden_size, workload.dtype_bytes
+    wide = (4 if not workload.lora else 3) * width * shape.intermediate_size
+    if width == FLOAT32:
+        return (12 if not workload.lora else 16) * hidden, wide - (8 if not workload.lora else 4) * hidden
+    return (16 if not workload.lora else 18) * hidden, wide - (6 if not workload.lora else 4) * hidden
 
 
 def _head_work(shape: ModelShape, workload: Workload) -> int:
-    """Of the output head's backward pass: logits of one chunk beside the head's gradient so far, or, at its end, that
-    gradient in its forms (bfloat16 and float32; of a tied head in float32, three times). A frozen head has none."""
-    tokens = min(HEAD_CHUNK_TOKENS, workload.largest_micro_batch)
-    logits = LOGITS_BACKWARD_BYTES * tokens * shape.vocab_size
+    """Of the output head's backward pass: gradients of the positions that predict, one chunk's logits, and, where the
+    head is trained, its gradient in float32; in bfloat16 logits are there in both forms, and so is a product of them
+    that is added to it."""
+    tokens, width = workload.largest_micro_batch, workload.dtype_bytes
+    chunk = min(HEAD_CHUNK_TOKENS, tokens) * shape.vocab_size
+    positions = width * tokens * shape.hidden_size
+    logits = (LOGITS_BACKWARD_BYTES + (BFLOAT16 if width == BFLOAT16 else 0)) * chunk
     if workload.lora_rank is not None:
-        return logits
-    at_end = BFLOAT16 + FLOAT32 if workload.dtype_bytes == BFLOAT16 else 3 * FLOAT32
-    return max(logits + workload.dtype_bytes * shape.embedding_parameters, at_end * shape.embedding_parameters)
-
-
-def _casts(shape: ModelShape, workload: Workload) -> tuple[int, int, int]:
-    """Bfloat16 copies of float32 weights: all, the head's, one layer's. An embedding is looked up, never cast."""
-    if workload.dtype_bytes == FLOAT32:
-        return 0, 0, 0
-    if workload.lora_rank is not None:
-        adapter = BFLOAT16 * shape.adapter_parameters(workload.lora_rank)
-        return adapter, 0, ceil(adapter / shape.num_layers)
-    head = BFLOAT16 * shape.embedding_parameters
-    everything = BFLOAT16 * shape.num_parameters - (0 if shape.is_tied else head)
-    return everything, head, ceil((everything - head) / shape.num_layers)
+        return positions + logits
+    product = BFLOAT16 * (chunk + shape.embedding_parameters) if width == BFLOAT16 else 0
+    return positions + FLOAT32 * shape.embedding_parameters + max(logits, product)
 
 
 def _hand_over(shape: ModelShape, workload: Workload) -> int:

@@ -172,10 +172,10 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
         "generator: key/value cache": cache,
         "generator: workspace and context": generator.workspace,
         "learner: weights": learner.weights,
+        "learner: float32 masters": learner.masters,
         "learner: Adam's moments": learner.moments,
         "learner: context": learner.context,
         "learner: gradients": learner.gradients,
-        "learner: bfloat16 copies of weights": learner.casts,
         "learner: activations": learner.activations,
         "learner: logits and work space": learner.work,
         HAND_OVER: learner.hand_over,
@@ -183,8 +183,9 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 
 
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
-    """Beside a GPU: three processes, and the larger of a hand-over (the new weights' bytes) and a checkpoint's Adam
-    moments; where the generator sleeps its weights wait in host memory too."""
+    """Beside a GPU: three processes, what the learner offloads, and the larger of a hand-over (the new weights' bytes)
+    and a checkpoint's Adam moments; where the generator sleeps its weights wait in host memory too."""
     weights = shape.num_parameters * workload.dtype_bytes
-    moments = learner_memory(shape, workload).moments
-    return 3 * HOST_PROCESS_BYTES + max(weights, moments) + (weights if workload.can_sleep else 0)
+    learner = learner_memory(shape, workload)
+    saved = max(weights, learner.moments, learner.on_host // 2)  # half of it are moments
+    return 3 * HOST_PROCESS_BYTES + learner.on_host + saved + (weights if workload.can_sleep else 0)

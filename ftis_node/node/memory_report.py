@@ -102,7 +102,7 @@ def report(made: MemoryPlan, *, title: str) -> Iterator[Finding]:
 
 
 def _advice(made: MemoryPlan) -> str:
-    if any(change.fits and change.available for change in made.changes):
+    if any(change.fits for change in made.changes):
         return "make a change that would fit, named below"
     return "take a smaller model or a larger device: no change below is enough"
 

@@ -200,6 +200,6 @@ def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> None:
 def _advice(made: MemoryPlan) -> str:
     """The first change that would do."""
     for change in made.changes:
-        if change.fits and change.available:
+        if change.fits:
             return f"{change.name} would do"
     return "take a smaller model or a larger device"

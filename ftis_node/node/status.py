@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 PERIODS_PER_SAVE = 5
-STEP_FIGURES = ("loss", "reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "tokens_per_s")
+STEP_FIGURES = (
+    *("loss", "reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "tokens_per_s"),
+    *("micro_batch_tokens", "out_of_memory"),
+)
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 

@@ -56,6 +56,9 @@ class GenerationStatus(msgspec.Struct, frozen=True):
 class LearnerStatus(msgspec.Struct, frozen=True):
     """The learner worker: figures of the last step; `own_groups` and `foreign_groups` used in all steps.
 
+    `micro_batch_tokens` is what the step was done with, smaller than set after it ran out of memory `out_of_memory`
+    times.
+
     `mismatch_kl` (nats a token) and `mismatch_share` (of tokens whose ratio is off by more than 1 %) say what engine
     and learner disagree by; as last measured, which was under `mismatch_version`.
     """
@@ -69,6 +72,8 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     mean_kl: float | None = None
     grad_norm: float | None = None
     tokens_per_s: float = 0.0
+    micro_batch_tokens: int | None = None
+    out_of_memory: int | None = None
     own_groups: int = 0
     foreign_groups: int = 0
     restarts: int = 0

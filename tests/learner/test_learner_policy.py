@@ -69,22 +69,22 @@ def test_merged_weights_answer_like_the_adapter_and_leave_it_alone(tmp_path, mic
         assert torch.equal(policy.logprobs(micro_batch), unmerged)
 
 
-def test_bfloat16_computes_in_bfloat16_and_trains_in_float32(model_folder, tmp_path, micro_batch):
+def test_bfloat16_holds_and_computes_in_bfloat16(model_folder, tmp_path, micro_batch):
     exact = load_policy(make_boot(model_folder, tmp_path))
     rough = load_policy(make_boot(model_folder, tmp_path, dtype="bfloat16"))
     with torch.no_grad():
         difference = (exact.logprobs(micro_batch) - rough.logprobs(micro_batch)).abs().max()
     assert 1e-4 < difference < 0.2
-    assert {value.dtype for value in rough.trainable().values()} == {torch.float32}
+    assert {value.dtype for value in rough.trainable().values()} == {torch.bfloat16}
     assert {value.dtype for value in merged_weights(rough, rough.compute_dtype).values()} == {torch.bfloat16}
 
 
-def test_bfloat16_lora_freezes_a_bfloat16_model(model_folder, tmp_path, micro_batch):
+def test_bfloat16_lora_is_bfloat16_throughout(model_folder, tmp_path, micro_batch):
     policy = load_policy(make_boot(model_folder, tmp_path, dtype="bfloat16", lora=LORA))
     policy.logprobs(micro_batch).sum().backward()
     frozen = {value.dtype for value in policy.causal_lm.parameters() if not value.requires_grad}
     assert frozen == {torch.bfloat16}
-    assert {value.dtype for value in policy.trainable().values()} == {torch.float32}
+    assert {value.dtype for value in policy.trainable().values()} == {torch.bfloat16}
     assert all(value.grad is not None and value.grad.isfinite().all() for value in policy.trainable().values())
 
 

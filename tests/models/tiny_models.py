@@ -69,10 +69,16 @@ def make_model(*, tied: bool = True, seed: int = 0, hidden_size: int = 64) -> An
 
 
 def save_tiny(
-    folder: Path, *, tied: bool = True, dtype: str = "float32", max_shard_size: str = "5GB", seed: int = 0
+    folder: Path,
+    *,
+    tied: bool = True,
+    dtype: str = "float32",
+    max_shard_size: str = "5GB",
+    seed: int = 0,
+    hidden_size: int = 64,
 ) -> Path:
     """Write such a model with its tokenizer to `folder` as the hub would hold it."""
-    model = make_model(tied=tied, seed=seed).to(getattr(torch, dtype))
+    model = make_model(tied=tied, seed=seed, hidden_size=hidden_size).to(getattr(torch, dtype))
     model.generation_config.eos_token_id = [2, 0]
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     make_tokenizer().save_pretrained(folder)

@@ -11,18 +11,19 @@ By hand, the small Qwen2 configuration SMALL: hidden 64, 2 layers, 4 heads of 16
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ftis_node.learner import logprobs
+from ftis_node.learner import attention, logprobs
 from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.core import make_optimizer
+from ftis_node.learner.gated import save_memory
 from ftis_node.learner.logprobs import completion_logprobs
 from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.optimizer import make_masters, make_optimizer, moments_of
 from ftis_node.learner.policy import _recompute_activations, add_adapter
 from ftis_node.models import shape_of
 from ftis_node.node.memory_parts import (
@@ -82,27 +83,36 @@ def test_the_generator_by_hand() -> None:
 
 def test_the_learner_by_hand_in_full() -> None:
     memory = learner_memory(SMALL, workload())
-    assert (memory.weights, memory.gradients, memory.moments) == (379_136, 379_136, 758_272)
-    assert memory.casts == 189_568
-    # A token and layer: 26 x 64 + 4 x 64 + 4 x 32 + 8 x 128 + 4 x 4 + 8 = 3,096; outside the layers 12 x 64.
-    assert layer_bytes_per_token(SMALL, workload()) == 3_096
-    assert memory.activations == 1000 * (2 * 3_096 + 768)
-    # Logits of a chunk: 16 x 512 x 320 and the head's gradient 2 x 20,480; a layer: 1000 x (6 x 128 + 14 x 64) is less.
-    assert memory.work == 2_621_440 + 40_960
+    assert (memory.weights, memory.masters, memory.gradients, memory.moments) == (189_568, 379_136, 379_136, 758_272)
+    # A token and layer: 16 x 64 + 4 x 64 + 4 x 32 + 4 x 128 + 4 x 4 + 8 = 1,944; outside the layers 8 x 64; its
+    # rotary angles 2 x 2 x 16 and places 24.
+    assert layer_bytes_per_token(SMALL, workload()) == 1_944
+    assert memory.activations == 1000 * (2 * 1_944 + 512 + 88)
+    # A chunk's logits in the forward pass, 8 x 512 x 320. Less: the head's backward pass, 1000 x 2 x 64 + 4 x 20,480 +
+    # 6 x 512 x 320 = 1,192,960; the last norm's, 1000 x 16 x 64 + the head's gradient 40,960.
+    assert memory.work == 1_310_720
     assert memory.hand_over == 40_960
-    assert memory.resident == 379_136 + 758_272 + 512 * MIB
-    assert memory.peak == memory.resident + 379_136 + 189_568 + 6_960_000 + 2_662_400
+    assert memory.resident == 189_568 + 379_136 + 758_272 + 512 * MIB
+    assert memory.peak == memory.resident + 379_136 + 4_488_000 + 1_310_720
+
+
+def test_states_of_8_bits_and_states_on_the_host_by_hand() -> None:
+    small = learner_memory(SMALL, workload(optimizer_states="8bit"))
+    assert small.moments == 2 * 94_784 + 94_784 // 32  # with a float32 scale for each 256 of either moment
+    offloaded = learner_memory(SMALL, workload(optimizer_states="offload"))
+    assert (offloaded.weights, offloaded.on_host) == (189_568, 16 * 94_784)
+    assert offloaded.masters == offloaded.moments == offloaded.gradients == 0
+    assert learner_memory(SMALL, workload()).on_host == 0
 
 
 def test_the_learner_by_hand_with_an_adapter_and_recomputed_layers() -> None:
     memory = learner_memory(SMALL, workload(lora=True, recompute_activations=True, micro_batch_tokens=4000))
-    assert memory.weights == 2 * 94_784 + 4 * 16_384
+    assert (memory.weights, memory.masters) == (2 * (94_784 + 16_384), 4 * 16_384)
     assert (memory.gradients, memory.moments) == (65_536, 131_072)
-    # The peak is in the last layer. Of a token it has two layers' inputs in bfloat16, what a layer keeps,
-    # 18 x 64 + 6 x 64 + 4 x 32 + 8 x 128 + 14 x 8 + 24 = 2,824, and its work 6 x 128 + 18 x 64; its casts are half.
-    assert memory.activations == 4000 * 2 * 128
-    assert memory.work == 4000 * (2_824 + 1_920)
-    assert memory.casts == 16_384
+    # The peak is in the last layer. A token has two layers' inputs in bfloat16, 2 x 64, rotary angles and places; what
+    # a layer keeps, 12 x 64 + 4 x 64 + 4 x 32 + 6 x 128 + 14 x 8 + 24 = 2,056, and 6 x 128 - 4 x 64 of work.
+    assert memory.activations == 4000 * (2 * 128 + 128 + 88)
+    assert memory.work == 4000 * (2_056 + 512)
 
 
 def test_a_micro_batch_holds_a_completion_at_least_and_the_batch_at_most() -> None:
@@ -118,16 +128,21 @@ class Step:
     """A real model at the learner's forward and backward pass on the CPU, and the workload that describes it."""
 
     def __init__(self, dtype: str, lora: bool, *, recompute: bool = False, hidden_size: int = 64) -> None:
-        self.model = make_model(hidden_size=hidden_size)
-        self.model.set_attn_implementation("sdpa")
+        attention.register()
+        self.model = make_model(hidden_size=hidden_size).to(getattr(torch, dtype))
+        self.model.set_attn_implementation(attention.ATTENTION)
         if lora:
-            self.model.to(getattr(torch, dtype)).requires_grad_(False)
+            self.model.requires_grad_(False)
             add_adapter(self.model, LoraSettings(rank=8, alpha=8))
         if recompute:
             _recompute_activations(self.model)
+        save_memory(self.model)
         self.shape = shape_of(make_model(hidden_size=hidden_size).config.to_dict())
-        self._is_bfloat16 = dtype == "bfloat16"
-        self.settings = {"dtype_bytes": 2 if self._is_bfloat16 else 4, "lora": lora, "recompute_activations": recompute}
+        width = 2 if dtype == "bfloat16" else 4
+        self.settings = {"dtype_bytes": width, "lora": lora, "recompute_activations": recompute}
+        trainable = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        self.boot = make_boot("tiny", Path("nowhere"))
+        self.masters = make_masters(trainable, self.boot)
 
     def workload(self, num_tokens: int) -> Workload:
         return workload(micro_batch_tokens=num_tokens, on_gpu=False, **self.settings)
@@ -135,9 +150,15 @@ class Step:
     def forward(self, num_tokens: int) -> torch.Tensor:
         positions = torch.arange(num_tokens - 1)
         ids = torch.randint(0, 300, (1, num_tokens), generator=torch.Generator().manual_seed(0))
-        micro_batch = MicroBatch(ids, predictor_index=positions, target_ids=ids[0, 1:], cell_index=positions)
-        with torch.autocast("cpu", dtype=torch.bfloat16) if self._is_bfloat16 else nullcontext():
-            return completion_logprobs(self.model, micro_batch)
+        micro_batch = MicroBatch(
+            ids,
+            predictor_index=positions,
+            target_ids=ids[0, 1:],
+            cell_index=positions,
+            positions=torch.arange(num_tokens)[None],
+            blocks=(attention.Span(0, num_tokens),),
+        )
+        return completion_logprobs(self.model, micro_batch)
 
     def run(self, num_tokens: int) -> None:
         self.forward(num_tokens).mean().backward()
@@ -147,17 +168,28 @@ SETTINGS = [("bfloat16", False), ("bfloat16", True), ("float32", False), ("float
 
 
 @pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
-def test_weights_gradients_and_moments_are_those_of_the_tensors(tmp_path: Any, dtype: str, lora: bool) -> None:
+def test_weights_gradients_and_moments_are_those_of_the_tensors(dtype: str, lora: bool) -> None:
     step = Step(dtype, lora)
-    trainable = {name: value for name, value in step.model.named_parameters() if value.requires_grad}
-    optimizer = make_optimizer(trainable, make_boot("tiny", tmp_path))
+    masters = step.masters.tensors.values()
+    optimizer = make_optimizer(step.masters, step.boot)
     step.run(16)
-    optimizer.step()
     memory = learner_memory(step.shape, step.workload(100))
-    assert memory.weights == sum(value.nbytes for value in step.model.parameters())
-    assert memory.gradients == sum(value.grad.nbytes for value in trainable.values() if value.grad is not None)
+    weights = list(step.model.parameters())
+    assert memory.weights == sum(value.nbytes for value in weights)
+    assert memory.masters == sum(value.nbytes for value in masters if all(value is not weight for weight in weights))
+    assert memory.gradients == sum(value.grad.nbytes for value in masters if value.grad is not None)
+    assert all(weight.grad is None for weight in weights if weight.dtype == torch.bfloat16)
     moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     assert memory.moments == sum(value.nbytes for value in moments)
+
+
+def test_moments_of_8_bits_are_those_of_the_tensors_but_for_the_small_ones() -> None:
+    step = Step("float32", False, hidden_size=256)
+    boot = make_boot("tiny", Path("nowhere"), optimizer_states="8bit")
+    found = moments_of(make_optimizer(step.masters, boot), step.masters.tensors)
+    large = {name: value.nbytes for name, value in found.items() if not name.endswith(("bias.state1", "bias.state2"))}
+    memory = learner_memory(step.shape, workload(optimizer_states="8bit", dtype_bytes=4))
+    assert memory.moments == pytest.approx(sum(large.values()), rel=0.01)
 
 
 @pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
@@ -196,5 +228,5 @@ def test_a_step_s_peak_is_near_what_was_allocated(dtype: str, lora: bool, recomp
         held += event.nbytes()
         peak = max(peak, held)
     memory = learner_memory(step.shape, step.workload(num_tokens))
-    assert memory.casts + memory.activations + memory.work == pytest.approx(peak, rel=0.12)
+    assert memory.activations + memory.work == pytest.approx(peak, rel=0.12)
     assert memory.context == HOST_PROCESS_BYTES

@@ -203,9 +203,9 @@ def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
     assert learner_boot(settings(device="cpu"), RUN, source, Home(tmp_path), made, weights=tmp_path).takes_turns
 
 
-def test_a_change_that_cannot_be_made_yet_is_no_advice() -> None:
+def test_the_first_change_that_fits_is_the_advice() -> None:
     changes = (
-        Change("an 8-bit optimiser", "split", peak_bytes=1, fits=True, available=False),
+        Change("learner.optimizer_states = 8bit", "none", peak_bytes=1, fits=False),
         Change("dtype = bfloat16", "split", peak_bytes=1, fits=True),
     )
     assert placement._advice(replace(planned(THREE_B, 24), changes=changes)) == "dtype = bfloat16 would do"

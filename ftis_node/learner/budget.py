@@ -1,0 +1,54 @@
+"""How many tokens a micro-batch may have: less after it ran out of memory, carefully more again when all is well.
+
+    ran out     back to what was good before, if this was a trial of more; else half of what was in use
+    good steps  after `patience` of them a quarter more, up to the setting; a trial that fails doubles the patience
+
+What is free on a GPU changes (another process, longer completions, fragments), so neither a failure nor a success is
+for ever. A pure state machine: facts in, the next budget out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+FIRST_PATIENCE = 16  # steps
+LONGEST_PATIENCE = 1024
+GROWTH = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`max_tokens` is what to use now, at most `setting`. `good_tokens`: what a trial of more goes back to."""
+
+    setting: int
+    max_tokens: int
+    good_tokens: int | None = None
+    num_good_steps: int = 0
+    patience: int = FIRST_PATIENCE
+
+    @classmethod
+    def of(cls, setting: int) -> Budget:
+        """The budget of a learner that starts."""
+        return cls(setting=setting, max_tokens=setting)
+
+    def after_out_of_memory(self, *, whole: int, longest: int) -> Budget | None:
+        """What to try next on a batch of `whole` tokens whose longest sequence has `longest`; None: nothing is left.
+
+        A sequence is never cut, so a micro-batch cannot be made smaller than the longest one.
+        """
+        in_use = max(min(self.max_tokens, whole), longest)
+        if in_use <= longest:
+            return None
+        if self.good_tokens is not None and self.good_tokens < in_use:
+            patience = min(2 * self.patience, LONGEST_PATIENCE)
+            return replace(self, max_tokens=self.good_tokens, good_tokens=None, num_good_steps=0, patience=patience)
+        return replace(self, max_tokens=max(in_use // 2, longest), good_tokens=None, num_good_steps=0)
+
+    def after_good_step(self, *, whole: int) -> Budget:
+        """What the next step may use. A batch of `whole` tokens that fits in one micro-batch has tried nothing."""
+        if self.max_tokens >= self.setting or self.max_tokens > whole:
+            return self
+        if self.num_good_steps + 1 < self.patience:
+            return replace(self, num_good_steps=self.num_good_steps + 1)
+        more = min(int(GROWTH * self.max_tokens) + 1, self.setting)
+        return replace(self, max_tokens=more, good_tokens=self.max_tokens, num_good_steps=0)

@@ -1,0 +1,96 @@
+"""A step that runs out of memory is done again with smaller micro-batches, instead of ending the learner.
+
+Until its first update a step has changed nothing, so it can begin anew. `budget.py` decides what with; here memory is
+given back and the step is tried. Results do not depend on the budget but for rounding.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from ftis_node.errors import MachineError
+from ftis_node.learner.budget import Budget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Outcome = TypeVar("Outcome")
+
+log = logging.getLogger(__name__)
+
+# What torch's allocator and oneDNN say on a CPU, where there is no exception of its own for it.
+CPU_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "could not create a memory object", "std::bad_alloc")
+
+
+@contextmanager
+def one_out_of_memory_error() -> Iterator[None]:
+    """Inside, memory that runs out on a CPU raises torch.OutOfMemoryError, as it does on a GPU."""
+    try:
+        yield
+    except MemoryError as error:
+        raise torch.OutOfMemoryError(str(error) or "out of memory") from error
+    except RuntimeError as error:
+        if any(message in str(error) for message in CPU_MESSAGES):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise
+
+
+class Fitting:
+    """The budget of a learner's micro-batches, and how often the newest step ran out of memory."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._budget = Budget.of(max_tokens)
+        self.num_out_of_memory = 0
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that a micro-batch may have now."""
+        return self._budget.max_tokens
+
+    def run(self, attempt: Callable[[], Outcome], *, step: int, whole: int, longest: int) -> Outcome:
+        """The outcome of `attempt`, called again with a smaller `max_tokens` for as long as it runs out of memory.
+
+        The batch has `whole` tokens, its longest sequence `longest`. Raises MachineError where that alone is too much.
+        """
+        self.num_out_of_memory = 0
+        while True:
+            try:
+                with one_out_of_memory_error():
+                    return attempt()
+            except torch.OutOfMemoryError as error:
+                reason = str(error)  # not the error itself: its traceback holds the step's tensors
+            if not self.note_out_of_memory(step=step, whole=whole, longest=longest):
+                raise MachineError(
+                    f"step {step} does not fit in memory, one sequence of {longest} tokens at a time: set "
+                    "learner.recompute_activations = true, train an adapter (--lora), or take learner.optimizer_states "
+                    f"= '8bit' ({reason.splitlines()[0]})"
+                )
+
+    def note_out_of_memory(self, *, step: int, whole: int, longest: int) -> bool:
+        """Free what can be freed and take a smaller budget from here on; False where there is none."""
+        self.num_out_of_memory += 1
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        smaller = self._budget.after_out_of_memory(whole=whole, longest=longest)
+        if smaller is None:
+            return False
+        log.warning(
+            "step %d ran out of memory with micro-batches of %d tokens: %d from here on",
+            step,
+            min(self.max_tokens, whole),
+            smaller.max_tokens,
+        )
+        self._budget = smaller
+        return True
+
+    def note_good_step(self, *, whole: int) -> None:
+        """After a while of these, more is tried again."""
+        before, self._budget = self._budget, self._budget.after_good_step(whole=whole)
+        if self._budget.max_tokens != before.max_tokens:
+            log.info("micro-batches of %d tokens are tried again", self.max_tokens)

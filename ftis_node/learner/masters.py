@@ -1,0 +1,80 @@
+"""Float32 masters of weights that the model computes with in another number format, or on another device.
+
+    model's weight (bfloat16) --forward, backward--> gradient (bfloat16) --added up--> master's gradient (float32)
+             ^                                                                               |
+             +------------------ rounded ------------------ master (float32) <--optimiser----+
+
+At a learning rate of 1e-6 an update is smaller than bfloat16 can add to most weights: it would vanish by rounding,
+every time. So the optimiser moves masters, where such updates add up, and the model's weights follow. A gradient is
+added to its master's as soon as the backward pass has finished it, and is gone from the model: over micro-batches sums
+are in float32, and no second set of gradients is held. (Micikevicius et al., Mixed Precision Training, arXiv
+1710.03740.)
+
+Masters may lie in host memory beside a model on a GPU, and their gradients and Adam's moments with them: 2 bytes a
+weight stay on the GPU. Then each gradient is fetched, and each weight sent back, through one pinned buffer.
+
+A weight that is float32 and at home already is its own master: nothing is copied, and nothing has to follow.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+
+class MasterWeights:
+    """`tensors` are the float32 masters of a model's trainable weights, by name: what an optimiser moves."""
+
+    def __init__(self, weights: Mapping[str, Parameter], *, home: torch.device | None = None):
+        """Masters of `weights` as they are now, on the device `home`; None: where each weight is."""
+        self.tensors = {name: _master_of(weight, home or weight.device) for name, weight in weights.items()}
+        self._followers = [
+            (weight, master)
+            for weight, master in zip(weights.values(), self.tensors.values(), strict=True)
+            if weight is not master
+        ]
+        self._buffer: Tensor | None = None
+        for weight, master in self._followers:
+            hook = partial(self._take_gradient, master)
+            weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Have the model's weights follow their masters, rounded to their own number format."""
+        for weight, master in self._followers:
+            if weight.device == master.device:
+                weight.copy_(master)
+            else:
+                weight.copy_(self._staged(weight).copy_(master))
+
+    @torch.no_grad()
+    def _take_gradient(self, master: Parameter, weight: Parameter) -> None:
+        gradient, weight.grad = weight.grad, None
+        assert gradient is not None, "called after a gradient was accumulated"
+        if gradient.device != master.device:
+            gradient = self._staged(gradient).copy_(gradient)
+        if master.grad is None:
+            master.grad = gradient.to(torch.float32, copy=True)
+        else:
+            master.grad.add_(gradient)
+
+    def _staged(self, like: Tensor) -> Tensor:
+        """A part of the pinned buffer, shaped as `like`. The buffer is made for the largest weight."""
+        if self._buffer is None:
+            num_bytes = max(weight.nbytes for weight, _ in self._followers)
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return self._buffer[: like.nbytes].view(like.dtype).view(like.shape)
+
+
+def _master_of(weight: Parameter, home: torch.device) -> Parameter:
+    if weight.dtype == torch.float32 and weight.device == home:
+        return weight
+    return Parameter(weight.detach().to(home, torch.float32))
