@@ -12,6 +12,7 @@ scalar to minimise. Behind them each file holds one idea and can be read beside 
     settings.py         every parameter with its default and bounds
     batch.py, checks.py the inputs, checked once and made safe to take exponents of
     groups.py           sums over groups without a loop
+    start_kl.py         KL to the model that the learner started from  GRPO
     group_choice.py     which groups a step learns from (Swarm SAPO)
     cross_tokenizer.py  completions of a peer with another vocabulary
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.algorithms.group_choice import GroupChoice, choose_groups
     from ftis_node.algorithms.loss import policy_loss
     from ftis_node.algorithms.methods import METHODS, Method, find_method, is_separable, method_parameters
+    from ftis_node.algorithms.start_kl import kl_to_start
 
 __all__ = [
     "METHODS",
@@ -41,6 +43,7 @@ __all__ = [
     "find_method",
     "group_advantages",
     "is_separable",
+    "kl_to_start",
     "method_parameters",
     "policy_loss",
 ]
@@ -56,6 +59,7 @@ _FILES = {
     "find_method": "methods",
     "is_separable": "methods",
     "method_parameters": "methods",
+    "kl_to_start": "start_kl",
 }
 
 

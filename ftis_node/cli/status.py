@@ -33,8 +33,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
         f"generation  {generation['state']} ({generation['engine']}), {generation['tokens_per_s']:.0f} tokens/s, "
         f"{generation['groups_made']} groups, version {generation['policy_version']}",
         f"learner     {learner['state']}, step {learner['step']}, loss {_number(learner['loss'])}, "
-        f"reward {_number(learner['reward_mean'])}, groups used: {learner['own_groups']} own, "
-        f"{learner['foreign_groups']} foreign",
+        f"reward {_number(learner['reward_mean'])}, rate {_number(learner['learning_rate'])}, "
+        f"KL to the start {_number(learner['kl_to_start'])}, "
+        f"groups used: {learner['own_groups']} own, {learner['foreign_groups']} foreign",
         f"mismatch    {_mismatch(learner)}",
         f"swarm       {swarm['state']}: {swarm['reason']}",
         f"            {swarm['peers_connected']} connected, {swarm['groups_sent']} sent, "

@@ -12,11 +12,13 @@ import json
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.section import Positive, Section
 from ftis_node.errors import ConfigError
 
 PRESETS = ("arithmetic-ftis", "arithmetic-compare", "gsm8k-ftis", "rg-swarm")
@@ -29,13 +31,6 @@ Method = Literal[
 KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]
 Share = Literal["vertical", "horizontal"]
 Choice = Literal["newest", "sapo"]
-Positive = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A table of the manifest: frozen, and strict about its keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class SamplingSection(Section):
@@ -183,15 +178,6 @@ class StepSection(Section):
         if self.own_groups + self.foreign_groups < 1:
             raise ValueError("own_groups and foreign_groups are both 0: a step would take nothing")
         return self
-
-
-class OptimizerSection(Section):
-    """The optimiser. Defaults are the F-TIS paper's."""
-
-    learning_rate: Positive = Field(default=1e-6, description="Adam's learning rate for full fine-tuning.")
-    lora_learning_rate: Positive = Field(default=1e-4, description="Adam's learning rate for LoRA adapters.")
-    max_grad_norm: Positive = Field(default=1.0, description="Gradients are scaled down to this L2 norm.")
-    updates_per_batch: int = Field(default=1, ge=1, le=64, description="Optimiser updates on one batch.")
 
 
 class EvalSection(Section):

@@ -18,7 +18,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from ftis_node.config.manifest import Section, first_problem
+from ftis_node.config.manifest import first_problem
+from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:

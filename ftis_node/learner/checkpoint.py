@@ -2,12 +2,13 @@
 
     checkpoints/step-00000012/
         weights.safetensors     what is trained: the whole model in float32, or the adapter alone
-        optimizer.safetensors   Adam's moments by parameter name, and torch's random state
-        state.json              the rest: where it stands, and whose it is
+        optimizer.safetensors   Adam's moments by parameter name, and torch's random states
+        state.json              the rest: where it stands, in the buffer too, and whose it is
+        checksums.json          of each of these
 
-`ipc.durable` makes the folder appear at once. A folder that is complete but cannot be read (a disk that lost bytes, a
-file removed by hand) is set aside as `damaged-step-...` and the next older one is taken; where none can be read the
-learner refuses to start, rather than silently begin again at the model as it came.
+`ipc.durable` makes the folder appear at once. A folder that is complete but not what was written (a disk that lost or
+turned bytes, a file removed by hand) is set aside as `damaged-step-...` and the next older one is taken; where none can
+be read the learner refuses to start, rather than silently begin again at the model as it came.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ftis_node import __version__
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, remove_leftovers
 from ftis_node.ipc.weights import load_weights_file
+from ftis_node.learner.checksum import check_file, read_checksums, write_checksums
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.models import model_fingerprint
@@ -43,8 +45,10 @@ DAMAGED_PREFIX = "damaged-"
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
+FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE)
 RANDOM_STATE = "random_state"
-FORMAT = 1
+CUDA_RANDOM_STATE = "cuda_random_state"  # where the learner is on a GPU
+FORMAT = 2
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -60,13 +64,14 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class CheckpointState(msgspec.Struct, frozen=True):
-    """`state.json`."""
+    """`state.json`. `last_groups` is the position in the buffer: the ids of the groups that `step` took."""
 
     format: int
     owner: Owner
     step: int
     policy_version: int
     last_report: StepReport | None
+    last_groups: tuple[str, ...]
     versions: dict[str, str]
 
 
@@ -78,6 +83,7 @@ class Checkpoint:
     weights: dict[str, Tensor]
     moments: dict[str, Tensor]
     random_state: Tensor
+    cuda_random_state: Tensor | None
 
 
 def owner_of(policy: Policy, boot: LearnerBoot) -> Owner:
@@ -98,6 +104,7 @@ def save_checkpoint(
     step: int,
     policy_version: int,
     last_report: StepReport | None,
+    last_groups: tuple[str, ...],
     trainable: Mapping[str, Parameter],
     optimizer: torch.optim.Optimizer,
     keep: int,
@@ -112,13 +119,15 @@ def save_checkpoint(
         step=step,
         policy_version=policy_version,
         last_report=last_report,
+        last_groups=last_groups,
         versions=versions,
     )
     target = folder / f"{PREFIX}{step:08d}"
     with complete_folder(target) as temporary:
         save_file({name: value.detach() for name, value in trainable.items()}, temporary / WEIGHTS_FILE)
-        save_file(moments_of(optimizer, trainable) | {RANDOM_STATE: torch.get_rng_state()}, temporary / OPTIMIZER_FILE)
+        save_file(moments_of(optimizer, trainable) | _random_states(), temporary / OPTIMIZER_FILE)
         (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        write_checksums(temporary, FILES)
     keep_newest(folder, PREFIX, keep)
     return target
 
@@ -128,18 +137,22 @@ def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size
 
     Raises ModelError where it is damaged, ConfigError where it is sound but somebody else's.
     """
+    sums = read_checksums(path)
+    check_file(path, STATE_FILE, sums)
     try:
         state = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=CheckpointState)
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelError(f"{STATE_FILE} cannot be read: {error}") from error
     _check_owner(path, state.owner, owner)
+    for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
+        check_file(path, name, sums)
     weights = load_weights_file(path / WEIGHTS_FILE)
     moments = load_weights_file(path / OPTIMIZER_FILE)
-    random_state = moments.pop(RANDOM_STATE, None)
+    random_state, cuda_random_state = moments.pop(RANDOM_STATE, None), moments.pop(CUDA_RANDOM_STATE, None)
     if random_state is None:
         raise ModelError(f"{OPTIMIZER_FILE} has no {RANDOM_STATE}")
     _check_shapes(weights, moments, shapes)
-    return Checkpoint(state=state, weights=weights, moments=moments, random_state=random_state)
+    return Checkpoint(state, weights, moments, random_state, cuda_random_state)
 
 
 def newest_usable(
@@ -185,9 +198,23 @@ def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) 
 def restore_optimizer(
     checkpoint: Checkpoint, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put the moments back where they were, and torch's random state. Raises ConfigError for another form of them."""
+    """Put the moments back where they were, and torch's random states. Raises ConfigError for another form of them."""
     restore_moments(optimizer, trainable, checkpoint.moments)
     torch.set_rng_state(checkpoint.random_state)
+    if checkpoint.cuda_random_state is not None and _uses_gpu():
+        torch.cuda.set_rng_state(checkpoint.cuda_random_state)
+
+
+def _random_states() -> dict[str, Tensor]:
+    """Of the processor, and of the GPU where this process has one in use."""
+    states = {RANDOM_STATE: torch.get_rng_state()}
+    if _uses_gpu():
+        states[CUDA_RANDOM_STATE] = torch.cuda.get_rng_state()
+    return states
+
+
+def _uses_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _check_owner(path: Path, theirs: Owner, ours: Owner) -> None:

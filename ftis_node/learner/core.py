@@ -12,6 +12,7 @@ were, nothing is written: after a crash it is simply done again.
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from ftis_node.learner.optimizer import check_optimizer_states, make_masters, ma
 from ftis_node.learner.packing import make_packed_micro_batches
 from ftis_node.learner.policy import load_policy
 from ftis_node.learner.publish import proof_of, publish, publish_anew
+from ftis_node.learner.reference import load_reference
 from ftis_node.learner.report import report_of
 from ftis_node.learner.step import compute_logprobs, take_step
 
@@ -57,9 +59,12 @@ class Learner:
         if boot.num_threads is not None:
             torch.set_num_threads(boot.num_threads)
         self._boot = boot
-        self._objective = make_objective(boot.method, boot.method_params, boot.advantage_scale)
+        self._objective = make_objective(
+            boot.method, boot.method_params, boot.advantage_scale, kl_to_start=boot.kl_to_start
+        )
         check_optimizer_states(boot)
         self.policy = load_policy(boot)
+        self._reference = load_reference(self.policy, boot) if boot.kl_to_start else None
         self._masters = make_masters(self.policy.trainable(), boot)
         self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
@@ -69,6 +74,7 @@ class Learner:
         self._owner = checkpoints.owner_of(self.policy, boot)
         self._step = self._policy_version = self._saved_step = 0
         self._last_report: StepReport | None = None
+        self._last_groups: tuple[str, ...] = ()
         self._check_group = CheckGroup()
         self._resume(on_skipped)
         folder, version = Path(boot.weights_dir), self._policy_version
@@ -85,6 +91,7 @@ class Learner:
             proof=self._proof,
             weights=self._weights,
             last_report=self._last_report,
+            last_groups=self._last_groups,
         )
 
     def train(
@@ -105,15 +112,16 @@ class Learner:
         if step == self._step and self._last_report is not None:
             self._settle(on_published)
             report = msgspec.structs.replace(self._last_report, repeated=True)
-            return TrainReply(report=report, weights=self._weights, proof=self._proof)
+            return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self._saved_step)
         if step != self._step + 1:
             raise FtisError(f"the learner stands at step {self._step}: it cannot do step {step}")
         report = self._do_step(groups, step, between)
         self._step, self._policy_version, self._last_report = step, report.policy_version, report
+        self._last_groups = tuple(group.group_id for group in groups)
         if report.num_updates == 0:
-            return TrainReply(report=report)
+            return TrainReply(report=report, saved_step=self._saved_step)
         self._settle(on_published)
-        return TrainReply(report=report, weights=self._weights, proof=self._proof)
+        return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self._saved_step)
 
     def give_memory_back(self) -> None:
         """Free blocks that torch keeps for later go back to the GPU, where a generator needs them between steps."""
@@ -143,6 +151,7 @@ class Learner:
                 step=self._step,
                 policy_version=self._policy_version,
                 last_report=self._last_report,
+                last_groups=self._last_groups,
                 trainable=self._trainable,
                 optimizer=self._optimizer,
                 keep=self._boot.keep_checkpoints,
@@ -156,17 +165,22 @@ class Learner:
             return StepReport(step=step, policy_version=self._policy_version, skipped="no groups")
         started = time.monotonic()
         batch = make_batch(groups)
+        rate = self._boot.learning_rate_at(step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
         whole, longest = sum(batch.lengths), max(batch.lengths)
 
         def attempt() -> StepOutcome:
+            micro_batches = self._micro_batches(batch)
             return take_step(
                 self.policy.logprobs,
                 batch,
-                self._micro_batches(batch),
+                micro_batches,
                 self._objective,
                 self._optimizer,
-                max_grad_norm=self._boot.max_grad_norm,
+                max_grad_norm=self._boot.max_grad_norm or math.inf,
                 updates=self._boot.updates_per_batch,
+                reference=self._reference_logprobs(batch, micro_batches, between),
                 between=between,
                 before_update=partial(self.check, between=between),
             )
@@ -182,12 +196,19 @@ class Learner:
             batch,
             step=step,
             version_before=self._policy_version,
+            learning_rate=rate,
             checked=self._check_group.found(version=self._policy_version),
             entropy=self.policy.entropies.take() if self.policy.entropies else None,
             duration_s=time.monotonic() - started,
             micro_batch_tokens=micro_batch_tokens,
             out_of_memory=self._fitting.num_out_of_memory,
         )
+
+    def _reference_logprobs(self, batch: Batch, micro_batches: Sequence[MicroBatch], between: Between) -> Tensor | None:
+        """The starting model's `[N, T]`, once for all updates of a step; None in a run without that KL."""
+        if self._reference is None:
+            return None
+        return compute_logprobs(self._reference, batch, micro_batches, between=between)
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """All in packed rows where the model can do that, else a row per completion."""
@@ -223,3 +244,4 @@ class Learner:
             self._step = self._saved_step = found.state.step
             self._policy_version = found.state.policy_version
             self._last_report = found.state.last_report
+            self._last_groups = found.state.last_groups

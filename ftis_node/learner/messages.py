@@ -23,6 +23,7 @@ import msgspec
 
 from ftis_node.ipc.weights import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
 from ftis_node.ipc.wire import Message
+from ftis_node.learner.schedule import Schedule, learning_rate
 
 # arXiv 2605.22537, section on training: Adam at 1e-6, and at 1e-4 for LoRA.
 FULL_LEARNING_RATE = 1e-6
@@ -43,12 +44,13 @@ class LearnerBoot(Message, frozen=True):
 
     `model` is a folder or hub id, `model_name` how others know it. `run_id` names the run whose checkpoints these are.
     `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
-    `temperature` is the one that the run samples at. `dtype` is what the model is held and computed in: where it
-    is bfloat16, what is trained has float32 masters. `optimizer_states` is the form of Adam's moments (`optimizer.py`).
-    `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once, until memory runs out.
-    `publish_as` is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone.
-    `takes_turns`: a generator sleeps on the same GPU during a step and at no other time, so that memory must be free
-    again before the answer, and nothing that needs much is done between steps.
+    `temperature` is the one that the run samples at. `max_grad_norm` 0 is none; `kl_to_start` weighs the KL to the
+    model as it came, 0 is none. `dtype` is what the model is held and computed in: where it is bfloat16, what is
+    trained has float32 masters. `optimizer_states` is the form of Adam's moments (`optimizer.py`). `micro_batch_tokens`
+    bounds the padded prompt and completion tokens that are held at once, until memory runs out. `publish_as` is what
+    the generator is handed: the whole model, an adapter merged into it, or the adapter alone. `takes_turns`: a
+    generator sleeps on the same GPU during a step and at no other time, so that memory must be free again before the
+    answer, and nothing that needs much is done between steps.
     """
 
     model: str
@@ -61,10 +63,12 @@ class LearnerBoot(Message, frozen=True):
     advantage_scale: Literal["std", "mean"] | None = None
     temperature: float = 1.0
     learning_rate: float | None = None
+    schedule: Schedule = Schedule()
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    kl_to_start: float = 0.0
     updates_per_batch: int = 1
     optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     micro_batch_tokens: int = 8192
@@ -86,6 +90,10 @@ class LearnerBoot(Message, frozen=True):
         if self.learning_rate is not None:
             return self.learning_rate
         return FULL_LEARNING_RATE if self.lora is None else LORA_LEARNING_RATE
+
+    def learning_rate_at(self, step: int) -> float:
+        """The rate of step `step`, as the schedule has it."""
+        return learning_rate(self.schedule, step, peak=self.effective_learning_rate)
 
 
 class TrainCompletion(msgspec.Struct, frozen=True):
@@ -121,13 +129,15 @@ class TrainGroup(msgspec.Struct, frozen=True):
 class StepReport(msgspec.Struct, frozen=True):
     """What one step did. Fractions and means are of the step's first pass over the batch.
 
-    `policy_version` is the newest step that changed the weights. `skipped` (nothing to learn) and `refused` (a value
-    was not finite) give the reason why this one did not; then `num_updates` and `grad_norm` are 0. The `mismatch_`
-    figures (see `mismatch.py`) say what engine and learner disagree by: over `mismatch_tokens` own tokens that
-    `mismatch_version` sampled, the version that the step started from. None where there is nothing to take a mean of.
-    `entropy` is the policy's own, in nats a token, over the tokens that went through a pass with a gradient; None where
-    it is not asked for. `micro_batch_tokens` is the budget that the step was done with, after it ran out of memory
-    `out_of_memory` times. `repeated`: the step had been done before and was not done again.
+    `policy_version` is the newest step that changed the weights. `learning_rate` is the step's by the schedule. `loss`
+    has the weighted `kl_to_start` in it, where the run has one; that is the mean KL itself, in nats a token. `skipped`
+    (nothing to learn) and `refused` (a value was not finite) give the reason why this one did not; then `num_updates`
+    and `grad_norm` are 0. The `mismatch_` figures (see `mismatch.py`) say what engine and learner disagree by: over
+    `mismatch_tokens` own tokens that `mismatch_version` sampled, the version that the step started from. None where
+    there is nothing to take a mean of. `entropy` is the policy's own, in nats a token, over the tokens that went
+    through a pass with a gradient; None where it is not asked for. `micro_batch_tokens` is the budget that the step was
+    done with, after it ran out of memory `out_of_memory` times. `repeated`: the step had been done before and was not
+    done again.
     """
 
     step: int
@@ -140,6 +150,8 @@ class StepReport(msgspec.Struct, frozen=True):
     truncated_fraction: float = 0.0
     mean_kl: float = 0.0
     grad_norm: float = 0.0
+    learning_rate: float | None = None
+    kl_to_start: float | None = None
     entropy: float | None = None
     mismatch_kl: float | None = None
     mismatch_share: float | None = None
@@ -166,7 +178,7 @@ class LearnerState(Message, frozen=True):
     """Where the learner stands: `step` is the last one done, `policy_version` the last one that changed the weights.
 
     `weights` is None while the policy is the model as it came (version 0): the generator then serves its own copy.
-    `last_report` is None before the first step of this home.
+    `last_report` is None before the first step of this home. `last_groups` are the ids of the groups that `step` took.
     """
 
     step: int
@@ -176,6 +188,7 @@ class LearnerState(Message, frozen=True):
     proof: WeightProof
     weights: PublishedWeights | None = None
     last_report: StepReport | None = None
+    last_groups: tuple[str, ...] | None = None
 
 
 class TrainRequest(Message, frozen=True):
@@ -186,11 +199,16 @@ class TrainRequest(Message, frozen=True):
 
 
 class TrainReply(Message, frozen=True):
-    """What the step did. `weights` and `proof` are None where it left the weights as they were."""
+    """What the step did. `weights` and `proof` are None where it left the weights as they were.
+
+    `saved_step` is that of the newest checkpoint: should the learner die, the groups of all later steps are needed
+    again.
+    """
 
     report: StepReport
     weights: PublishedWeights | None = None
     proof: WeightProof | None = None
+    saved_step: int | None = None
 
 
 class CheckRequest(Message, frozen=True):

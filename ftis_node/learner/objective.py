@@ -8,6 +8,8 @@ A third kind has no token ratio at all: completions that a peer with another tok
 taken in their whole group, then weighted or dropped as `algorithms/cross_tokenizer.py` says, and the loss gets the
 learner's own log-probs as theirs. That is meant for `nois`, `tis` and `ftis`; other methods take such rows as
 if the learner had sampled them, which costs them the very ratio that they are about.
+
+Where a run asks for it, the KL to the starting model is added, over all rows whatever their kind.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from ftis_node.algorithms import (
     find_method,
     group_advantages,
     is_separable,
+    kl_to_start,
     method_parameters,
     policy_loss,
 )
@@ -44,6 +47,7 @@ class Objective:
     advantage_scale: str
     takes_anchor: bool
     separable: bool
+    kl_to_start: float = 0.0
 
     def separates(self, batch: Batch) -> bool:
         """Whether dL/dlp of a completion's tokens depends on no other completion's learner log-probs.
@@ -57,13 +61,36 @@ class Objective:
         return group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
 
     def loss(
-        self, learner_logprobs: Tensor, batch: Batch, advantages: Tensor, *, anchor: Tensor | None
+        self,
+        learner_logprobs: Tensor,
+        batch: Batch,
+        advantages: Tensor,
+        *,
+        anchor: Tensor | None,
+        reference: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
         """Scalar loss and metrics of `learner_logprobs` `[N, T]`.
 
         `anchor` `[N, T]` is the learner's log-probs at the first of several updates on this batch; methods that do not
-        know it measure against the behaviour log-probs and need none.
+        know it measure against the behaviour log-probs and need none. `reference` `[N, T]` is the starting model's
+        log-probs: with it the KL to that model is part of the loss, and of the metrics as `kl_to_start`.
         """
+        loss, metrics = self._method_loss(learner_logprobs, batch, advantages, anchor)
+        if reference is None:
+            return loss, metrics
+        settings = method_parameters(self.method) | dict(self.params)
+        kl = kl_to_start(
+            learner_logprobs,
+            reference,
+            batch.mask,
+            agg=settings["agg"],
+            max_completion_length=settings["max_completion_length"],
+        )
+        return loss + self.kl_to_start * kl.to(loss.dtype), metrics | {"kl_to_start": kl.item()}
+
+    def _method_loss(
+        self, learner_logprobs: Tensor, batch: Batch, advantages: Tensor, anchor: Tensor | None
+    ) -> tuple[Tensor, dict[str, float]]:
         params = dict(self.params)
         if anchor is not None and self.takes_anchor:
             params["anchor_logprobs"] = anchor
@@ -113,9 +140,16 @@ def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def make_objective(
-    method: str, params: Mapping[str, Any], advantage_scale: Literal["std", "mean"] | None = None
+    method: str,
+    params: Mapping[str, Any],
+    advantage_scale: Literal["std", "mean"] | None = None,
+    *,
+    kl_to_start: float = 0.0,
 ) -> Objective:
-    """The objective of `method`; `advantage_scale` None takes the method's own. Raises ConfigError for bad settings."""
+    """The objective of `method`; `advantage_scale` None takes the method's own, `kl_to_start` is the weight of that KL.
+
+    Raises ConfigError for bad settings.
+    """
     try:
         scale = advantage_scale or find_method(method).advantage_scale
         takes_anchor = "anchor_logprobs" in method_parameters(method)
@@ -125,6 +159,7 @@ def make_objective(
             advantage_scale=scale,
             takes_anchor=takes_anchor,
             separable=is_separable(method, params),
+            kl_to_start=kl_to_start,
         )
         one = torch.zeros(1, 1)
         policy_loss(method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **params)

@@ -85,14 +85,18 @@ def compute_gradients(
     objective: Objective,
     *,
     anchor: Tensor | None = None,
+    reference: Tensor | None = None,
     between: Between = lambda: None,
 ) -> Gradients:
-    """Add dL/dweights of the whole batch to the `.grad` of whatever `forward` depends on."""
+    """Add dL/dweights of the whole batch to the `.grad` of whatever `forward` depends on.
+
+    `anchor` and `reference` are as in `Objective.loss`.
+    """
     logprobs = batch.behaviour_logprobs.clone()
     try:
         _check_batch(batch)
         advantages = objective.advantages(batch)
-        loss_of = partial(objective.loss, batch=batch, advantages=advantages, anchor=anchor)
+        loss_of = partial(objective.loss, batch=batch, advantages=advantages, anchor=anchor, reference=reference)
         if objective.separates(batch) or len(micro_batches) == 1:
             shares = _one_pass(forward, logprobs, micro_batches, loss_of, between)
         else:
@@ -186,6 +190,7 @@ def take_step(
     *,
     max_grad_norm: float,
     updates: int = 1,
+    reference: Tensor | None = None,
     between: Between = lambda: None,
     before_update: Callable[[], None] = lambda: None,
 ) -> StepOutcome:
@@ -198,7 +203,9 @@ def take_step(
 
     def update(anchor: Tensor | None) -> Gradients:
         with one_out_of_memory_error():
-            gradients = compute_gradients(forward, batch, micro_batches, objective, anchor=anchor, between=between)
+            gradients = compute_gradients(
+                forward, batch, micro_batches, objective, anchor=anchor, reference=reference, between=between
+            )
             between()
             if anchor is None:
                 before_update()

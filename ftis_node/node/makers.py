@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftis_node.config.node import MAX_SERVED_RANK
+from ftis_node.config.optimizer import DEFAULT_FINAL_SHARE
 from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.generation.engines import choose_engine, has_vllm
 from ftis_node.generation.engines.base import EngineSettings
@@ -21,6 +22,7 @@ from ftis_node.ipc.spec import Timing
 from ftis_node.ipc.weights import PROBE_LENGTH
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
+from ftis_node.learner.schedule import Schedule
 from ftis_node.models import pick_device
 from ftis_node.node.memory_parts import recomputes
 from ftis_node.node.placement import arrange, visible_gpus
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.config.optimizer import OptimizerSection
     from ftis_node.gossip.base import Gossip
     from ftis_node.learner.messages import CheckpointSkipped
     from ftis_node.models import ModelSource, PromptTokenizer
@@ -185,7 +188,12 @@ def learner_boot(
         advantage_scale=manifest.method.advantage_scale,
         temperature=manifest.sampling.temperature,
         learning_rate=optimizer.lora_learning_rate if settings.lora else optimizer.learning_rate,
+        schedule=schedule_of(optimizer),
+        betas=optimizer.betas,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
+        kl_to_start=optimizer.kl_to_start,
         updates_per_batch=optimizer.updates_per_batch,
         optimizer_states=settings.learner.optimizer_states,
         micro_batch_tokens=settings.learner.micro_batch_tokens,
@@ -200,6 +208,18 @@ def learner_boot(
         report_entropy=settings.learner.report_entropy,
         takes_turns=arrangement.takes_turns,
         recompute_activations=recomputes(settings, on_gpu=pick_device(settings.device) != "cpu"),
+    )
+
+
+def schedule_of(optimizer: OptimizerSection) -> Schedule:
+    """The course of the rate as the learner takes it."""
+    if optimizer.decay_steps is None:
+        return Schedule(warmup_steps=optimizer.warmup_steps)
+    return Schedule(
+        kind=optimizer.schedule,
+        warmup_steps=optimizer.warmup_steps,
+        decay_steps=optimizer.decay_steps,
+        final_share=DEFAULT_FINAL_SHARE if optimizer.final_share is None else optimizer.final_share,
     )
 
 

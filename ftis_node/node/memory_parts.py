@@ -39,7 +39,10 @@ HOST_PROCESS_BYTES = 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked of the two workers. `dtype_bytes` is the compute dtype's; `adapter_rank` matters with `lora`."""
+    """What is asked of the two workers. `dtype_bytes` is the compute dtype's; `adapter_rank` matters with `lora`.
+
+    `holds_start`: the learner holds the model as it came besides (`learner/reference.py`).
+    """
 
     dtype_bytes: int
     lora: bool
@@ -55,6 +58,7 @@ class Workload:
     can_sleep: bool
     must_sleep: bool = False
     optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
+    holds_start: bool = False
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
@@ -76,6 +80,7 @@ class Workload:
             can_sleep=can_sleep,
             must_sleep=can_sleep and settings.memory.placement == "sleep",
             optimizer_states=settings.learner.optimizer_states,
+            holds_start=manifest.optimizer.kl_to_start > 0 and not settings.lora,
         )
 
     @property
@@ -121,6 +126,7 @@ class LearnerMemory:
     """
 
     weights: int
+    start: int
     masters: int
     moments: int
     context: int
@@ -133,7 +139,7 @@ class LearnerMemory:
     @property
     def resident(self) -> int:
         """What stays between two steps."""
-        return self.weights + self.masters + self.moments + self.context
+        return self.weights + self.start + self.masters + self.moments + self.context
 
     @property
     def peak(self) -> int:
@@ -169,9 +175,9 @@ def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
 
 
 def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
-    """Weights in the compute dtype; of what is trained float32 masters where that is bfloat16, float32 gradients (4
-    bytes) and Adam's two moments (8, or 2 of 8 bits), all of these on the host if offloaded; and what one step adds,
-    which is the largest of four moments (`_step_parts`).
+    """Weights in the compute dtype, once more where the start is held; of what is trained float32 masters where that is
+    bfloat16, float32 gradients (4 bytes) and Adam's two moments (8, or 2 of 8 bits), all of these on the host if
+    offloaded; and what one step adds, which is the largest of four moments (`_step_parts`).
     """
     rank = workload.lora_rank
     trained = shape.num_parameters if rank is None else shape.adapter_parameters(rank)
@@ -183,6 +189,7 @@ def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
     activations, work = max(_step_parts(shape, workload), key=sum)
     return LearnerMemory(
         weights=workload.dtype_bytes * (trained + frozen),
+        start=workload.dtype_bytes * shape.num_parameters if workload.holds_start else 0,
         masters=0 if is_offloaded else masters,
         moments=0 if is_offloaded else moments,
         context=DEVICE_CONTEXT_BYTES if workload.on_gpu else HOST_PROCESS_BYTES,

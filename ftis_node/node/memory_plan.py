@@ -172,6 +172,7 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
         "generator: key/value cache": cache,
         "generator: workspace and context": generator.workspace,
         "learner: weights": learner.weights,
+        "learner: starting model": learner.start,
         "learner: float32 masters": learner.masters,
         "learner: Adam's moments": learner.moments,
         "learner: context": learner.context,

@@ -39,6 +39,7 @@ STEP_FIGURES = (
     *("loss", "reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "tokens_per_s"),
     *("micro_batch_tokens", "out_of_memory"),
 )
+OPTIMIZER_FIGURES = ("learning_rate", "kl_to_start")
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
@@ -138,7 +139,7 @@ class StatusLoop:
         client, figures = self._parts.learner, self._parts.figures
         fields: dict[str, Any] = {}
         if report := figures.last_report:
-            fields |= {name: getattr(report, name) for name in STEP_FIGURES}
+            fields |= {name: getattr(report, name) for name in (*STEP_FIGURES, *OPTIMIZER_FIGURES)}
         if measured := figures.mismatch_report:
             fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
         return LearnerStatus(

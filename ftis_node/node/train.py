@@ -5,7 +5,7 @@ waits for: enough READY groups, or the patience limit (then own groups alone)
 unblocked by: intake
 
 The slots of a step are freed only after the generator serves the new version. A group that a dead learner had in hand
-goes back to READY unless the learner's checkpoint shows that the step was done.
+goes back to READY unless the learner's checkpoint, which names the groups of its last step, shows that it was trained.
 """
 
 from __future__ import annotations
@@ -112,12 +112,14 @@ class TrainLoop:
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
         await parts.disk(parts.buffer.release_step, step, reason)
-        await parts.disk(parts.buffer.prune, max_disk_bytes=parts.settings.buffer.max_disk_bytes)
+        max_disk_bytes = parts.settings.buffer.max_disk_bytes
+        await parts.disk(parts.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=reply.saved_step)
         parts.slots.hold(parts.reader.own_held())
 
     async def resume(self, state: LearnerState) -> None:
         """The buffer follows the checkpoint that the learner stands on, at start and after the learner's death."""
-        returned = await self._parts.disk(self._parts.buffer.reconcile, state.step)
+        last_groups = None if state.last_groups is None else [bytes.fromhex(name) for name in state.last_groups]
+        returned = await self._parts.disk(self._parts.buffer.reconcile, state.step, last_groups)
         if returned:
             log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
         self._parts.slots.hold(self._parts.reader.own_held())

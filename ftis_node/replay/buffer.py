@@ -130,13 +130,15 @@ class ReplayBuffer:
         self._release(evicted, ReleaseReason.EVICTED)
         return evicted
 
-    def reconcile(self, step: int) -> int:
+    def reconcile(self, step: int, last_groups: Sequence[bytes] | None = None) -> int:
         """Sets the groups right with the learner's checkpoint at `step`; returns how many are READY again.
 
         Taken by a step that the checkpoint holds: trained. Taken or trained by a later one: that work is lost, so they
-        are READY again.
+        are READY again. `last_groups` are those that `step` took by the checkpoint's own word: where the buffer has it
+        otherwise (a buffer or a checkpoint from a backup), the checkpoint is believed, for it has the weights.
         """
         with self._transaction():
+            strayed = 0 if last_groups is None else self._believe(step, last_groups)
             self._db.execute(
                 "UPDATE groups SET state = ?, reason = ? WHERE state = ? AND step <= ?",
                 (State.RELEASED, ReleaseReason.TRAINED, State.TAKEN, step),
@@ -145,17 +147,38 @@ class ReplayBuffer:
                 "UPDATE groups SET state = ?, reason = NULL, step = NULL WHERE step > ? AND (state = ? OR reason = ?)",
                 (State.READY, step, State.TAKEN, ReleaseReason.TRAINED),
             )
-        return undone.rowcount
+        return undone.rowcount + strayed
 
-    def prune(self, *, max_disk_bytes: int) -> int:
-        """Deletes the oldest RELEASED groups until the kept envelopes fit `max_disk_bytes`; returns how many went."""
+    def _believe(self, step: int, ids: Sequence[bytes]) -> int:
+        """Makes `ids` the groups that `step` trained, and no others; returns how many of the others are READY again."""
+        trained = (State.RELEASED, ReleaseReason.TRAINED)
+        rows = self._db.execute(
+            "SELECT id FROM groups WHERE step = ? AND (state = ? OR reason = ?)",
+            (step, State.TAKEN, ReleaseReason.TRAINED),
+        )
+        strayed = {row["id"] for row in rows} - set(ids)
+        self._db.executemany(
+            "UPDATE groups SET state = ?, reason = NULL, step = NULL WHERE id = ?",
+            [(State.READY, group_id) for group_id in strayed],
+        )
+        self._db.executemany(
+            "UPDATE groups SET state = ?, reason = ?, step = ? WHERE id = ? AND (state != ? OR reason = ?)",
+            [(*trained, step, group_id, *trained) for group_id in ids],
+        )
+        return len(strayed)
+
+    def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
+        """Deletes the oldest RELEASED groups until the kept envelopes fit `max_disk_bytes`; returns how many went.
+
+        Groups of steps after `saved_step`, the newest checkpoint's, stay: a learner that dies needs them again.
+        """
         with self._transaction():
             excess = self._db.execute("SELECT coalesce(sum(length(envelope)), 0) FROM groups").fetchone()[0]
             doomed = []
             for row in self._db.execute(
                 "SELECT arrival, own, reason, num_tokens, length(envelope) AS size FROM groups WHERE state = ?"
-                " ORDER BY arrival",
-                (State.RELEASED,),
+                " AND (? IS NULL OR step IS NULL OR step <= ?) ORDER BY arrival",
+                (State.RELEASED, saved_step, saved_step),
             ):
                 if (excess := excess - row["size"]) + row["size"] <= max_disk_bytes:
                     break

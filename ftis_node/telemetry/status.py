@@ -60,7 +60,8 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     times.
 
     `mismatch_kl` (nats a token) and `mismatch_share` (of tokens whose ratio is off by more than 1 %) say what engine
-    and learner disagree by; as last measured, which was under `mismatch_version`.
+    and learner disagree by; as last measured, which was under `mismatch_version`. `kl_to_start` is None where the run
+    has no such term.
     """
 
     state: str = "stopped"
@@ -77,6 +78,8 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     own_groups: int = 0
     foreign_groups: int = 0
     restarts: int = 0
+    learning_rate: float | None = None
+    kl_to_start: float | None = None
     mismatch_kl: float | None = None
     mismatch_share: float | None = None
     mismatch_version: int | None = None

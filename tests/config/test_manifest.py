@@ -61,6 +61,10 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[sampling]\ntop_p = 0.9', 'or set sampling.cut = "correct"'),
         ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 1', 'or set sampling.cut = "correct"'),
         ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 20\ncut = "correct"\ntemperature = 0.7', "temperature = 1"),
+        ('name = "a"\ntask = "x"\n[optimizer]\nschedule = "cosine"', "needs decay_steps"),
+        ('name = "a"\ntask = "x"\n[optimizer]\ndecay_steps = 9', "mean nothing to a constant rate"),
+        ('name = "a"\ntask = "x"\n[optimizer]\nfinal_share = 0.5', "mean nothing to a constant rate"),
+        ('name = "a"\ntask = "x"\n[optimizer]\nbetas = [0.9, 1.0]', "optimizer.betas.1"),
         ('name = "A b"\ntask = "x"', "name"),
         ("name = ", "no TOML"),
     ],
@@ -79,6 +83,13 @@ def test_a_cut_distribution_is_the_manifests_choice() -> None:
         assert parse_manifest(cut + setting, source="my.toml").sampling.is_cut
     assert not parse_manifest(cut + "temperature = 0.7", source="my.toml").sampling.is_cut, "nothing to correct"
     assert not RunManifest(name="a", task="x").sampling.is_cut
+
+
+def test_a_rate_that_falls_says_within_how_many_steps() -> None:
+    for schedule in ("linear", "cosine"):
+        text = f'name = "a"\ntask = "x"\n[optimizer]\nschedule = "{schedule}"\ndecay_steps = 100\nfinal_share = 0.0'
+        assert parse_manifest(text, source="my.toml").optimizer.decay_steps == 100
+    assert RunManifest(name="a", task="x").optimizer.schedule == "constant"
 
 
 def test_an_unknown_run_names_the_presets() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
 
@@ -93,3 +95,18 @@ def sample_group(model, *, group_size, length, reward, number=0, version=0, seed
         version=version,
         logprobs=torch.cat(logprobs, dim=1).tolist(),
     )
+
+
+def without_times(report):
+    """A report less what depends on the clock."""
+    return msgspec.structs.replace(report, duration_s=0.0, tokens_per_s=0.0)
+
+
+def checkpoint_tensors(home, *, step):
+    """All tensors of a checkpoint, by file and name."""
+    folder = home / "checkpoints" / f"step-{step:08d}"
+    return {
+        f"{file}.{name}": value
+        for file in ("weights", "optimizer")
+        for name, value in load_file(folder / f"{file}.safetensors").items()
+    }

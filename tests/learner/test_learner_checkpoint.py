@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
 import msgspec
 import pytest
 import torch
-from learner_rig import make_boot, random_groups
+from learner_rig import checkpoint_tensors, make_boot, random_groups, without_times
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny
 
 from ftis_node.errors import ConfigError, ModelError
+from ftis_node.learner.checksum import PIECE_BYTES, checksum_of, write_checksums
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.schedule import Schedule
 
 LORA = LoraSettings(rank=4, alpha=8)
+FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
 
 
@@ -50,6 +54,53 @@ def home(trained_home, tmp_path):
     return shutil.copytree(trained_home, tmp_path / "home")
 
 
+def test_checksum_is_of_every_piece_in_its_place(tmp_path):
+    path = tmp_path / "file"
+    first, second = bytes(PIECE_BYTES), b"\x01" * PIECE_BYTES
+    sums = []
+    for content in (b"", first, second, first + second, second + first, first + second + b"\0"):
+        path.write_bytes(content)
+        sums.append(checksum_of(path))
+        assert checksum_of(path) == sums[-1]
+    assert len(set(sums)) == len(sums)
+    path.write_bytes(b"abc")
+    assert checksum_of(path) == hashlib.blake2b(bytes.fromhex("352441c2"), digest_size=16).hexdigest()
+
+
+SETTINGS = {
+    "schedule": Schedule("cosine", warmup_steps=2, decay_steps=3),
+    "kl_to_start": 0.1,
+    "updates_per_batch": 2,
+    "weight_decay": 0.01,
+    "micro_batch_tokens": 40,
+}
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_six_steps_are_three_and_three_to_the_bit(model_folder, tmp_path, lora):
+    """With all that a step may depend on: the course of the rate, the starting model, two updates on one batch."""
+    reports = {}
+    for name, lives in (("straight", [(1, 2, 3, 4, 5, 6)]), ("resumed", [(1, 2, 3), (4, 5, 6)])):
+        boot = make_boot(model_folder, tmp_path / name, lora=lora, **SETTINGS)
+        reports[name] = []
+        for steps in lives:
+            torch.manual_seed(len(steps))  # a life must not depend on what happened outside of the checkpoint
+            learner = Learner(boot)
+            assert learner.state().step == steps[0] - 1
+            replies = [learner.train(random_groups(seed=step, **SMALL), step=step) for step in steps]
+            reports[name] += [without_times(reply.report) for reply in replies]
+        reports[name].append(learner.state().proof)
+    assert reports["resumed"] == reports["straight"]
+    assert all(report.num_updates == 2 for report in reports["straight"][:-1])
+    assert len({report.learning_rate for report in reports["straight"][:-1]}) == 5, "steps 5 and 6 are at its end"
+    assert reports["straight"][5].kl_to_start > 0
+    straight, resumed = (checkpoint_tensors(tmp_path / name, step=6) for name in ("straight", "resumed"))
+    assert straight.keys() == resumed.keys()
+    num_moments = 3  # the first, the second, and the count of steps
+    assert len(straight) == (1 + num_moments) * len(learner.policy.trainable()) + 1, "and torch's random state"
+    assert all(torch.equal(straight[key], resumed[key]) for key in straight)
+
+
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_resumed_run_goes_on_bit_for_bit(model_folder, tmp_path, lora):
     straight = train(Learner(make_boot(model_folder, tmp_path / "a", lora=lora)), 1)
@@ -70,6 +121,21 @@ def test_resumed_run_goes_on_bit_for_bit(model_folder, tmp_path, lora):
     assert resumed.state().proof == straight.state().proof
 
 
+def test_random_numbers_of_a_gpu_go_on_too(model_folder, tmp_path, monkeypatch):
+    """Where one is in use; here none is, so its state is made up."""
+    state, restored = torch.arange(16, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
+    with monkeypatch.context() as gpu:
+        gpu.setattr(torch.cuda, "is_initialized", lambda: True)
+        gpu.setattr(torch.cuda, "get_rng_state", lambda: state)
+        train(Learner(make_boot(model_folder, tmp_path)), 1)
+        Learner(make_boot(model_folder, tmp_path))
+    assert len(restored) == 1
+    assert torch.equal(restored[0], state)
+    assert Learner(make_boot(model_folder, tmp_path)).state().step == 1, "without a GPU it is left alone"
+    assert len(restored) == 1
+
+
 def test_lora_checkpoint_holds_the_adapter_alone(model_folder, tmp_path):
     train(Learner(make_boot(model_folder, tmp_path, lora=LORA)), 1)
     tensors = load_file(tmp_path / "checkpoints" / "step-00000001" / "weights.safetensors")
@@ -82,6 +148,7 @@ def test_old_checkpoints_are_pruned_and_the_state_can_be_read(home):
     state = json.loads((home / "checkpoints" / "step-00000003" / "state.json").read_text())
     assert state["step"] == state["policy_version"] == state["last_report"]["step"] == 3
     assert state["owner"]["run_id"] == "run-a"
+    assert state["last_groups"] == ["group-0", "group-1"]
     assert state["versions"].keys() == {"ftis-node", "torch", "python"}
 
 
@@ -101,33 +168,69 @@ def missing_file(checkpoint):
 def wrong_shape(checkpoint):
     path = checkpoint / "weights.safetensors"
     save_file(load_file(path) | {"model.norm.weight": torch.ones(3)}, path)
+    write_checksums(checkpoint, FILES)
 
 
 def wrong_moment(checkpoint):
     path = checkpoint / "optimizer.safetensors"
     save_file(load_file(path) | {"model.norm.weight.exp_avg": torch.ones(3)}, path)
+    write_checksums(checkpoint, FILES)
 
 
 def state_no_json(checkpoint):
     (checkpoint / "state.json").write_text("{")
+    write_checksums(checkpoint, FILES)
 
 
 def state_incomplete(checkpoint):
     (checkpoint / "state.json").write_text("{}")
+    write_checksums(checkpoint, FILES)
 
 
-DAMAGES = [bad_header, cut_short, missing_file, wrong_shape, wrong_moment, state_no_json, state_incomplete]
+def state_empty(checkpoint):
+    (checkpoint / "state.json").write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_checkpoint_is_passed_over_by_name(model_folder, home, damage):
+def turned_bit(name):
+    """In the middle of the numbers, where safetensors notices nothing."""
+
+    def turn(checkpoint):
+        content = bytearray((checkpoint / name).read_bytes())
+        content[len(content) * 3 // 4] ^= 1
+        (checkpoint / name).write_bytes(content)
+
+    return turn
+
+
+def no_checksums(checkpoint):
+    (checkpoint / "checksums.json").unlink()
+
+
+DAMAGES = {
+    "header": (bad_header, "weights.safetensors is not what was written"),
+    "cut": (cut_short, "optimizer.safetensors is not what was written"),
+    "missing": (missing_file, "optimizer.safetensors cannot be read"),
+    "shape": (wrong_shape, "does not hold the tensors that are trained"),
+    "moment": (wrong_moment, "belongs to no tensor"),
+    "state": (state_no_json, "state.json cannot be read"),
+    "fields": (state_incomplete, "state.json cannot be read"),
+    "empty": (state_empty, "state.json is not what was written"),
+    "bit of a weight": (turned_bit("weights.safetensors"), "weights.safetensors is not what was written"),
+    "bit of a moment": (turned_bit("optimizer.safetensors"), "optimizer.safetensors is not what was written"),
+    "bit of the state": (turned_bit("state.json"), "state.json is not what was written"),
+    "sums": (no_checksums, "checksums.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_checkpoint_is_passed_over_by_name(model_folder, home, damage, said):
     damage(home / "checkpoints" / "step-00000003")
     skipped = []
     learner = Learner(make_boot(model_folder, home), on_skipped=skipped.append)
     assert learner.state().step == 2
     (event,) = skipped
     assert event.name == "step-00000003"
-    assert event.reason
+    assert said in event.reason
     # Set aside, or it would count as the newest when old ones are pruned.
     train(learner, 3, 4)
     names = sorted(path.name for path in (home / "checkpoints").iterdir())

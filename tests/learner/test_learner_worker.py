@@ -14,13 +14,23 @@ import msgspec
 import psutil
 import pytest
 import torch
-from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, random_groups
+from learner_rig import (
+    PROMPT,
+    checkpoint_tensors,
+    make_boot,
+    make_group,
+    one_by_one_logprobs,
+    random_groups,
+    without_times,
+)
 
 from ftis_node.errors import FtisError, ModelError, WorkerDiedError
 from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.spec import Timing
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.schedule import Schedule
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -83,6 +93,38 @@ async def test_killed_in_mid_step_it_resumes_and_does_the_step_once(model_folder
     undisturbed = Learner(make_boot(model_folder, tmp_path / "other", micro_batch_tokens=1))
     undisturbed.train(random_groups(seed=1, **SMALL), step=1)
     assert undisturbed.train(random_groups(seed=2, **SMALL), step=2).proof == second.proof
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=8)], ids=["full", "lora"])
+async def test_killed_after_a_step_it_goes_on_bit_for_bit(model_folder, tmp_path, lora):
+    """SIGKILL between steps 3 and 4: reports, weights and moments after step 6 are those of a run that saw nothing."""
+    settings = {
+        "lora": lora,
+        "schedule": Schedule("linear", warmup_steps=2, decay_steps=6),
+        "kl_to_start": 0.1,
+        "updates_per_batch": 2,
+    }
+    straight = Learner(make_boot(model_folder, tmp_path / "straight", **settings))
+    expected = [straight.train(random_groups(seed=step, **SMALL), step=step) for step in range(1, 7)]
+    boot = make_boot(model_folder, tmp_path / "killed", **settings)
+    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(first_delay_s=0.1))
+    try:
+        await client.start()
+        replies = [await client.train(random_groups(seed=step, **SMALL), step=step) for step in (1, 2, 3)]
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            await client.train(random_groups(seed=4, **SMALL), step=4)
+        state = await client.start()
+        assert (client.restarts, state.step, state.last_groups) == (1, 3, ("group-0", "group-1"))
+        replies += [await client.train(random_groups(seed=step, **SMALL), step=step) for step in (4, 5, 6)]
+    finally:
+        await client.stop()
+    assert [without_times(reply.report) for reply in replies] == [without_times(reply.report) for reply in expected]
+    assert [reply.proof for reply in replies] == [reply.proof for reply in expected]
+    assert [reply.saved_step for reply in replies] == [1, 2, 3, 4, 5, 6]
+    found, wanted = (checkpoint_tensors(tmp_path / name, step=6) for name in ("killed", "straight"))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, tmp_path):

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import load_manifest
+from ftis_node.config.manifest import load_manifest, parse_manifest
 from ftis_node.config.node import LoraSection, NodeSettings
 from ftis_node.errors import EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
+from ftis_node.learner.schedule import Schedule
 from ftis_node.models import ModelSource
 from ftis_node.node import makers
 from ftis_node.node.placement import Arrangement
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ftis_node.learner.messages import LearnerBoot
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,37 @@ def test_adapters_are_served_by_vllm_on_a_gpu_or_where_asked_for(
     monkeypatch.setattr(makers, "pick_device", lambda asked: device)
     settings = NodeSettings(**{"model": "m", "lora": True, "generation": {"adapters": adapters}, **given})
     assert makers.serves_adapters(settings) is expected
+
+
+def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoot:
+    manifest = parse_manifest('name = "a"\ntask = "x"\n[optimizer]\n' + text, source="my.toml")
+    node = NodeSettings(**{"model": "m", "device": "cpu", **settings})
+    source = ModelSource(name="m", folder=tmp_path)
+    return makers.learner_boot(node, manifest, source, Home(tmp_path), Arrangement(), weights=tmp_path)
+
+
+def test_the_learner_is_told_the_manifests_optimizer(tmp_path: Path) -> None:
+    text = """
+        learning_rate = 2e-5
+        lora_learning_rate = 3e-4
+        schedule = "linear"
+        warmup_steps = 2
+        decay_steps = 8
+        betas = [0.8, 0.95]
+        eps = 1e-6
+        weight_decay = 0.01
+        max_grad_norm = 0.0
+        kl_to_start = 0.04
+        updates_per_batch = 3
+    """
+    boot = learner_boot_of(tmp_path, text)
+    assert boot.schedule == Schedule("linear", warmup_steps=2, decay_steps=8, final_share=0.1)
+    assert [boot.learning_rate_at(step) for step in (1, 2, 10)] == pytest.approx([1e-5, 2e-5, 2e-6])
+    assert (boot.betas, boot.eps, boot.weight_decay, boot.max_grad_norm) == ((0.8, 0.95), 1e-6, 0.01, 0.0)
+    assert (boot.kl_to_start, boot.updates_per_batch) == (0.04, 3)
+    assert learner_boot_of(tmp_path, text, lora=True).learning_rate_at(2) == 3e-4
+    assert learner_boot_of(tmp_path, text + "final_share = 0.0").learning_rate_at(10) == 0
+    assert learner_boot_of(tmp_path, "warmup_steps = 5").schedule == Schedule(warmup_steps=5)
 
 
 def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

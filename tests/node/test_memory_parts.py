@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
 from ftis_node.learner import attention, logprobs
 from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.gated import save_memory
@@ -94,6 +96,18 @@ def test_the_learner_by_hand_in_full() -> None:
     assert memory.hand_over == 40_960
     assert memory.resident == 189_568 + 379_136 + 758_272 + 512 * MIB
     assert memory.peak == memory.resident + 379_136 + 4_488_000 + 1_310_720
+
+
+def test_the_starting_model_is_held_where_the_run_asks_for_it_and_no_adapter_hides_it() -> None:
+    assert learner_memory(SMALL, workload()).start == 0
+    memory = learner_memory(SMALL, workload(holds_start=True))
+    assert memory.start == 2 * 94_784
+    assert memory.resident == learner_memory(SMALL, workload()).resident + 2 * 94_784
+    for lora, beta, expected in ((False, 0.1, True), (True, 0.1, False), (False, 0.0, False)):
+        run = load_manifest("gsm8k-ftis")
+        run = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"kl_to_start": beta})})
+        settings = NodeSettings(model="m", lora=lora)
+        assert Workload.of(settings, run, on_gpu=True).holds_start == expected
 
 
 def test_states_of_8_bits_and_states_on_the_host_by_hand() -> None:

@@ -79,7 +79,7 @@ async def _at_once(work: Any, *arguments: Any, **options: Any) -> Any:
 async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_turns: bool, calls: list[str]) -> None:
     workers = _Workers(outcome)
     nothing: Any = SimpleNamespace(
-        release_step=lambda step, reason: None, prune=lambda max_disk_bytes: None, reconcile=lambda step: 0
+        release_step=lambda step, reason: None, prune=lambda **_: None, reconcile=lambda step, last_groups: 0
     )
     parts: Any = SimpleNamespace(
         settings=NodeSettings(model="m", dtype="float32"),

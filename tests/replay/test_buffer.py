@@ -151,6 +151,54 @@ def test_the_checkpoint_decides_what_a_crash_undid(path: Path, buffer: ReplayBuf
     resumed.close()
 
 
+@pytest.mark.parametrize("every_steps", [1, 3])
+@pytest.mark.parametrize("dies", ["taken", "trained", "saved", "released"])
+def test_wherever_a_node_dies_each_group_is_trained_once(path: Path, every_steps: int, dies: str) -> None:
+    """What is trained is what the learner's weights saw: on disk are those of its newest checkpoint, no later ones."""
+    buffer = ReplayBuffer(path)
+    fill(buffer, own=12, ann=12)
+    saved: list[list[bytes]] = []  # the groups of each step that the newest checkpoint holds
+    weights: list[list[bytes]] = []
+    all_goes_well = ["taken", "trained", "saved", "released"]
+    for attempt in range(1, 40):
+        step, has_died = len(weights) + 1, attempt in {2, 3, 5}
+        happened = all_goes_well[: all_goes_well.index(dies) + 1] if has_died else all_goes_well
+        groups = [group.id for group in buffer.take(step, own=2, foreign=2).groups]
+        if not groups:
+            break
+        if "trained" in happened:
+            weights = [*weights, groups]
+        if "saved" in happened and step - len(saved) >= every_steps:
+            saved = weights
+        if "released" in happened:
+            buffer.release_step(step, ReleaseReason.TRAINED)
+            buffer.prune(max_disk_bytes=1, saved_step=len(saved))
+        if has_died:
+            buffer.close()
+            buffer, weights = ReplayBuffer(path), saved
+            buffer.reconcile(len(saved), saved[-1] if saved else [])
+    buffer.close()
+    trained = [group for groups in weights for group in groups]
+    assert len(trained) == len(set(trained)) == 24
+    assert attempt > 6
+
+
+def test_a_checkpoint_is_believed_where_the_buffer_has_it_otherwise(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    """As after a restored backup: what the weights have seen is trained, and what they have not is ready."""
+    fill(buffer, own=4)
+    first, second = buffer.take(1, own=1, foreign=0).groups[0].id, buffer.take(2, own=1, foreign=0).groups[0].id
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    buffer.release_step(2, ReleaseReason.TRAINED)
+    third, fourth = (group.id for group in buffer.take(3, own=2, foreign=0).groups)
+    buffer.reconcile(2)
+    assert buffer.reconcile(2, [second]) == 0, "they agree"
+    assert buffer.reconcile(2, [third]) == 1
+    assert [group.id for group in buffer.take(3, own=9, foreign=0).groups] == [second, fourth]
+    assert buffer.reconcile(3, [fourth, first]) == 1, "named by the checkpoint, whatever step the buffer had it under"
+    assert [group.id for group in buffer.take(4, own=9, foreign=0).groups] == [second]
+    assert reader.figures().trained_own == 3
+
+
 def test_numbers_go_on_after_a_restart(path: Path, buffer: ReplayBuffer) -> None:
     fill(buffer, own=5)
     buffer.close()

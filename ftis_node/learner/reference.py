@@ -1,0 +1,49 @@
+"""The model that the node started from, for the KL that holds the learner near it.
+
+Under a LoRA adapter it is there already: the same weights with the adapter off. In full training the weights move, so a
+frozen copy in the compute dtype is loaded beside them, from the model's folder and never from a checkpoint. Its
+log-probs are computed once a step, without a gradient, on the micro-batches that the learner itself is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ftis_node.models import load_causal_lm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ftis_node.learner.batch import MicroBatch
+    from ftis_node.learner.messages import LearnerBoot
+    from ftis_node.learner.policy import Policy
+    from ftis_node.learner.step import Forward
+
+
+def load_reference(policy: Policy, boot: LearnerBoot) -> Forward:
+    """A function of a micro-batch: the starting model's log-probs `[M]` of its completion tokens.
+
+    `policy` is the learner's, of `boot`. Raises ModelError or MachineError where the copy cannot be loaded.
+    """
+    if policy.adapted is not None:
+        return _without_adapter(policy)
+    frozen = load_causal_lm(policy.source, dtype=boot.dtype, device=boot.device).requires_grad_(False)
+    attention = policy.causal_lm.config._attn_implementation
+    if frozen.config._attn_implementation != attention:  # the learner's, for it is given the learner's micro-batches
+        frozen.set_attn_implementation(attention)
+    return torch.no_grad()(replace(policy, causal_lm=frozen).logprobs)
+
+
+def _without_adapter(policy: Policy) -> Forward:
+    adapted = policy.adapted
+    assert adapted is not None
+
+    @torch.no_grad()
+    def logprobs(micro_batch: MicroBatch) -> Tensor:
+        with adapted.disable_adapter():
+            return policy.logprobs(micro_batch)
+
+    return logprobs

@@ -1,0 +1,67 @@
+"""`export`: what others load with their own tools, from a home, gives the log-probs that the learner had."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import LoraSection, NodeSettings
+from ftis_node.ipc.weights import probe_logprobs
+from ftis_node.learner.core import Learner
+from ftis_node.models import resolve_model
+from ftis_node.node.makers import learner_boot
+from ftis_node.node.placement import Arrangement
+from tests.learner.learner_rig import random_groups
+from tests.models.tiny_models import save_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.ipc.weights import WeightProof
+
+RUN = 'name = "a"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = 1e-2\nlora_learning_rate = 1e-2'
+
+
+def _trained(root: Path, *, lora: bool) -> WeightProof:
+    """A home as a node leaves it after two steps; returns the learner's log-probs of fixed tokens."""
+    home = Home(root / "home")
+    home.create()
+    model = save_tiny(root / "tiny", seed=5)
+    settings = NodeSettings(model=str(model), lora=lora, lora_adapter=LoraSection(rank=4, alpha=8), device="cpu")
+    manifest = parse_manifest(RUN, source="run.toml")
+    home.run_toml.write_text(manifest.to_toml())
+    home.settings.write_text(settings.model_dump_json())
+    source = resolve_model(settings.model)
+    learner = Learner(learner_boot(settings, manifest, source, home, Arrangement(), weights=home.weights))
+    for step in (1, 2):
+        learner.train(random_groups(seed=step), step=step)
+    return learner.state().proof
+
+
+@pytest.mark.parametrize(
+    ("lora", "flags", "has_adapter"), [(False, [], False), (True, [], True), (True, ["--merge"], False)]
+)
+def test_other_tools_load_it_and_see_what_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: bool, flags: list[str], has_adapter: bool
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    proof = _trained(tmp_path, lora=lora)
+    out = tmp_path / "out"
+    assert run(["export", "--out", str(out), "--home", str(tmp_path / "home"), *flags]) == 0
+    assert "the model after step 2" in capsys.readouterr().out
+    assert (out / "adapter_config.json").exists() == has_adapter
+    assert (out / "model.safetensors").exists() != has_adapter
+    loader: Any = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
+    exported = loader.from_pretrained(out, dtype=torch.float32).eval()
+    assert proof.max_difference(probe_logprobs(exported, proof.probe_ids)) < 1e-5
+    start = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", dtype=torch.float32).eval()
+    assert proof.max_difference(probe_logprobs(start, proof.probe_ids)) > 0.01, "it was trained"
+    assert len(AutoTokenizer.from_pretrained(out)) > 0
+    assert run(["export", "--out", str(out), "--home", str(tmp_path / "home")]) == 2, "the folder is in use"
