@@ -95,22 +95,35 @@ class GenerationSection(Section):
 class LearnerSection(Section):
     """The learner worker."""
 
-    micro_batch_tokens: int = Field(
-        default=16384, ge=16, le=1 << 24, description="Prompt and completion positions of one forward pass."
-    )
+    micro_batch_tokens: int | None = Field(
+        default=None, ge=16, le=1 << 24,
+        description="Prompt and completion positions of one forward pass; unset: 2048 on a CPU, where more is no "
+        "faster, 16384 on a GPU. After running out of memory the learner goes on with fewer.",
+    )  # fmt: skip
     optimizer_states: Literal["float32", "8bit", "offload"] = Field(
         default="float32",
         description="Adam's moments: float32; 8 bits in blocks (bitsandbytes: a quarter of the memory); or, with "
         "masters and gradients, in host memory beside a GPU.",
     )
-    threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of the worker; 0: half of the cores.")
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="CPU threads of each process; 0: half of the cores, divided."
+    )
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="Newest checkpoints kept.")
     checkpoint_every_steps: int = Field(
         default=1, ge=1, le=100000,
         description="Steps between checkpoints; one is also written at a clean end. Large models: more than 1.",
     )  # fmt: skip
     gpus: tuple[GpuIndex, ...] = Field(
-        default=(), max_length=1, description="Index of the learner's GPU, in a list; empty: as planned."
+        default=(),
+        max_length=64,
+        description="Indices of the learner's GPUs; several hold the model together; empty: as planned.",
+    )
+    processes: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Processes that hold the learner's model together, on a GPU or `threads` of the CPU's cores each; "
+        "0: one for each of `gpus`, else one.",
     )
     recompute_activations: bool | None = Field(
         default=None,
@@ -125,6 +138,21 @@ class LearnerSection(Section):
     report_entropy: bool = Field(
         default=False, description="Report the policy's entropy with each step; costs one more pass over the logits."
     )
+
+    @model_validator(mode="after")
+    def _each_gpu_has_a_process(self) -> LearnerSection:
+        if len(set(self.gpus)) != len(self.gpus):
+            raise ValueError("learner.gpus names a GPU twice")
+        if self.gpus and self.processes not in (0, len(self.gpus)):
+            raise ValueError(
+                f"learner.processes is {self.processes} and learner.gpus names {len(self.gpus)}: leave one of them out"
+            )
+        return self
+
+    @property
+    def num_processes(self) -> int:
+        """How many are asked for."""
+        return self.processes or len(self.gpus) or 1
 
 
 class MemorySection(Section):

@@ -145,7 +145,7 @@ def probe_logprobs(model: Any, probe_ids: Sequence[int]) -> tuple[float, ...]:
     import torch
 
     ids = torch.tensor([list(probe_ids)], device=model.device)
-    with torch.inference_mode():
+    with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
     logprobs = torch.log_softmax(logits, dim=-1).gather(-1, ids[0, 1:, None])
     return tuple(logprobs.squeeze(-1).tolist())

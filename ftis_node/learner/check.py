@@ -14,8 +14,6 @@ from ftis_node.learner.batch import make_batch
 from ftis_node.learner.mismatch import measure_mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from ftis_node.learner.batch import Batch
@@ -35,19 +33,17 @@ class CheckGroup:
         """Have `group` measured next, instead of one that waits. From any thread."""
         self._waiting.append(group)
 
-    def measure(self, compute_logprobs: Callable[[Batch], Tensor], *, version: int) -> None:
-        """Measure the group that waits; drop it where `version`, the learner's present one, did not sample all of it.
-
-        `compute_logprobs` gives the learner's log-probs `[N, T]` of a batch.
-        """
+    def take(self, *, version: int) -> TrainGroup | None:
+        """The group that waits; it is dropped where `version`, the learner's present one, did not sample all of it."""
         try:
             group = self._waiting.pop()
         except IndexError:
-            return
-        batch = make_batch([group])
-        if not (tokens := batch.sampled_by(version)).any():
-            return
-        learner_logprobs = compute_logprobs(batch)
+            return None
+        return group if make_batch([group]).sampled_by(version).any() else None
+
+    def note(self, batch: Batch, learner_logprobs: Tensor, *, version: int) -> None:
+        """Measure the group that was taken: `batch` holds it alone, `learner_logprobs` `[N, T]` are under `version`."""
+        tokens = batch.sampled_by(version)
         self._found = measure_mismatch(learner_logprobs[tokens], batch.behaviour_logprobs[tokens])
         self._version = version
 

@@ -28,6 +28,7 @@ from ftis_node.ipc.weights import load_weights_file
 from ftis_node.learner.checksum import check_file, read_checksums, write_checksums
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.optimizer import moment_shapes, moments_of, restore_moments
+from ftis_node.learner.shards import is_spread, part_like, whole
 from ftis_node.models import model_fingerprint
 
 if TYPE_CHECKING:
@@ -122,14 +123,37 @@ def save_checkpoint(
         last_groups=last_groups,
         versions=versions,
     )
-    target = folder / f"{PREFIX}{step:08d}"
+    weights, moments = gather(trainable, optimizer)
+    target = folder / name_of(step)
     with complete_folder(target) as temporary:
-        save_file({name: value.detach() for name, value in trainable.items()}, temporary / WEIGHTS_FILE)
-        save_file(moments_of(optimizer, trainable) | _random_states(), temporary / OPTIMIZER_FILE)
+        save_file(weights, temporary / WEIGHTS_FILE)
+        save_file(moments | _random_states(), temporary / OPTIMIZER_FILE)
         (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         write_checksums(temporary, FILES)
     keep_newest(folder, PREFIX, keep)
     return target
+
+
+def name_of(step: int) -> str:
+    """The folder's name."""
+    return f"{PREFIX}{step:08d}"
+
+
+@torch.no_grad()
+def gather(
+    trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer, *, keep: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights and the optimiser's moments, whole, by the names of the files. All ranks take part; those that do not
+    write need not `keep` them."""
+    weights: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
+    parts = {name: parameter.detach() for name, parameter in trainable.items()}
+    for into, found in ((weights, parts), (moments, moments_of(optimizer, trainable))):
+        for key, part in found.items():
+            value = whole(part)
+            if keep:
+                into[key] = value.cpu() if is_spread(part) else value
+    return weights, moments
 
 
 def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size]) -> Checkpoint:
@@ -192,7 +216,7 @@ def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
 def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) -> None:
     """Put the weights back where they were."""
     for name, parameter in trainable.items():
-        parameter.copy_(checkpoint.weights[name])
+        parameter.copy_(part_like(parameter, checkpoint.weights[name]))
 
 
 def restore_optimizer(

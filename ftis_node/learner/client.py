@@ -18,6 +18,7 @@ from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.ipc.spec import WorkerSpec
 from ftis_node.ipc.supervisor import Supervisor
 from ftis_node.ipc.weights import PublishedWeights, WeightProof
+from ftis_node.learner.launch import COMMUNICATION
 from ftis_node.learner.messages import (
     CheckpointSkipped,
     CheckReply,
@@ -182,4 +183,5 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     a GPU the large blocks are torch's own there, and the host's memory is better given back.
     """
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
-    return threads | (KEEPS_FREED_BLOCKS if boot.device == "cpu" else {})
+    blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
+    return threads | blocks | (COMMUNICATION if boot.num_processes > 1 else {})

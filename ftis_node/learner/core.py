@@ -26,15 +26,19 @@ from ftis_node.ipc.weights import WeightStore
 from ftis_node.learner import checkpoint as checkpoints
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.check import CheckGroup
+from ftis_node.learner.export import adapter_state, export_policy
 from ftis_node.learner.fitting import Fitting
-from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
+from ftis_node.learner.messages import LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.objective import make_objective
 from ftis_node.learner.optimizer import check_optimizer_states, make_masters, make_optimizer
+from ftis_node.learner.orders import CheckOrder, EndOrder, GatherOrder, Order, ProveOrder
 from ftis_node.learner.packing import make_packed_micro_batches
-from ftis_node.learner.policy import load_policy
-from ftis_node.learner.publish import proof_of, publish, publish_anew
+from ftis_node.learner.policy import merged_weights, open_policy
+from ftis_node.learner.publish import discard_published, gathering_of, proof_of, publish
+from ftis_node.learner.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.reference import load_reference
 from ftis_node.learner.report import report_of
+from ftis_node.learner.resume import find_checkpoint
 from ftis_node.learner.step import compute_logprobs, take_step
 
 if TYPE_CHECKING:
@@ -44,27 +48,34 @@ if TYPE_CHECKING:
 
     from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.batch import Batch, MicroBatch
-    from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot, TrainGroup
+    from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step import Between, StepOutcome
 
 
 class Learner:
     """One policy in training. Not for use by several threads at once."""
 
-    def __init__(self, boot: LearnerBoot, *, on_skipped: Callable[[CheckpointSkipped], None] = lambda skipped: None):
-        """Load the model and resume from the newest checkpoint of this home.
+    def __init__(
+        self,
+        boot: LearnerBoot,
+        *,
+        ranks: Ranks = ALONE,
+        on_skipped: Callable[[CheckpointSkipped], None] = lambda skipped: None,
+    ):
+        """Load the model and resume from the newest checkpoint of this home; of `ranks`, all at the same time.
 
         Raises ConfigError, ModelError, MachineError or NetworkError; `on_skipped` is told of damaged checkpoints.
         """
         if boot.num_threads is not None:
             torch.set_num_threads(boot.num_threads)
         self._boot = boot
+        self._ranks = ranks
         self._objective = make_objective(
             boot.method, boot.method_params, boot.advantage_scale, kl_to_start=boot.kl_to_start
         )
         check_optimizer_states(boot)
-        self.policy = load_policy(boot)
-        self._reference = load_reference(self.policy, boot) if boot.kl_to_start else None
+        self.policy = open_policy(boot, ranks)
+        self._reference = load_reference(self.policy, boot, ranks) if boot.kl_to_start else None
         self._masters = make_masters(self.policy.trainable(), boot)
         self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
@@ -77,9 +88,34 @@ class Learner:
         self._last_groups: tuple[str, ...] = ()
         self._check_group = CheckGroup()
         self._resume(on_skipped)
-        folder, version = Path(boot.weights_dir), self._policy_version
-        self._weights = publish_anew(self.policy, self._store, folder, version=version, form=boot.publish_as)
-        self._proof = proof_of(self.policy, version=self._policy_version)
+        self._weights: PublishedWeights | None = None
+        self._proof: WeightProof
+        if ranks.rank == 0:  # the others follow its orders from here on
+            self._publish(anew=True)
+            self._prove()
+
+    def take_part(self, order: Order) -> None:
+        """Do this rank's part of what rank 0 has all ranks do."""
+        match order:
+            case TrainRequest(step=step, groups=groups):
+                self._take_step(make_batch(groups), step, between=lambda: None)
+            case CheckOrder():
+                self._check(between=lambda: None)
+            case ProveOrder():
+                proof_of(self.policy, version=self._policy_version)
+            case GatherOrder(what="publication"):
+                gathering_of(self.policy, form=self._boot.publish_as).rest()
+            case GatherOrder(what="checkpoint"):
+                checkpoints.gather(self._trainable, self._optimizer, keep=False)
+            case GatherOrder(what="merged model"):
+                merged_weights(self.policy, self.policy.compute_dtype)
+            case GatherOrder(what="adapter"):
+                adapter_state(self.policy)
+
+    def close(self) -> None:
+        """Let the other ranks go."""
+        with self._ranks.lead(EndOrder()):
+            self._ranks.close()
 
     def state(self) -> LearnerState:
         """Where the learner stands."""
@@ -134,28 +170,31 @@ class Learner:
 
     def check(self, *, between: Between = lambda: None) -> None:
         """Measure the group on offer under the present weights, for the next report; drop it where it is of others."""
+        with self._ranks.lead(CheckOrder()):
+            self._check(self._ranks.between(between))
 
-        def logprobs(batch: Batch) -> Tensor:
-            return compute_logprobs(self.policy.logprobs, batch, self._micro_batches(batch), between=between)
-
-        self._check_group.measure(logprobs, version=self._policy_version)
+    def export(self, out: Path, *, merge: bool) -> None:
+        """Write the policy to the folder `out`, as `export_policy` does."""
+        with self._ranks.lead(GatherOrder("merged model" if merge or not self._boot.lora else "adapter")):
+            export_policy(self.policy, out, merge=merge)
 
     def save_if_behind(self) -> None:
         """Write a checkpoint unless the newest one is of this very step. Raises MachineError where the disk refuses."""
         if self._saved_step == self._step:
             return
         try:
-            checkpoints.save_checkpoint(
-                self._checkpoints_dir,
-                owner=self._owner,
-                step=self._step,
-                policy_version=self._policy_version,
-                last_report=self._last_report,
-                last_groups=self._last_groups,
-                trainable=self._trainable,
-                optimizer=self._optimizer,
-                keep=self._boot.keep_checkpoints,
-            )
+            with self._ranks.lead(GatherOrder("checkpoint")):
+                checkpoints.save_checkpoint(
+                    self._checkpoints_dir,
+                    owner=self._owner,
+                    step=self._step,
+                    policy_version=self._policy_version,
+                    last_report=self._last_report,
+                    last_groups=self._last_groups,
+                    trainable=self._trainable,
+                    optimizer=self._optimizer,
+                    keep=self._boot.keep_checkpoints,
+                )
         except OSError as error:
             raise MachineError(f"the checkpoint of step {self._step} cannot be written: {error}") from error
         self._saved_step = self._step
@@ -165,25 +204,11 @@ class Learner:
             return StepReport(step=step, policy_version=self._policy_version, skipped="no groups")
         started = time.monotonic()
         batch = make_batch(groups)
-        rate = self._boot.learning_rate_at(step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
         whole, longest = sum(batch.lengths), max(batch.lengths)
 
         def attempt() -> StepOutcome:
-            micro_batches = self._micro_batches(batch)
-            return take_step(
-                self.policy.logprobs,
-                batch,
-                micro_batches,
-                self._objective,
-                self._optimizer,
-                max_grad_norm=self._boot.max_grad_norm or math.inf,
-                updates=self._boot.updates_per_batch,
-                reference=self._reference_logprobs(batch, micro_batches, between),
-                between=between,
-                before_update=partial(self.check, between=between),
-            )
+            with self._ranks.lead(TrainRequest(step=step, groups=tuple(groups))):
+                return self._take_step(batch, step, between)
 
         outcome = self._fitting.run(attempt, step=step, whole=whole, longest=longest)
         micro_batch_tokens = self._fitting.max_tokens
@@ -196,7 +221,7 @@ class Learner:
             batch,
             step=step,
             version_before=self._policy_version,
-            learning_rate=rate,
+            learning_rate=self._boot.learning_rate_at(step),
             checked=self._check_group.found(version=self._policy_version),
             entropy=self.policy.entropies.take() if self.policy.entropies else None,
             duration_s=time.monotonic() - started,
@@ -204,39 +229,84 @@ class Learner:
             out_of_memory=self._fitting.num_out_of_memory,
         )
 
+    def _take_step(self, batch: Batch, step: int, between: Between) -> StepOutcome:
+        between, micro_batches = self._ranks.between(between), self._micro_batches(batch)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._boot.learning_rate_at(step)
+        outcome = take_step(
+            self.policy.logprobs,
+            batch,
+            micro_batches,
+            self._objective,
+            self._optimizer,
+            max_grad_norm=self._boot.max_grad_norm or math.inf,
+            updates=self._boot.updates_per_batch,
+            reference=self._reference_logprobs(batch, micro_batches, between),
+            between=between,
+            before_update=partial(self._check, between),
+            ranks=self._ranks,
+        )
+        if self.policy.entropies is not None:
+            self.policy.entropies.share(self._ranks)
+        return outcome
+
+    def _check(self, between: Between) -> None:
+        group = self._check_group.take(version=self._policy_version)  # other ranks have none
+        message = self._ranks.broadcast(b"" if group is None else msgspec.msgpack.encode(group))
+        if not message:
+            return
+        batch = make_batch([msgspec.msgpack.decode(message, type=TrainGroup)])
+        logprobs = compute_logprobs(
+            self.policy.logprobs, batch, self._micro_batches(batch), between=between, ranks=self._ranks
+        )
+        self._check_group.note(batch, logprobs, version=self._policy_version)
+
     def _reference_logprobs(self, batch: Batch, micro_batches: Sequence[MicroBatch], between: Between) -> Tensor | None:
         """The starting model's `[N, T]`, once for all updates of a step; None in a run without that KL."""
         if self._reference is None:
             return None
-        return compute_logprobs(self._reference, batch, micro_batches, between=between)
+        return compute_logprobs(self._reference, batch, micro_batches, between=between, ranks=self._ranks)
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """All in packed rows where the model can do that, else a row per completion."""
         make = make_packed_micro_batches if self.policy.packs else make_micro_batches
-        return make(batch, max_tokens=self._fitting.max_tokens)
+        max_tokens, size = self._fitting.max_tokens, self._ranks.size
+        return cut_evenly(lambda budget: make(batch, max_tokens=budget), max_tokens=max_tokens, size=size)
 
     def _settle(self, on_published: Callable[[PublishedWeights | WeightProof], None]) -> None:
         """Have the present policy published and, where it is due, on disk. Does only what is still to be done."""
         if self._proof.version != self._policy_version:
             step_done_at_s = time.monotonic()
             try:
-                version, form = self._policy_version, self._boot.publish_as
-                self._weights = publish(self.policy, self._store, version=version, form=form)
+                self._publish()
             except OSError as error:
                 raise MachineError(f"weights {self._policy_version} cannot be written: {error}") from error
             self.give_memory_back()  # the generator may wake on hearing of it
+            assert self._weights is not None
             on_published(msgspec.structs.replace(self._weights, step_done_at_s=step_done_at_s))
-            self._proof = proof_of(self.policy, version=self._policy_version)
+            self._prove()
             on_published(self._proof)
         if self._step - self._saved_step >= self._boot.checkpoint_every_steps:
             self.save_if_behind()
 
+    def _publish(self, *, anew: bool = False) -> None:
+        version, form = self._policy_version, self._boot.publish_as
+        if anew:
+            discard_published(Path(self._boot.weights_dir))
+        if anew and version == 0:  # the generator has the model as it came
+            return
+        with self._ranks.lead(GatherOrder("publication")):
+            self._weights = publish(self.policy, self._store, version=version, form=form)
+
+    def _prove(self) -> None:
+        with self._ranks.lead(ProveOrder()):
+            self._proof = proof_of(self.policy, version=self._policy_version)
+
     def _resume(self, on_skipped: Callable[[CheckpointSkipped], None]) -> None:
         shapes = {name: value.shape for name, value in self._trainable.items()}
-        found, damaged = checkpoints.newest_usable(self._checkpoints_dir, owner=self._owner, shapes=shapes)
-        for skipped in damaged:
-            on_skipped(skipped)
-        checkpoints.tidy(self._checkpoints_dir, damaged)
+        found = find_checkpoint(
+            self._checkpoints_dir, owner=self._owner, shapes=shapes, ranks=self._ranks, on_skipped=on_skipped
+        )
         if found is not None:
             checkpoints.restore_weights(found, self._trainable)
             self._masters.write_back()

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import ConfigError
 from ftis_node.learner.checkpoint import newest_usable, owner_of, restore_weights
 from ftis_node.learner.policy import ADAPTER, load_policy, merged_weights
+from ftis_node.learner.shards import whole
 from ftis_node.models import export_adapter, export_model
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.policy import Policy
 
@@ -28,7 +31,13 @@ def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
         is_on_hub = "/" in policy.source.name
         base = policy.source.name if is_on_hub else str(policy.source.folder)
         policy.adapted.peft_config[ADAPTER].base_model_name_or_path = base
-        export_adapter(policy.adapted, policy.tokenizer, out)
+        export_adapter(policy.adapted, policy.tokenizer, out, state_dict=adapter_state(policy))
+
+
+def adapter_state(policy: Policy) -> dict[str, Tensor]:
+    """The adapter's weights, whole, under the names of the adapted model. All ranks call it, and each gets them."""
+    assert policy.adapted is not None
+    return {name: whole(value).cpu() for name, value in policy.adapted.state_dict().items() if ".lora_" in name}
 
 
 def export_newest(boot: LearnerBoot, out: Path, *, merge: bool) -> int:

@@ -24,6 +24,7 @@ from ftis_node.learner.attention import AttentionPlan
 
 if TYPE_CHECKING:
     from ftis_node.learner.batch import MicroBatch
+    from ftis_node.learner.ranks import Ranks
 
 HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000
 
@@ -65,6 +66,12 @@ class EntropyMeter:
         """Of some tokens, `[M]`."""
         self._sum += float(entropies.double().sum())
         self._num_tokens += entropies.numel()
+
+    def share(self, ranks: Ranks) -> None:
+        """Rank 0 takes over what the others have."""
+        totals = torch.tensor([self._sum, self._num_tokens], dtype=torch.float64)
+        ranks.add_up(totals)
+        self._sum, self._num_tokens = (float(totals[0]), int(totals[1])) if ranks.rank == 0 else (0.0, 0)
 
     def take(self) -> float | None:
         """The mean, None without tokens; then it begins anew."""

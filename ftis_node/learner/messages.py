@@ -46,11 +46,12 @@ class LearnerBoot(Message, frozen=True):
     `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
     `temperature` is the one that the run samples at. `max_grad_norm` 0 is none; `kl_to_start` weighs the KL to the
     model as it came, 0 is none. `dtype` is what the model is held and computed in: where it is bfloat16, what is
-    trained has float32 masters. `optimizer_states` is the form of Adam's moments (`optimizer.py`). `micro_batch_tokens`
-    bounds the padded prompt and completion tokens that are held at once, until memory runs out. `publish_as` is what
-    the generator is handed: the whole model, an adapter merged into it, or the adapter alone. `takes_turns`: a
-    generator sleeps on the same GPU during a step and at no other time, so that memory must be free again before the
-    answer, and nothing that needs much is done between steps.
+    trained has float32 masters. `optimizer_states` is the form of Adam's moments (`optimizer.py`).
+    `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once, until memory runs out.
+    `publish_as` is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone.
+    `takes_turns`: a generator sleeps on the same GPU during a step and at no other time, so that memory must be free
+    again before the answer, and nothing that needs much is done between steps. `num_processes` hold the model together,
+    on a GPU or `num_threads` of the CPU each.
     """
 
     model: str
@@ -71,7 +72,7 @@ class LearnerBoot(Message, frozen=True):
     kl_to_start: float = 0.0
     updates_per_batch: int = 1
     optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int = 2048
     recompute_activations: bool = False
     takes_turns: bool = False
     lora: LoraSettings | None = None
@@ -80,6 +81,7 @@ class LearnerBoot(Message, frozen=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
     num_threads: int | None = None
+    num_processes: int = 1
     keep_checkpoints: int = 2
     checkpoint_every_steps: int = 1
     report_entropy: bool = False

@@ -19,6 +19,7 @@ import torch
 
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.learner.masters import MasterWeights
+from ftis_node.learner.shards import part_like
 from ftis_node.models import pick_device
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ LOOK_UP_TABLES = ("qmap1", "qmap2")  # what 8-bit codes stand for: the same for 
 
 def check_optimizer_states(boot: LearnerBoot) -> None:
     """Raise MachineError where the wanted form needs what is not installed, ConfigError where it has no meaning."""
+    if boot.optimizer_states != "float32" and boot.num_processes > 1:
+        raise ConfigError(
+            f"learner.optimizer_states = '{boot.optimizer_states}' is for a learner of one process: use 'float32', "
+            "which several divide among them"
+        )
     if boot.optimizer_states == "8bit":
         _bitsandbytes()
     if boot.optimizer_states == "offload" and pick_device(boot.device) == "cpu":
@@ -76,7 +82,7 @@ def restore_moments(
         state = optimizer.state[masters[name]]
         present = state.get(moment)
         if isinstance(present, torch.Tensor) and present.dtype == value.dtype:
-            present.copy_(value)
+            present.copy_(part_like(present, value))
         elif isinstance(present, int):
             state[moment] = int(value)
         else:

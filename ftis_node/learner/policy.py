@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
@@ -26,6 +27,8 @@ from ftis_node.learner.gated import save_memory
 from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.learner.packing import make_packed_micro_batches
+from ftis_node.learner.ranks import RankGroup
+from ftis_node.learner.shards import gradient_of, shard, whole
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
 from ftis_node.models.quiet import quiet_libraries
 
@@ -37,8 +40,11 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.batch import Batch
     from ftis_node.learner.messages import LearnerBoot, LoraSettings
+    from ftis_node.learner.ranks import Ranks
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 ADAPTER = "default"  # peft's name for the only adapter
 # Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
@@ -53,7 +59,8 @@ class Policy:
     """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps.
 
     `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`). `entropies`: where that is asked
-    for, takes those of all log-probs that are computed with a gradient.
+    for, takes those of all log-probs that are computed with a gradient. `root` is there where the model is spread over
+    ranks (`shards.py`): its weights are whole inside of it alone.
     """
 
     source: ModelSource
@@ -65,6 +72,7 @@ class Policy:
     packs: bool = False
     flash: bool = False
     entropies: EntropyMeter | None = None
+    root: Any | None = None
 
     def trainable(self) -> dict[str, Parameter]:
         """What is trained, by name; the optimiser moves its masters."""
@@ -81,14 +89,20 @@ class Policy:
         """Of those, or of the adapter, what is trained."""
         return sum(value.numel() for value in self.trainable().values())
 
+    def compute(self, work: Callable[[Any], Result]) -> Result:
+        """`work(causal_lm)`. All that runs the model goes through here, on all ranks at once."""
+        return work(self.causal_lm) if self.root is None else self.root(work)
+
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """Log-probs `[M]` of a micro-batch's completion tokens."""
-        return completion_logprobs(
-            self.causal_lm,
-            micro_batch,
-            temperature=self.temperature,
-            flash=self.flash,
-            entropies=self.entropies if torch.is_grad_enabled() else None,
+        return self.compute(
+            lambda model: completion_logprobs(
+                model,
+                micro_batch,
+                temperature=self.temperature,
+                flash=self.flash,
+                entropies=self.entropies if torch.is_grad_enabled() else None,
+            )
         )
 
 
@@ -117,6 +131,19 @@ def load_policy(boot: LearnerBoot) -> Policy:
     return replace(chosen, entropies=EntropyMeter()) if boot.report_entropy else chosen
 
 
+def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
+    """As `load_policy`, spread over `ranks` where they are several; all of them raise what one does."""
+    if not isinstance(ranks, RankGroup):
+        return load_policy(boot)
+    with ranks.agreed():
+        policy = load_policy(msgspec.structs.replace(boot, device="cpu"))
+    spread = shard(policy, ranks)
+    if not policy.packs:
+        return spread
+    chosen = choose_layout(replace(spread, packs=False, entropies=None))  # again: on a GPU by other kernels
+    return replace(chosen, entropies=policy.entropies)
+
+
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
     """Put a LoRA adapter into `causal_lm`, in its number format. Returns peft's wrapper. Raises ConfigError."""
     from peft import LoraConfig, get_peft_model
@@ -139,9 +166,10 @@ def merged_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
     """The weights as a model without adapter would hold them, under its own names, in `dtype` on the CPU.
 
     Tied weights appear once. The adapter is left as it is. Tensors that need no change are the model's own, not copies.
+    All ranks call it, and each gets them.
     """
     merge = adapter_merger(policy)
-    return {name: merge(name, value).to(dtype).cpu() for name, value in own_tensors(policy).items()}
+    return {name: whole(merge(name, value).to(dtype)).cpu() for name, value in own_tensors(policy).items()}
 
 
 def own_tensors(policy: Policy) -> dict[str, Tensor]:
@@ -241,7 +269,10 @@ def _values_and_gradient(policy: Policy, micro_batches: Sequence[MicroBatch]) ->
     (micro_batch,) = micro_batches
     smallest = min(policy.trainable().values(), key=lambda parameter: parameter.numel())
     logprobs = policy.logprobs(micro_batch)
-    (gradient,) = torch.autograd.grad(logprobs.mean(), smallest)
+    if policy.root is None:
+        (gradient,) = torch.autograd.grad(logprobs.mean(), smallest)
+    else:
+        gradient = gradient_of(logprobs.mean(), smallest, policy.trainable().values())
     order = micro_batch.cell_index.argsort()
     return logprobs.detach().float().cpu()[order], gradient.float().cpu()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from ftis_node.ipc.durable import remove_leftovers
 from ftis_node.ipc.weights import PREFIX, PublishedWeights, WeightProof, WeightStore, prove
 from ftis_node.learner.policy import adapter_alone, adapter_merger, own_tensors
+from ftis_node.learner.shards import Gathering
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,27 +25,34 @@ Form = Literal["model", "adapter"]
 
 def publish(policy: Policy, store: WeightStore, *, version: int, form: Form = "model") -> PublishedWeights:
     """Write the weights of `version`. Raises OSError where the disk refuses."""
+    with gathering_of(policy, form=form) as gathering:
+        if form == "adapter":
+            _, config = adapter_alone(policy)
+            return store.publish_adapter(
+                version, gathering.tensors, config, dtype=policy.compute_dtype, change=gathering.take
+            )
+        return store.publish(version, gathering.tensors, dtype=policy.compute_dtype, change=gathering.take)
+
+
+def gathering_of(policy: Policy, *, form: Form = "model") -> Gathering:
+    """The tensors of a publication, in the compute dtype; whole only as they are taken."""
     if form == "adapter":
-        tensors, config = adapter_alone(policy)
-        return store.publish_adapter(version, tensors, config, dtype=policy.compute_dtype)
-    change = adapter_merger(policy)
-    return store.publish(version, own_tensors(policy), dtype=policy.compute_dtype, change=change)
+        tensors, _ = adapter_alone(policy)
+        return Gathering(tensors, dtype=policy.compute_dtype)
+    return Gathering(own_tensors(policy), dtype=policy.compute_dtype, change=adapter_merger(policy))
 
 
 def proof_of(policy: Policy, *, version: int) -> WeightProof:
     """Log-probs of fixed tokens by our own forward pass, the adapter unmerged."""
-    return prove(policy.causal_lm, version=version, vocab_size=policy.tokenizer.vocab_size)
+    return policy.compute(lambda model: prove(model, version=version, vocab_size=policy.tokenizer.vocab_size))
 
 
-def publish_anew(
-    policy: Policy, store: WeightStore, folder: Path, *, version: int, form: Form = "model"
-) -> PublishedWeights | None:
-    """The weights of `version` at a learner's start; None for version 0, which the generator has.
+def discard_published(folder: Path) -> None:
+    """At a learner's start all that a former life published goes.
 
-    All that a former life published goes: what it wrote last may not have reached the disk, and versions above this one
-    were published before their checkpoint, so from here on those numbers will mean other weights.
+    What it wrote last may not have reached the disk, and versions above the checkpoint's were published before their
+    own, so from here on those numbers will mean other weights.
     """
     remove_leftovers(folder, PREFIX)
     for path in folder.glob(f"{PREFIX}*"):
         shutil.rmtree(path)
-    return publish(policy, store, version=version, form=form) if version else None

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ftis_node.learner.ranks import ALONE, RankGroup
+from ftis_node.learner.shards import shard
 from ftis_node.models import load_causal_lm
 
 if TYPE_CHECKING:
@@ -20,21 +22,26 @@ if TYPE_CHECKING:
     from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.policy import Policy
+    from ftis_node.learner.ranks import Ranks
     from ftis_node.learner.step import Forward
 
 
-def load_reference(policy: Policy, boot: LearnerBoot) -> Forward:
+def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> Forward:
     """A function of a micro-batch: the starting model's log-probs `[M]` of its completion tokens.
 
-    `policy` is the learner's, of `boot`. Raises ModelError or MachineError where the copy cannot be loaded.
+    `policy` is the learner's, of `boot`; a copy is spread over `ranks` as that is. Raises ModelError or MachineError
+    where it cannot be loaded.
     """
     if policy.adapted is not None:
         return _without_adapter(policy)
-    frozen = load_causal_lm(policy.source, dtype=boot.dtype, device=boot.device).requires_grad_(False)
+    is_spread = isinstance(ranks, RankGroup)
+    frozen = load_causal_lm(policy.source, dtype=boot.dtype, device="cpu" if is_spread else boot.device)
+    frozen.requires_grad_(False)
     attention = policy.causal_lm.config._attn_implementation
     if frozen.config._attn_implementation != attention:  # the learner's, for it is given the learner's micro-batches
         frozen.set_attn_implementation(attention)
-    return torch.no_grad()(replace(policy, causal_lm=frozen).logprobs)
+    alone = replace(policy, causal_lm=frozen, root=None, entropies=None)
+    return torch.no_grad()((shard(alone, ranks) if isinstance(ranks, RankGroup) else alone).logprobs)
 
 
 def _without_adapter(policy: Policy) -> Forward:

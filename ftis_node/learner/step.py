@@ -25,6 +25,8 @@ import torch
 
 from ftis_node.errors import WorkerTaskError
 from ftis_node.learner.fitting import one_out_of_memory_error
+from ftis_node.learner.ranks import ALONE
+from ftis_node.learner.shards import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.batch import Batch, MicroBatch
     from ftis_node.learner.objective import Objective
+    from ftis_node.learner.ranks import Ranks
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
 LossOf: TypeAlias = "Callable[[Tensor], tuple[Tensor, dict[str, float]]]"  # of all log-probs [N, T]
@@ -87,6 +90,7 @@ def compute_gradients(
     anchor: Tensor | None = None,
     reference: Tensor | None = None,
     between: Between = lambda: None,
+    ranks: Ranks = ALONE,
 ) -> Gradients:
     """Add dL/dweights of the whole batch to the `.grad` of whatever `forward` depends on.
 
@@ -98,14 +102,15 @@ def compute_gradients(
         advantages = objective.advantages(batch)
         loss_of = partial(objective.loss, batch=batch, advantages=advantages, anchor=anchor, reference=reference)
         if objective.separates(batch) or len(micro_batches) == 1:
-            shares = _one_pass(forward, logprobs, micro_batches, loss_of, between)
+            shares = _one_pass(forward, logprobs, micro_batches, loss_of, between, ranks)
         else:
-            shares = _two_passes(forward, logprobs, micro_batches, loss_of, between)
+            shares = _two_passes(forward, logprobs, micro_batches, loss_of, between, ranks)
         has_signal = False
         for output, share in shares:
             has_signal = True
             between()
             torch.autograd.backward(output, share.to(output.device))
+        ranks.fill_in(logprobs, micro_batches)
         with torch.no_grad():
             loss, metrics = loss_of(logprobs)
         _check(loss, "the loss")
@@ -115,33 +120,43 @@ def compute_gradients(
 
 
 def _one_pass(
-    forward: Forward, logprobs: Tensor, micro_batches: Sequence[MicroBatch], loss_of: LossOf, between: Between
+    forward: Forward,
+    logprobs: Tensor,
+    micro_batches: Sequence[MicroBatch],
+    loss_of: LossOf,
+    between: Between,
+    ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Each micro-batch's log-probs with their graph, and dL/dlp `[M]` of them; fills `logprobs` `[N, T]` on the way.
 
     Cells that are still to come hold behaviour log-probs: to a separable loss they do not matter, as they are finite.
     """
-    for micro_batch in micro_batches:
+    for micro_batch in ranks.deal(micro_batches):
         between()
         output = forward(micro_batch)
-        logprobs.view(-1)[micro_batch.cell_index] = _check(output.detach().cpu(), "a learner log-prob").to(logprobs)
-        share = _gradient_of(logprobs, loss_of).view(-1)[micro_batch.cell_index]
-        if share.any():
+        with ranks.agreed(_NotFinite):
+            found = _check(output.detach().cpu(), "a learner log-prob")
+            logprobs.view(-1)[micro_batch.cell_index] = found.to(logprobs)
+            share = _gradient_of(logprobs, loss_of).view(-1)[micro_batch.cell_index]
+        if ranks.is_any(bool(share.any())):
             yield output, share
 
 
 def _two_passes(
-    forward: Forward, logprobs: Tensor, micro_batches: Sequence[MicroBatch], loss_of: LossOf, between: Between
+    forward: Forward,
+    logprobs: Tensor,
+    micro_batches: Sequence[MicroBatch],
+    loss_of: LossOf,
+    between: Between,
+    ranks: Ranks,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """As `_one_pass`, for a loss that ties completions together."""
-    _fill(logprobs, forward, micro_batches, between)
+    _fill(logprobs, forward, micro_batches, between, ranks)
     _check(logprobs, "a learner log-prob")
-    gradient = _gradient_of(logprobs, loss_of)
-    for micro_batch in micro_batches:
-        share = gradient.view(-1)[micro_batch.cell_index]
-        if share.any():
-            between()
-            yield forward(micro_batch), share
+    gradient = _gradient_of(logprobs, loss_of).view(-1)
+    for micro_batch in ranks.deal([each for each in micro_batches if gradient[each.cell_index].any()]):
+        between()
+        yield forward(micro_batch), gradient[micro_batch.cell_index]
 
 
 def _gradient_of(logprobs: Tensor, loss_of: LossOf) -> Tensor:
@@ -166,18 +181,26 @@ def _check_batch(batch: Batch) -> None:
 
 
 @torch.no_grad()
-def _fill(logprobs: Tensor, forward: Forward, micro_batches: Sequence[MicroBatch], between: Between) -> None:
-    for micro_batch in micro_batches:
+def _fill(
+    logprobs: Tensor, forward: Forward, micro_batches: Sequence[MicroBatch], between: Between, ranks: Ranks
+) -> None:
+    for micro_batch in ranks.deal(micro_batches):
         between()
         logprobs.view(-1)[micro_batch.cell_index] = forward(micro_batch).cpu().to(logprobs)
+    ranks.fill_in(logprobs, micro_batches)
 
 
 def compute_logprobs(
-    forward: Forward, batch: Batch, micro_batches: Sequence[MicroBatch], *, between: Between = lambda: None
+    forward: Forward,
+    batch: Batch,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    between: Between = lambda: None,
+    ranks: Ranks = ALONE,
 ) -> Tensor:
     """The learner's log-probs `[N, T]`, float32 on the CPU, 0 outside the mask; no gradient."""
     logprobs = torch.zeros_like(batch.behaviour_logprobs)
-    _fill(logprobs, forward, micro_batches, between)
+    _fill(logprobs, forward, micro_batches, between, ranks)
     return logprobs
 
 
@@ -193,6 +216,7 @@ def take_step(
     reference: Tensor | None = None,
     between: Between = lambda: None,
     before_update: Callable[[], None] = lambda: None,
+    ranks: Ranks = ALONE,
 ) -> StepOutcome:
     """`updates` optimiser steps on one batch, or fewer: it ends at the first that is skipped or refused.
 
@@ -204,7 +228,14 @@ def take_step(
     def update(anchor: Tensor | None) -> Gradients:
         with one_out_of_memory_error():
             gradients = compute_gradients(
-                forward, batch, micro_batches, objective, anchor=anchor, reference=reference, between=between
+                forward,
+                batch,
+                micro_batches,
+                objective,
+                anchor=anchor,
+                reference=reference,
+                between=between,
+                ranks=ranks,
             )
             between()
             if anchor is None:
@@ -219,6 +250,8 @@ def take_step(
             try:
                 last = update(first.learner_logprobs)
             except (WorkerTaskError, torch.OutOfMemoryError) as error:
+                if ranks.size > 1 and isinstance(error, torch.OutOfMemoryError):
+                    raise  # the others do not know of it
                 ran_out = isinstance(error, torch.OutOfMemoryError)
                 last = replace(first, refused=f"update {num_updates + 1} of {updates} was not done: {error}")
             num_updates += int(last.is_usable)
@@ -232,7 +265,7 @@ def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm
     if not gradients.is_usable:
         return gradients
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
+    norm = whole(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)).item()
     if not math.isfinite(norm):
         return replace(gradients, refused="the gradient is not finite")
     optimizer.step()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ftis_node.errors import WorkerTaskError
 from ftis_node.ipc.worker import run_worker
+from ftis_node.learner.launch import take_seats
 from ftis_node.learner.messages import (
     CheckReply,
     CheckRequest,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from ftis_node.ipc.worker import Emitter, Handlers
     from ftis_node.learner.core import Learner
+    from ftis_node.learner.launch import Seat
     from ftis_node.learner.step import Between
 
 Result = TypeVar("Result")
@@ -70,8 +72,8 @@ class Bench:
 @asynccontextmanager
 async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     """A learner made from `boot`, with its handlers; saved at the end where its newest step is not on disk."""
-    with closing(Bench()) as bench:
-        learner = await bench.work(lambda between: _open(boot, emit), emit)
+    with take_seats(boot.num_processes) as seat, closing(Bench()) as bench:
+        learner = await bench.work(lambda between: _open(boot, seat, emit), emit)
         yield {
             StateRequest: partial(_state, bench, learner),
             TrainRequest: partial(_train, bench, learner),
@@ -79,13 +81,16 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
             ExportRequest: partial(_export, bench, learner),
         }
         await bench.work(lambda between: learner.save_if_behind(), emit)
+        await bench.work(lambda between: learner.close(), emit)
 
 
-def _open(boot: LearnerBoot, emit: Emitter) -> Learner:
+def _open(boot: LearnerBoot, seat: Seat | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats go on: torch and transformers take seconds to import.
     from ftis_node.learner.core import Learner
+    from ftis_node.learner.ranks import ALONE, join
 
-    learner = Learner(boot, on_skipped=emit)
+    ranks = ALONE if seat is None else join(seat, boot)[0]
+    learner = Learner(boot, ranks=ranks, on_skipped=emit)
     learner.give_memory_back()
     return learner
 
@@ -113,10 +118,8 @@ async def _check(boot: LearnerBoot, bench: Bench, learner: Learner, request: Che
 
 
 async def _export(bench: Bench, learner: Learner, request: ExportRequest, emit: Emitter) -> ExportReply:
-    from ftis_node.learner.export import export_policy
-
     def export(between: Between) -> ExportReply:
-        export_policy(learner.policy, Path(request.out), merge=request.merge)
+        learner.export(Path(request.out), merge=request.merge)
         return ExportReply(out=request.out, step=learner.state().step)
 
     return await bench.work(export, emit)

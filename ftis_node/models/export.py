@@ -43,11 +43,16 @@ def export_model(
         tokenizer.save(folder)
 
 
-def export_adapter(adapted_model: Any, tokenizer: PromptTokenizer, out: Path) -> None:
-    """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does."""
+def export_adapter(
+    adapted_model: Any, tokenizer: PromptTokenizer, out: Path, *, state_dict: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write the LoRA adapter of a peft model, and the tokenizer. Raises ConfigError as `export_model` does.
+
+    `state_dict` stands in for the model's own weights, as where they are spread over processes.
+    """
     with _whole_folder(out) as folder:
         # "auto" would ask the hub whether the embedding was resized; adapters here never touch it.
-        adapted_model.save_pretrained(folder, save_embedding_layers=False)
+        adapted_model.save_pretrained(folder, save_embedding_layers=False, state_dict=state_dict)
         tokenizer.save(folder)
 
 

@@ -24,7 +24,7 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.learner.schedule import Schedule
 from ftis_node.models import pick_device
-from ftis_node.node.memory_parts import recomputes
+from ftis_node.node.memory_parts import micro_batch_tokens_of, recomputes
 from ftis_node.node.placement import arrange, visible_gpus
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ def learner_boot(
 ) -> LearnerBoot:
     """How the learner's worker is built; it publishes into `weights`, with `adapters` its adapter alone."""
     adapter, optimizer = settings.lora_adapter, manifest.optimizer
+    is_on_gpu = pick_device(settings.device) != "cpu"
     return LearnerBoot(
         model=str(source.folder),
         model_name=source.name,
@@ -196,18 +197,19 @@ def learner_boot(
         kl_to_start=optimizer.kl_to_start,
         updates_per_batch=optimizer.updates_per_batch,
         optimizer_states=settings.learner.optimizer_states,
-        micro_batch_tokens=settings.learner.micro_batch_tokens,
+        micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
         lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
         publish_as="adapter" if adapters else "model",
         dtype=dtype_of(settings),
         device=pick_device(settings.device),
         seed=settings.seed,
-        num_threads=threads_of(settings.learner.threads),
+        num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_processes),
+        num_processes=settings.learner.num_processes,
         keep_checkpoints=settings.learner.keep_checkpoints,
         checkpoint_every_steps=settings.learner.checkpoint_every_steps,
         report_entropy=settings.learner.report_entropy,
         takes_turns=arrangement.takes_turns,
-        recompute_activations=recomputes(settings, on_gpu=pick_device(settings.device) != "cpu"),
+        recompute_activations=recomputes(settings, on_gpu=is_on_gpu),
     )
 
 
@@ -245,9 +247,9 @@ def dtype_of(settings: NodeSettings) -> Any:
     return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"
 
 
-def threads_of(asked: int) -> int:
-    """Threads of one worker: two workers share the cores."""
-    return asked or max(1, (os.cpu_count() or 2) // 2)
+def threads_of(asked: int, *, num_processes: int = 1) -> int:
+    """Threads of each process of one worker: two workers share the cores."""
+    return asked or max(1, (os.cpu_count() or 2) // 2 // num_processes)
 
 
 def _report_skipped(events: EventTrail, skipped: CheckpointSkipped) -> None:

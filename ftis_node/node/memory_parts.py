@@ -23,6 +23,7 @@ MIB = 1 << 20
 FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
 ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
 HEAD_CHUNK_TOKENS = 512  # as in learner.logprobs; a test compares the two
+GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
 
 # Float32 logits, and in the forward pass their exponentials beside them; in the backward pass those are made in place.
 LOGITS_FORWARD_BYTES, LOGITS_BACKWARD_BYTES = 8, 4
@@ -59,6 +60,7 @@ class Workload:
     must_sleep: bool = False
     optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     holds_start: bool = False
+    learner_ranks: int = 1
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
@@ -69,7 +71,7 @@ class Workload:
             dtype_bytes=BFLOAT16 if is_bfloat16 else FLOAT32,
             lora=settings.lora,
             adapter_rank=settings.lora_adapter.rank,
-            micro_batch_tokens=settings.learner.micro_batch_tokens,
+            micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=on_gpu),
             recompute_activations=recomputes(settings, on_gpu=on_gpu),
             max_batch=settings.generation.max_batch or DEFAULT_MAX_BATCH,  # vLLM's; torch has half of it
             max_prompt_tokens=manifest.sampling.max_prompt_tokens,
@@ -79,6 +81,7 @@ class Workload:
             on_gpu=on_gpu,
             can_sleep=can_sleep,
             must_sleep=can_sleep and settings.memory.placement == "sleep",
+            learner_ranks=settings.learner.num_processes if on_gpu else 1,
             optimizer_states=settings.learner.optimizer_states,
             holds_start=manifest.optimizer.kl_to_start > 0 and not settings.lora,
         )
@@ -93,6 +96,11 @@ class Workload:
         """Positions: the setting, at least one whole completion, at most the whole batch."""
         whole_batch = self.num_groups * self.group_size * self.max_total_tokens
         return min(max(self.micro_batch_tokens, self.max_total_tokens), whole_batch)
+
+
+def micro_batch_tokens_of(settings: NodeSettings, *, on_gpu: bool) -> int:
+    """Positions of a micro-batch: as set, else what fills the device and no more."""
+    return settings.learner.micro_batch_tokens or (GPU_MICRO_BATCH_TOKENS if on_gpu else CPU_MICRO_BATCH_TOKENS)
 
 
 def recomputes(settings: NodeSettings, *, on_gpu: bool) -> bool:

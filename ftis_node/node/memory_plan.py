@@ -3,7 +3,7 @@
     cpu        no GPU: both in host memory, the node's own process beside them
     split      both stay on one GPU; the generator takes a fixed share of it
     sleep      they take turns on one GPU: the generator gives its memory back while the learner steps
-    separate   two GPUs or more: the generator on the first, the learner on the second
+    separate   two GPUs or more: the generator on the first, the learner on the next, or on as many as it asks for
     none       it does not fit; `changes` says what would
 
 A split is preferred while half of the wished-for cache has room: a generator with a smaller one decodes so few
@@ -29,6 +29,7 @@ from ftis_node.node.memory_parts import (
     generator_memory,
     learner_memory,
 )
+from ftis_node.node.memory_ranks import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +92,8 @@ def plan(
 
 
 def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
-    generator, learner = generator_memory(shape, workload), learner_memory(shape, workload)
+    generator = generator_memory(shape, workload)
+    learner = share_of(learner_memory(shape, workload), shape, workload)
     if not machine.devices_bytes:
         return _on_cpu(generator, learner, machine.host_bytes)
     host_bytes = _host_bytes(shape, workload)

@@ -30,7 +30,7 @@ PLACES = {
     "cpu": "no GPU: both workers in host memory",
     "split": "both workers stay on one GPU",
     "sleep": "one GPU: the generator sleeps while the learner steps",
-    "separate": "the generator on the first GPU, the learner on the second",
+    "separate": "the generator on the first GPU, the learner on the next",
     "none": "does not fit",
 }
 

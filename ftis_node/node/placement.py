@@ -67,11 +67,13 @@ class Seats:
 
     def devices_bytes(self, gpus_bytes: tuple[int, ...]) -> tuple[int, ...]:
         """What the plan takes for devices. A generator that is spread counts as one GPU of its smallest's size times
-        their number: weights and cache are divided evenly."""
-        of_learner = tuple(gpus_bytes[gpu] for gpu in self.learner)
+        their number: weights and cache are divided evenly. Of a learner's GPUs the smallest counts, for each."""
+        of_learner = min((gpus_bytes[gpu] for gpu in self.learner), default=None)
+        if of_learner is None:
+            return ()
         if self.are_shared:
-            return of_learner
-        return len(self.generator) * min(gpus_bytes[gpu] for gpu in self.generator), *of_learner
+            return (of_learner,)
+        return len(self.generator) * min(gpus_bytes[gpu] for gpu in self.generator), of_learner
 
 
 def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
@@ -130,7 +132,7 @@ def arrange_on(
 
 def find_seats(num_gpus: int, settings: NodeSettings) -> Seats:
     """As configured, else the generator on the first GPUs and the learner on the next; both on one where there is
-    no other. Raises ConfigError."""
+    no other and each asks for one. Raises ConfigError."""
     by_generator, by_learner = settings.generation.gpus, settings.learner.gpus
     for gpu in (*by_generator, *by_learner):
         if gpu >= num_gpus:
@@ -142,13 +144,16 @@ def find_seats(num_gpus: int, settings: NodeSettings) -> Seats:
     if len(set(generator)) != num_parts:
         has = f"generation.gpus names {len(set(generator))}" if by_generator else f"this node sees {num_gpus}"
         raise ConfigError(f"generation.engine_options ask for {num_parts} GPUs: {has}")
-    learner = by_learner or _first(1, num_gpus, but_for=generator)
-    seats = Seats(generator, learner)
-    if not seats.are_shared and set(generator) & set(learner):
+    num_ranks = settings.learner.num_processes
+    learner = by_learner or _first(num_ranks, num_gpus, but_for=generator)
+    if len(learner) != num_ranks:
+        raise ConfigError(f"learner.processes asks for {num_ranks} GPUs: this node sees {num_gpus}")
+    if set(generator) & set(learner) and (num_parts > 1 or num_ranks > 1):
         raise ConfigError(
-            f"a generator on {num_parts} GPUs cannot share one with the learner: give the learner another"
+            f"a generator on {num_parts} and a learner on {num_ranks} GPUs cannot share one: "
+            "give each its own (generation.gpus, learner.gpus)"
         )
-    return seats
+    return Seats(generator, learner)
 
 
 def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -42,6 +42,8 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ('[generation]\nadapters = "serve"', "set lora = true"),
         ('lora = true\nengine = "torch"\n[generation]\nadapters = "serve"', "needs the vllm engine"),
         ('lora = true\n[generation]\nadapters = "serve"\n[lora_adapter]\nrank = 513', "rank up to 512"),
+        ("[learner]\ngpus = [1, 2]\nprocesses = 3", "processes is 3 and learner.gpus names 2"),
+        ("[learner]\ngpus = [1, 1]", "names a GPU twice"),
     ],
 )
 def test_a_bad_file_is_named_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:

@@ -99,3 +99,19 @@ def test_both_workers_are_told_the_same_form(tmp_path: Path, adapters: bool, exp
     assert (generation.engine, generation.settings.lora_rank, learner.publish_as) == expected
     rank = engine_arguments(source, generation.settings, device="cpu", seed=0).get("max_lora_rank")
     assert rank == (64 if adapters else None), "vLLM knows ranks of certain sizes only"
+
+
+@pytest.mark.parametrize(
+    ("learner", "expected"),
+    [({}, (1, 8)), ({"processes": 3}, (3, 2)), ({"gpus": [4, 7]}, (2, 4)), ({"processes": 2, "threads": 5}, (2, 5))],
+)
+def test_processes_of_a_learner_divide_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(makers.os, "cpu_count", lambda: 16)
+    settings = NodeSettings(model="m", device="cpu", learner=learner)
+    source = ModelSource(name="m", folder=tmp_path)
+    boot = makers.learner_boot(
+        settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), Arrangement(), weights=tmp_path
+    )
+    assert (boot.num_processes, boot.num_threads) == expected

@@ -120,12 +120,43 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
         (0, {"learner": {"gpus": [0]}}, "name GPU 0: this node sees 0 GPUs"),
         (2, {"generation": {"engine_options": {"tensor_parallel_size": 4}}}, "ask for 4 GPUs: this node sees 2"),
         (2, {"generation": {"gpus": [0, 1]}}, "ask for 1 GPUs: generation.gpus names 2"),
-        (2, {"generation": {"engine_options": {"tensor_parallel_size": 2}}}, "cannot share one with the learner"),
+        (
+            2,
+            {"generation": {"engine_options": {"tensor_parallel_size": 2}}},
+            "on 2 and a learner on 1 GPUs cannot share",
+        ),
+        (2, {"learner": {"processes": 2}}, "on 1 and a learner on 2 GPUs cannot share one"),
+        (
+            2,
+            {"learner": {"gpus": [0, 1]}, "generation": {"gpus": [1]}},
+            "on 1 and a learner on 2 GPUs cannot share one",
+        ),
+        (2, {"learner": {"processes": 3}}, "learner.processes asks for 3 GPUs: this node sees 2"),
     ],
 )
 def test_gpus_that_cannot_be_had_are_refused(num_gpus: int, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         find_seats(num_gpus, settings(**changes))
+
+
+def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
+    small = {"micro_batch_tokens": 2048, "recompute_activations": True}
+    made = arranged(THREE_B, 80, 40, 40, learner={"processes": 2, **small})
+    assert (made.generator_gpus, made.learner_gpus, made.takes_turns) == ((0,), (1, 2), False)
+    assert find_seats(3, settings(learner={"gpus": [0, 2]})) == Seats((1,), (0, 2))
+    alone, together = (
+        planned(THREE_B, 80, 40, learner=small),
+        planned(THREE_B, 80, 40, learner=small | {"processes": 2}),
+    )
+    assert (alone.fits, together.fits) == (False, True)
+    for part in ("learner: weights", "learner: Adam's moments"):
+        assert together.parts[part] == alone.parts[part] / 2
+    # Gathered: embedding (tied) and two of 36 layers, in bfloat16; a gradient of the larger, in both formats.
+    root = THREE_B.embedding_parameters
+    layer = -(-(THREE_B.num_parameters - root) // 36)
+    gathered = together.parts["learner: logits and work space"] - alone.parts["learner: logits and work space"]
+    assert gathered == 2 * (root + 2 * layer)
+    assert together.parts["learner: gradients"] == alone.parts["learner: gradients"] / 2 + 6 * max(root, layer)
 
 
 def test_a_plan_for_one_gpu_seats_both_there() -> None:
