@@ -121,9 +121,6 @@ def attend(
     if found := [name for name in UNKNOWN if more.get(name) is not None]:
         raise NotImplementedError(f"attention with {found[0]} over packed sequences")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if torch.is_autocast_enabled(query.device.type):  # a custom function is given what there is, rotated in float32
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if plan.flash is not None:
         packed: Tensor = attention_flash.FlashPackedAttention.apply(  # type: ignore[no-untyped-call]
             query, key, value, plan.flash, scale

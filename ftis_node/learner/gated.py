@@ -40,10 +40,7 @@ def _forward(module: Any, hidden: Tensor) -> Tensor:
     gate, up, down = module.gate_proj(hidden), module.up_proj(hidden), module.down_proj
     result: Tensor
     if type(down) is nn.Linear and getattr(down, "bias", None) is None:
-        weight = down.weight
-        if torch.is_autocast_enabled(hidden.device.type):
-            weight = weight.to(gate.dtype)
-        result = GatedLinear.apply(gate, up, weight)  # type: ignore[no-untyped-call]
+        result = GatedLinear.apply(gate, up, down.weight)  # type: ignore[no-untyped-call]
     else:
         result = down(Gated.apply(gate, up))  # type: ignore[no-untyped-call]
     return result

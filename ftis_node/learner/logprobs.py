@@ -91,12 +91,8 @@ def head_logprobs(
 ) -> Tensor:
     """`[M, H]` hidden states and `[M]` token ids to log-probs `[M]`."""
     if type(head) is nn.Linear and getattr(head, "bias", None) is None:
-        weight = head.weight
-        if torch.is_autocast_enabled(hidden.device.type):
-            dtype = torch.get_autocast_dtype(hidden.device.type)
-            hidden, weight = hidden.to(dtype), weight.to(dtype)
         logprobs: Tensor = HeadLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, target_ids, temperature, chunk_tokens, entropies
+            hidden, head.weight, target_ids, temperature, chunk_tokens, entropies
         )
         return logprobs
     chunks = zip(torch.split(hidden, chunk_tokens), torch.split(target_ids, chunk_tokens), strict=True)
@@ -124,10 +120,7 @@ class HeadLogprobs(Function):
             at = slice(start, start + chunk_tokens)
             logits = _logits(hidden[at], weight, temperature, exact)
             logprobs[at] = logits.gather(-1, target_ids[at, None])[:, 0]
-            logsumexp[at] = logits.logsumexp(dim=-1)
-            if entropies is not None:
-                logits.sub_(logsumexp[at, None])
-                entropies.add(-(logits.exp() * logits).sum(dim=-1))
+            logsumexp[at] = _log_sum_exp(logits, entropies)
             del logits  # before the next chunk's are made
         logprobs -= logsumexp
         ctx.save_for_backward(hidden, weight, target_ids, logsumexp)
@@ -163,6 +156,18 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dty
     """`[K, V]` in `dtype`, and nobody else's."""
     logits = (hidden @ weight.T).to(dtype)
     return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _log_sum_exp(logits: Tensor, entropies: EntropyMeter | None) -> Tensor:
+    """`[K, V]` to `[K]`; `logits` are used up: there is no second buffer of their size."""
+    largest = logits.amax(dim=-1, keepdim=True)
+    logits.sub_(largest)
+    if entropies is None:
+        return logits.exp_().sum(dim=-1).log_().add_(largest[:, 0])
+    weights = logits.exp()
+    total = weights.sum(dim=-1)
+    entropies.add(total.log() - weights.mul_(logits).sum(dim=-1) / total)
+    return total.log_().add_(largest[:, 0])
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -34,7 +34,9 @@ def report_of(
     """
     first = outcome.first
     tokens = batch.sampled_by(version_before)
-    mismatch = measure_mismatch(first.learner_logprobs[tokens], batch.behaviour_logprobs[tokens]) or checked
+    mismatch = checked
+    if first.refused is None:  # else the matrix is not full
+        mismatch = measure_mismatch(first.learner_logprobs[tokens], batch.behaviour_logprobs[tokens]) or checked
     return StepReport(
         step=step,
         policy_version=step if outcome.num_updates else version_before,

@@ -25,8 +25,8 @@ ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; 
 HEAD_CHUNK_TOKENS = 512  # as in learner.logprobs; a test compares the two
 GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
 
-# Float32 logits, and in the forward pass their exponentials beside them; in the backward pass those are made in place.
-LOGITS_FORWARD_BYTES, LOGITS_BACKWARD_BYTES = 8, 4
+# Float32 logits: all that is made of them is made in place.
+LOGITS_BYTES = 4
 # Logits in two forms, log-probs, probabilities, and their running sum in float64.
 SAMPLING_BYTES = 24
 PLACES_BYTES = 24  # of a token: its id, its position, and where it predicts, in int64
@@ -245,7 +245,7 @@ def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int],
     layer = layer_bytes_per_token(shape, workload)
     outside = hidden * ((12 if width == FLOAT32 else 8) if is_full else width)
     places = 2 * width * shape.query_size // shape.num_heads + PLACES_BYTES
-    forward_work = LOGITS_FORWARD_BYTES * min(HEAD_CHUNK_TOKENS, tokens) * shape.vocab_size
+    forward_work = _logits(shape, workload)
     embedding = width * shape.embedding_parameters if is_full else 0
     head_gradient = embedding if shape.is_tied else 0  # waits for the embedding's
     last_norm, last_block = (tokens * work + head_gradient for work in _layer_work(shape, workload))
@@ -277,11 +277,17 @@ def _head_work(shape: ModelShape, workload: Workload) -> int:
     tokens, width = workload.largest_micro_batch, workload.dtype_bytes
     chunk = min(HEAD_CHUNK_TOKENS, tokens) * shape.vocab_size
     positions = width * tokens * shape.hidden_size
-    logits = (LOGITS_BACKWARD_BYTES + (BFLOAT16 if width == BFLOAT16 else 0)) * chunk
+    logits = _logits(shape, workload)
     if workload.lora_rank is not None:
         return positions + logits
     product = BFLOAT16 * (chunk + shape.embedding_parameters) if width == BFLOAT16 else 0
     return positions + FLOAT32 * shape.embedding_parameters + max(logits, product)
+
+
+def _logits(shape: ModelShape, workload: Workload) -> int:
+    """One chunk's, in bfloat16 in both forms."""
+    chunk = min(HEAD_CHUNK_TOKENS, workload.largest_micro_batch) * shape.vocab_size
+    return (LOGITS_BYTES + (BFLOAT16 if workload.dtype_bytes == BFLOAT16 else 0)) * chunk
 
 
 def _hand_over(shape: ModelShape, workload: Workload) -> int:

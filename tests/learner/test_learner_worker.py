@@ -232,5 +232,5 @@ def test_importing_the_client_loads_no_torch():
 
 def test_threads_are_set_before_torch_is_imported(model_folder, tmp_path):
     client = make_client(make_boot(model_folder, tmp_path, num_threads=1), tmp_path)
-    assert client._supervisor._spec.environment == {"OMP_NUM_THREADS": "1"}
+    assert client._supervisor._spec.environment["OMP_NUM_THREADS"] == "1"
     assert torch.get_num_threads() == 1
