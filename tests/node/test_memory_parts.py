@@ -90,8 +90,8 @@ def test_the_learner_by_hand_in_full() -> None:
     # rotary angles 2 x 2 x 16 and places 24.
     assert layer_bytes_per_token(SMALL, workload()) == 1_944
     assert memory.activations == 1000 * (2 * 1_944 + 512 + 88)
-    # The head's backward pass: 1000 x 2 x 64 + 4 x 20,480 and a chunk's logits in both forms, 6 x 512 x 320. Less: those
-    # alone, in the forward pass; the last norm's, 1000 x 16 x 64 + the head's gradient 40,960.
+    # The head's backward pass: 1000 x 2 x 64 + 4 x 20,480 and a chunk's logits in both forms, 6 x 512 x 320. Less:
+    # those alone, in the forward pass; the last norm's, 1000 x 16 x 64 + the head's gradient 40,960.
     assert memory.work == 1_192_960
     assert memory.hand_over == 40_960
     assert memory.resident == 189_568 + 379_136 + 758_272 + 512 * MIB
