@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from ftis_node.learner import attention_kernels
-from ftis_node.learner.attention import SMALL_BLOCK, AttentionPlan, Link, PackedAttention, Span
+from ftis_node.learner.attention import (
+    SMALL_BLOCK,
+    AttentionPlan,
+    Link,
+    PackedAttention,
+    Span,
+    attend,
+    is_flash_usable,
+)
 
 # Two families with a shared prompt, a text alone, and blocks on both sides of the limit for short ones.
 BLOCKS = [Span(0, 30), Span(30, 31), Span(31, 131), Span(131, 138), Span(138, 178), Span(178, 268), Span(268, 270)]
@@ -85,3 +93,21 @@ def test_large_scores_do_not_overflow():
     expected, _ = reference(tensors, torch.zeros_like(output), 50.0)
     assert torch.isfinite(output).all()
     assert (output - expected).abs().max() < 1e-4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlashAttention's kernels need a GPU")
+def test_flash_attention_is_the_same():
+    device = torch.device("cuda")
+    if not is_flash_usable(device, torch.bfloat16):
+        pytest.skip("this GPU is too old for FlashAttention's kernels")
+    tensors, gradient = inputs(torch.bfloat16)
+    exact, exact_gradients = reference(
+        [tensor.detach().double().requires_grad_() for tensor in tensors], gradient.double(), 0.3
+    )
+    on_gpu = [tensor.detach().to(device).requires_grad_() for tensor in tensors]
+    plan = AttentionPlan.of(BLOCKS, LINKS, device, flash=True)
+    output, _ = attend(None, *on_gpu, None, scaling=0.3, plan=plan)
+    output = output.transpose(1, 2)
+    assert (output.cpu() - exact).norm() < 0.01 * exact.norm()
+    for one, other in zip(torch.autograd.grad(output, on_gpu, gradient.to(device)), exact_gradients, strict=True):
+        assert (one.cpu() - other).norm() < 0.01 * other.norm()
