@@ -2,9 +2,9 @@
 
     prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        blocks: 0-3, 3-5, 5-6, 6-9       link: 3-9 to 0-3
 
-Tokens of a *block* see each other causally; tokens of a *link* see a whole prompt besides. No other pair is computed,
-nothing is padded beyond a power of two, and neither mask nor scores are ever held as a whole. A plain packed row has
-blocks alone. The two parts of a completion's attention are joined by their log-sum-exp (`attention_kernels.py`).
+Tokens of a *block* see each other causally; tokens of a *link* see a whole prompt besides (`layout.py`). But for short
+texts no other pair is computed, and neither a mask nor scores are ever held as a whole. A plain packed row has blocks
+alone. The two parts of a completion's attention are joined by their log-sum-exp (`attention_kernels.py`).
 
 transformers calls `attend` under the name `ATTENTION` and hands it `plan` through the model's forward arguments;
 without a plan, rows are plain texts and torch's own attention does them.
@@ -27,74 +27,36 @@ from ftis_node.learner.attention_kernels import (
     attend_self_backward,
     join,
 )
+from ftis_node.learner.layout import divide
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+
+    from ftis_node.learner.layout import Bucket, Link, Span
 
 ATTENTION = "ftis_packed"
-SMALL_BLOCK = 64  # tokens: shorter ones are computed side by side
 UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what other models add to attention
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens `start` to `end` (exclusive) of a row."""
-
-    start: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """All of `tokens` see all of `prompt`."""
-
-    tokens: Span
-    prompt: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Short blocks side by side, `size` columns each, padded by their own last tokens.
-
-    `rows` `[B * size]` are the row's tokens; `real` `[K]` says which of those are no padding, `tokens` `[K]` their
-    places in the row.
-    """
-
-    size: int
-    rows: Tensor
-    real: Tensor
-    tokens: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Who sees whom in one row. `blocks` tile the row from its first token to its last."""
+    """How one row is computed: blocks and links one by one, buckets at once, or all by `flash`."""
 
-    blocks: tuple[Span, ...]
-    links: tuple[Link, ...]
-    long_blocks: tuple[Span, ...]
-    buckets: tuple[Bucket, ...]
-    flash: attention_flash.FlashPlan | None
+    blocks: tuple[Span, ...] = ()
+    links: tuple[Link, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
+    flash: attention_flash.FlashPlan | None = None
 
     @classmethod
     def of(
         cls, blocks: Sequence[Span], links: Sequence[Link], device: torch.device, *, flash: bool = False
     ) -> AttentionPlan:
-        """Prepared for one device; with `flash` for FlashAttention's kernels."""
-        flash_plan = None
+        """For one device; with `flash` for FlashAttention's kernels. `blocks` tile the row from its first token on."""
         if flash:
             pairs = [(link.tokens.start, link.tokens.end, link.prompt.start, link.prompt.end) for link in links]
-            flash_plan = attention_flash.FlashPlan.of([block.end for block in blocks], pairs, device)
-        return cls(
-            blocks=tuple(blocks),
-            links=tuple(links),
-            long_blocks=tuple(block for block in blocks if len(block) > SMALL_BLOCK),
-            buckets=tuple(_buckets([block for block in blocks if len(block) <= SMALL_BLOCK], device)),
-            flash=flash_plan,
-        )
+            return cls(flash=attention_flash.FlashPlan.of([block.end for block in blocks], pairs, device))
+        long_blocks, other_links, buckets = divide(blocks, links, device)
+        return cls(tuple(long_blocks), tuple(other_links), tuple(buckets))
 
 
 def attend(
@@ -152,15 +114,16 @@ class PackedAttention(Function):
         output = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         exact = query.dtype if query.dtype == torch.float64 else torch.float32
         logsumexp = query.new_empty(query.shape[:3], dtype=exact)
-        for block in plan.long_blocks:
+        for block in plan.blocks:
             at = slice(block.start, block.end)
             output[:, :, at], logsumexp[:, :, at] = attend_self(
                 query[:, :, at], key[:, :, at], value[:, :, at], scale=scale
             )
         for bucket in plan.buckets:
-            found, sums = attend_self(*(_gather(tensor, bucket) for tensor in (query, key, value)), scale=scale)
-            _scatter(found, bucket, output)
-            _scatter(sums[..., None], bucket, logsumexp[..., None])
+            queries, keys, values = (bucket.gather(tensor) for tensor in (query, key, value))
+            found, sums = attend_self(queries, keys, values, scale=scale, mask=bucket.mask)
+            bucket.scatter(found, output)
+            bucket.scatter(sums[..., None], logsumexp[..., None])
         for link in plan.links:
             at, to = slice(link.tokens.start, link.tokens.end), slice(link.prompt.start, link.prompt.end)
             found, sums = attend_all(query[:, :, at], key[:, :, to], value[:, :, to], scale=scale)
@@ -176,7 +139,7 @@ class PackedAttention(Function):
         query, key, value, output, logsumexp = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
         found = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value))
-        for block in plan.long_blocks:
+        for block in plan.blocks:
             at = slice(block.start, block.end)
             parts = attend_self_backward(
                 *(tensor[:, :, at] for tensor in (gradient, query, key, value, output, logsumexp)), scale=ctx.scale
@@ -184,12 +147,12 @@ class PackedAttention(Function):
             for whole, part in zip(found, parts, strict=True):
                 whole[:, :, at] = part
         for bucket in plan.buckets:
-            padded = _gather(gradient, bucket, pad_with_zero=True)
-            queries, keys, values = (_gather(tensor, bucket) for tensor in (query, key, value))
-            joint, sums = _gather(output, bucket), _gather(logsumexp[..., None], bucket)[..., 0]
-            parts = attend_self_backward(padded, queries, keys, values, joint, sums, scale=ctx.scale)
+            padded = bucket.gather(gradient, pad_with_zero=True)
+            queries, keys, values, joint = (bucket.gather(tensor) for tensor in (query, key, value, output))
+            sums = bucket.gather(logsumexp[..., None])[..., 0]
+            parts = attend_self_backward(padded, queries, keys, values, joint, sums, scale=ctx.scale, mask=bucket.mask)
             for whole, part in zip(found, parts, strict=True):
-                _scatter(part, bucket, whole)
+                bucket.scatter(part, whole)
         for link in plan.links:
             at, to = slice(link.tokens.start, link.tokens.end), slice(link.prompt.start, link.prompt.end)
             parts = attend_all_backward(
@@ -204,32 +167,3 @@ class PackedAttention(Function):
             for whole, part, where in zip(found, parts, (at, to, to), strict=True):
                 whole[:, :, where] += part
         return (*found, None, None)
-
-
-def _buckets(blocks: Sequence[Span], device: torch.device) -> Iterator[Bucket]:
-    by_size: dict[int, list[Span]] = {}
-    for block in blocks:
-        by_size.setdefault(1 << max(0, len(block) - 1).bit_length(), []).append(block)
-    for size, members in by_size.items():
-        starts = torch.tensor([block.start for block in members])[:, None]
-        lengths = torch.tensor([len(block) for block in members])[:, None]
-        columns = torch.arange(size)[None, :]
-        rows = (starts + torch.minimum(columns, lengths - 1)).flatten()
-        real = (columns < lengths).flatten().nonzero().flatten()
-        yield Bucket(size=size, rows=rows.to(device), real=real.to(device), tokens=rows[real].to(device))
-
-
-def _gather(tensor: Tensor, bucket: Bucket, *, pad_with_zero: bool = False) -> Tensor:
-    """`[1, h, T, D]` to `[B, h, size, D]`."""
-    taken = tensor[0].index_select(1, bucket.rows)
-    if pad_with_zero:
-        kept = torch.zeros_like(taken)
-        kept[:, bucket.real] = taken[:, bucket.real]
-        taken = kept
-    return taken.view(len(taken), -1, bucket.size, taken.shape[-1]).transpose(0, 1)
-
-
-def _scatter(found: Tensor, bucket: Bucket, whole: Tensor) -> None:
-    """`[B, h, size, D]` into its places in `whole` `[1, h, T, D]`."""
-    flat = found.transpose(0, 1).flatten(1, 2)
-    whole[0].index_copy_(1, bucket.tokens, flat.index_select(1, bucket.real).to(whole.dtype))

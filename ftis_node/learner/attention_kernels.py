@@ -21,26 +21,39 @@ MAX_SCORES = 1 << 22  # held at once, a head's queries times keys: 16 MiB of flo
 aten = torch.ops.aten
 
 
-def attend_self(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-    """Causal attention of a text over itself: output and log-sum-exp."""
+def attend_self(
+    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention of a text over itself, causal or as `mask` `[B, 1, L, L]` says (0 or -inf): output and log-sum-exp."""
+    mask = None if mask is None else mask.to(_exact(queries))
     if queries.device.type == "cpu":
         output, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
-            queries, keys, values, 0.0, True, scale=scale
+            queries, keys, values, 0.0, mask is None, attn_mask=mask, scale=scale
         )
         return output, logsumexp
-    return _attend(queries, keys, values, scale=scale, is_causal=True)
+    return _attend(queries, keys, values, scale=scale, is_causal=mask is None, mask=mask)
 
 
 def attend_self_backward(
-    gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, output: Tensor, logsumexp: Tensor, *, scale: float
+    gradient: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to queries, keys and values of `attend_self`'s part in `output`."""
+    mask = None if mask is None else mask.to(_exact(queries))
+    tensors = gradient, queries, keys, values, output, logsumexp
     if queries.device.type == "cpu":
         found: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, queries, keys, values, output, logsumexp, 0.0, True, scale=scale
+            *tensors, 0.0, mask is None, attn_mask=mask, scale=scale
         )
         return found
-    return _attend_backward(gradient, queries, keys, values, output, logsumexp, scale=scale, is_causal=True)
+    return _attend_backward(*tensors, scale=scale, is_causal=mask is None, mask=mask)
 
 
 def attend_all(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
@@ -63,12 +76,14 @@ def join(output: Tensor, logsumexp: Tensor, other: Tensor, other_logsumexp: Tens
     logsumexp.copy_(joint)
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, is_causal: bool) -> tuple[Tensor, Tensor]:
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, is_causal: bool, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     output = torch.empty_like(queries, dtype=_exact(queries))
     logsumexp = queries.new_empty(queries.shape[:3], dtype=_exact(queries))
     folded_keys, folded_values = _widen(keys), _widen(values)
     for start, end in _chunks(queries, keys):
-        scores = _scores(queries, folded_keys, scale, start, end, is_causal=is_causal)
+        scores = _scores(queries, folded_keys, scale, start, end, is_causal=is_causal, mask=mask)
         part = scores.logsumexp(dim=-1)
         logsumexp[:, :, start:end] = _unfold(part[..., None], queries, end - start)[..., 0]
         output[:, :, start:end] = _unfold(scores.sub_(part[..., None]).exp_() @ folded_values, queries, end - start)
@@ -85,6 +100,7 @@ def _attend_backward(
     *,
     scale: float,
     is_causal: bool,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     folded_keys, folded_values = _widen(keys), _widen(values)
     query_gradient = torch.empty_like(queries)
@@ -93,7 +109,7 @@ def _attend_backward(
         chunk = _fold(gradient, keys, start, end)
         folded = _fold(queries, keys, start, end)
         mean = (chunk * _fold(output, keys, start, end)).sum(dim=-1, keepdim=True)
-        scores = _scores(queries, folded_keys, scale, start, end, is_causal=is_causal)
+        scores = _scores(queries, folded_keys, scale, start, end, is_causal=is_causal, mask=mask)
         weights = scores.sub_(_fold(logsumexp[..., None], keys, start, end)).exp_()
         value_gradient += weights.transpose(-1, -2) @ chunk
         score_gradient = (chunk @ folded_values.transpose(-1, -2)).sub_(mean).mul_(weights).mul_(scale)
@@ -102,12 +118,16 @@ def _attend_backward(
     return query_gradient, key_gradient.to(keys.dtype), value_gradient.to(values.dtype)
 
 
-def _scores(queries: Tensor, keys: Tensor, scale: float, start: int, end: int, *, is_causal: bool) -> Tensor:
+def _scores(
+    queries: Tensor, keys: Tensor, scale: float, start: int, end: int, *, is_causal: bool, mask: Tensor | None
+) -> Tensor:
     """`[B, k, (h / k) (end - start), K]`, -inf where a query does not see a key."""
     scores = (_fold(queries, keys, start, end) @ keys.transpose(-1, -2)).mul_(scale)
     if is_causal:
         is_later = torch.ones(end - start, keys.shape[2], dtype=torch.bool, device=keys.device).triu(start + 1)
         scores.view(*scores.shape[:2], -1, *is_later.shape).masked_fill_(is_later, -torch.inf)
+    if mask is not None:
+        scores.view(*scores.shape[:2], -1, end - start, keys.shape[2]).add_(mask[:, :, None, start:end])
     return scores
 
 

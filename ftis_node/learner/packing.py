@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ftis_node.learner.attention import Link, Span
 from ftis_node.learner.batch import MicroBatch
+from ftis_node.learner.layout import Link, Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

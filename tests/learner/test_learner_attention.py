@@ -8,20 +8,16 @@ import pytest
 import torch
 
 from ftis_node.learner import attention_kernels
-from ftis_node.learner.attention import (
-    SMALL_BLOCK,
-    AttentionPlan,
-    Link,
-    PackedAttention,
-    Span,
-    attend,
-    is_flash_usable,
-)
+from ftis_node.learner.attention import AttentionPlan, PackedAttention, attend, is_flash_usable
+from ftis_node.learner.layout import SMALL_BLOCK, SMALL_FAMILY, Link, Span
 
-# Two families with a shared prompt, a text alone, and blocks on both sides of the limit for short ones.
-BLOCKS = [Span(0, 30), Span(30, 31), Span(31, 131), Span(131, 138), Span(138, 178), Span(178, 268), Span(268, 270)]
-LINKS = [Link(Span(30, 138), Span(0, 30)), Link(Span(268, 270), Span(178, 268))]
-SIZE = 270
+# A long family, a text alone, two short families, and blocks on both sides of the limit for short ones.
+BLOCKS = [
+    *(Span(0, 30), Span(30, 31), Span(31, 131), Span(131, 138), Span(138, 178)),
+    *(Span(178, 268), Span(268, 270), Span(270, 273), Span(273, 277), Span(277, 278), Span(278, 283)),
+]
+LINKS = [Link(Span(30, 138), Span(0, 30)), Link(Span(268, 270), Span(178, 268)), Link(Span(273, 283), Span(270, 273))]
+SIZE = 283
 
 
 def seen():
@@ -64,8 +60,14 @@ def kernel(request, monkeypatch):
 def test_parts_are_the_whole(kernel, dtype, tolerance, key_heads):
     tensors, gradient = inputs(dtype, key_heads=key_heads)
     plan = AttentionPlan.of(BLOCKS, LINKS, torch.device("cpu"))
-    assert plan.buckets
-    assert all(len(block) > SMALL_BLOCK for block in plan.long_blocks)
+    assert plan.links == (LINKS[0],)
+    assert plan.blocks == (BLOCKS[2],)
+    assert [(bucket.size, bucket.mask is None) for bucket in plan.buckets] == [
+        *((32, True), (1, True), (8, True), (64, True)),  # of the long family, and the text alone
+        *((128, False), (16, False)),
+    ]
+    assert SMALL_BLOCK < len(BLOCKS[2])
+    assert 92 < SMALL_FAMILY < 138
     output = PackedAttention.apply(*tensors, plan, 0.3)
     expected, expected_gradients = reference(tensors, gradient, 0.3)
     assert (output - expected).abs().max() < tolerance

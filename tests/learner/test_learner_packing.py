@@ -8,8 +8,8 @@ from learner_rig import make_group, one_by_one_logprobs, random_groups
 from tiny_models import make_model
 
 from ftis_node.learner import attention
-from ftis_node.learner.attention import Link, Span
 from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.layout import Link, Span
 from ftis_node.learner.logprobs import completion_logprobs
 from ftis_node.learner.packing import make_packed_micro_batches
 
