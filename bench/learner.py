@@ -1,6 +1,6 @@
 """The learner beside TRL's GRPOTrainer: whole optimiser steps on the same completions; speed, memory, share of peak.
 
-    python bench/learner.py [--case 8192-full-float32 ...] [--quick] [--threads 2]
+    python bench/learner.py [--case 32768-lora-bfloat16 ... | all] [--quick] [--threads 2]
     python bench/learner.py --device cuda --shape 0.5b [3b] [--peak-tflops 989]
 
 A 12M-parameter Qwen2 shape; 96 ragged completions in 8 groups of 12 (see learner_sides/batch.py). Every side is a
@@ -65,13 +65,12 @@ def main() -> None:
     options = arguments()
     logging.disable_progress_bar()
     cases = {case.name: case for case in all_cases(options)}
-    if unknown := set(options.case or ()) - set(cases):
-        raise SystemExit(f"no case {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
+    chosen = set(options.case or ([MAIN_CASE] if options.device == "cpu" else ["all"]))
+    if unknown := chosen - {*cases, "all"}:
+        raise SystemExit(f"no case {', '.join(sorted(unknown))}; there are {', '.join(cases)}, and all")
     with tempfile.TemporaryDirectory() as folder:
         measured = {
-            name: measure(case, Path(folder) / name, options)
-            for name, case in cases.items()
-            if not options.case or name in options.case
+            name: measure(case, Path(folder) / name, options) for name, case in cases.items() if chosen & {name, "all"}
         }
     sys.stderr.write(table(measured))
     sys.stdout.write(json.dumps(result(measured, options)) + "\n")
@@ -79,7 +78,9 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", nargs="+", help="such as 32768-lora-bfloat16, or 0.5b-full-bfloat16 with cuda")
+    parser.add_argument(
+        "--case", nargs="+", help=f"such as 32768-lora-bfloat16, or all; {MAIN_CASE} unless told, with cuda all"
+    )
     parser.add_argument("--quick", action="store_true", help="a quarter of the batch, one step: does it run?")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["0.5b"], help="with cuda")
