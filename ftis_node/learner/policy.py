@@ -35,6 +35,7 @@ from ftis_node.models.quiet import quiet_libraries
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
     from torch.nn import Parameter
 
@@ -251,14 +252,17 @@ def choose_layout(policy: Policy) -> Policy:
 
 
 def _probe_batch(policy: Policy) -> Batch:
-    """Two completions of one prompt, all of fixed tokens."""
+    """Fixed tokens, of lengths that take every way through the attention: short and long texts, links, masks."""
     ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
-    quarter = len(ids) // 4
-    answers = (ids[quarter : 2 * quarter], ids[2 * quarter :])
+    return make_batch([_probe_group("long", ids, 40, (72, 31)), _probe_group("short", ids, 6, (6, 12))])
+
+
+def _probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> TrainGroup:
+    answers = [np.resize(np.roll(tokens, length), length).tobytes() for length in lengths]
     completions = tuple(
-        TrainCompletion(token_ids=answer.tobytes(), logprobs=bytes(4 * len(answer)), reward=0.0) for answer in answers
+        TrainCompletion(token_ids=answer, logprobs=bytes(len(answer)), reward=0.0) for answer in answers
     )
-    return make_batch([TrainGroup("probe", "probe", True, 0, 0, ids[:quarter].tobytes(), completions)])
+    return TrainGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt).tobytes(), completions)
 
 
 def _values_and_gradient(policy: Policy, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.learner import attention, logprobs
 from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.gated import save_memory
+from ftis_node.learner.layout import Span
 from ftis_node.learner.logprobs import completion_logprobs
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.optimizer import make_masters, make_optimizer, moments_of
@@ -170,7 +171,7 @@ class Step:
             target_ids=ids[0, 1:],
             cell_index=positions,
             positions=torch.arange(num_tokens)[None],
-            blocks=(attention.Span(0, num_tokens),),
+            blocks=(Span(0, num_tokens),),
         )
         return completion_logprobs(self.model, micro_batch)
 

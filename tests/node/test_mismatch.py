@@ -16,6 +16,7 @@ from ftis_node.node.check import CheckLoop, sampled_by
 from ftis_node.node.figures import Figures
 from ftis_node.node.mismatch import LIMITS, Change, MismatchLimits, MismatchWatch, limits_of, warning_of
 from ftis_node.node.train import TrainLoop
+from ftis_node.telemetry.tracking import Tracking
 from tests.conftest import make_group
 
 if TYPE_CHECKING:
@@ -51,18 +52,19 @@ def test_the_warning_is_one_line_with_the_figures() -> None:
     assert "\n" not in line
 
 
-def test_the_train_loop_warns_once_and_keeps_the_last_measurement(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_train_loop_warns_once_and_keeps_the_last_measurement(caplog: pytest.LogCaptureFixture) -> None:
     events: list[str] = []
     parts: Any = SimpleNamespace(
         settings=NodeSettings(model="m", dtype="float32"),
         figures=Figures(),
         events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
+        tracking=Tracking(()),
     )
     loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
     high = _measured(0.5, 1.0)
     with caplog.at_level("WARNING"):
         for report in (_measured(0.0, 0.0), high, high, _measured(None, None)):
-            loop._note(report)
+            await loop._note(report)
     assert events == ["step", "step", "mismatch", "step", "step"]
     assert [record.message for record in caplog.records] == [warning_of(high, LIMITS["float32"])]
     assert parts.figures.mismatch_report is high

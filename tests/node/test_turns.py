@@ -24,6 +24,7 @@ from ftis_node.node.node import run_loops
 from ftis_node.node.placement import Arrangement
 from ftis_node.node.plan import RunPlan
 from ftis_node.node.train import TrainLoop
+from ftis_node.telemetry.tracking import Tracking
 from tests.node.support import MANIFEST
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_
         slots=SimpleNamespace(hold=lambda held: None),
         figures=Figures(),
         events=SimpleNamespace(write=lambda event, **fields: None),
+        tracking=Tracking(()),
     )
     loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
     await loop._train_in_turn([])
