@@ -86,7 +86,7 @@ class MicroBatch:
     target_ids       [M] int64, ... this token, ...
     cell_index       [M] int64, ... which is this cell of the batch's flattened [N, T]
     positions        [R, C] int64, each token's position in its own text; None: its column
-    blocks, links    who sees whom in a packed row (`attention.py`), then R is 1; no blocks: all that stands before
+    blocks, links    who sees whom in a packed row (`layout.py`), then R is 1; no blocks: all that stands before
     """
 
     token_ids: Tensor

@@ -1,7 +1,10 @@
 """The learner: a policy, its optimiser and its home on disk, advanced one step at a time.
 
     groups -> batch -> micro-batches -> step -> published weights -> checkpoint
-              batch.py                  step.py  publish.py           checkpoint.py
+              batch.py  packing.py      step.py  publish.py           checkpoint.py
+
+Where several processes hold the model together, each has a Learner; rank 0's is the one that is spoken to, and the
+others do their part of what it does (`take_part`, `ranks.py`).
 
 Steps are numbered and each is done once: asked again for the newest one, the learner answers with the stored report.
 Weights are published before the checkpoint is written, so that the generator takes them while the disk is at work. A

@@ -44,7 +44,7 @@ Between: TypeAlias = Callable[[], None]  # called between micro-batches; raises 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What the two passes found. `skipped` or `refused` say why the parameters hold no gradient to apply.
+    """What the passes over the batch found. `skipped` or `refused` say why the parameters hold no gradient to apply.
 
     `learner_logprobs` is `[N, T]` float32 on the CPU, detached; `grad_norm` is the norm before clipping.
     """
