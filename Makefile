@@ -7,10 +7,13 @@ VLLM_STAMP := $(VENV)/vllm-installed
 BENCH_STAMP := $(VENV)/bench-installed
 TORCH := torch==2.13.0
 OUT ?= demo-out
+FUZZ_MINUTES ?= 10
+CHAOS_SEED ?= 0
+CHAOS_MINUTES ?= 60
 # The demo's models are tiny: torch alone serves them well, and nobody need wait for vLLM to be installed.
 ENGINE ?= torch
 
-.PHONY: setup setup-vllm demo test lint bench proto docs clean
+.PHONY: setup setup-vllm demo test lint scan bench fuzz chaos proto docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -45,6 +48,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Faults that bandit knows, secrets in the repository, known holes in dependencies.
+scan: $(STAMP)
+	$(BIN)/python -m tests.scan
+
 # TRL, which the learner is measured beside; it takes the torch and the transformers that are there.
 $(BENCH_STAMP): $(VLLM_STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
@@ -52,6 +59,15 @@ $(BENCH_STAMP): $(VLLM_STAMP)
 
 bench: $(BENCH_STAMP)
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
+
+# By hand: coverage-guided fuzzing of all that reads bytes from peers.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
+	$(BIN)/python -m tests.fuzz.run --minutes $(FUZZ_MINUTES)
+
+# By hand: a small real swarm, and faults on it by the schedule of a seed (docs/reliability.md).
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --minutes $(CHAOS_MINUTES)
 
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=ftis_node/records --pyi_out=ftis_node/records proto/rollout.proto

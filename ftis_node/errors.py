@@ -5,6 +5,7 @@ Each class is one sentence and one exit code. `str(error)` is the line that a us
     FtisError                     1  a fault of ours
     +-- UsageError                2  wrong use or configuration
     |   +-- ConfigError           2  a setting is unknown, out of bounds or contradicts another
+    |   |   `-- DamagedError      2  a file of the home is not what was written there
     |   +-- HomeInUseError        2  another node owns this home
     |   +-- TaskError             2  unknown task, or a data file that cannot be read
     |   `-- ModelError            2  a model folder is missing or incomplete
@@ -13,6 +14,7 @@ Each class is one sentence and one exit code. `str(error)` is the line that a us
     +-- NetworkError              4  something beyond this machine cannot be reached
     |   `-- ModelFetchError       4  the hub did not give us the model
     +-- RecordError               1  bytes that are no valid record; `.reason` is the refusal's name
+    |   `-- SchemaRecordError     1  they are of another version of the wire, which `.schema` tells
     +-- WorkerError               1  a worker process failed
     |   +-- WorkerDiedError       1  it ended, or stopped answering, while we needed it
     |   `-- WorkerTaskError       1  it is alive and says that one request failed
@@ -40,6 +42,10 @@ class UsageError(FtisError):
 
 class ConfigError(UsageError):
     """A setting is unknown, out of bounds or contradicts another."""
+
+
+class DamagedError(ConfigError):
+    """A file of the home is not what was written there."""
 
 
 class HomeInUseError(UsageError):
@@ -83,6 +89,14 @@ class RecordError(FtisError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+
+
+class SchemaRecordError(RecordError):
+    """Bytes of another version of the wire; `schema` is its number."""
+
+    def __init__(self, reason: str, detail: str, *, schema: int) -> None:
+        super().__init__(reason, detail)
+        self.schema = schema
 
 
 class WorkerError(FtisError):

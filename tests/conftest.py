@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +18,10 @@ from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, 
 from ftis_node.records.identity import Identity
 from ftis_node.records.text_group import TextCompletion, TextGroup
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 PROMPT_IDS = [5, 6, 7]
 EOS = 2
 TINY_SCALE = 0.4  # of the usual training: right often enough for a signal
+EXAMPLE = Path(__file__).parents[1] / "examples" / "ftis-node-task-sorting"
 RUN_ID = "ab" * 16
 TOKENIZER = "cd" * 16
 
@@ -94,3 +96,16 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for size, path in models.items():
         make_tiny(size, path, scale=TINY_SCALE)
     return models
+
+
+@pytest.fixture(scope="session")
+def example_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip has installed the example package of plug-ins."""
+    folder = tmp_path_factory.mktemp("plugin")
+    copy = shutil.copytree(EXAMPLE, folder / "source")  # building leaves files behind
+    flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    target = folder / "target"
+    pip = [sys.executable, "-m", "pip", "install", *flags, "--target", str(target), str(copy)]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return target

@@ -21,6 +21,7 @@ FLOORS = {
     "algorithms": 1,
     "tasks": 1,
     "models": 1,
+    "swarm": 1,
     "validation": 2,
     "replay": 2,
     "ipc": 2,
@@ -29,6 +30,8 @@ FLOORS = {
     "gossip": 3,
     "node": 4,
     "lab": 5,
+    "report": 5,
+    "dashboard": 5,
     "cli": 6,
 }
 TOP_FILES = {"__init__", "__main__"}
@@ -40,6 +43,8 @@ HEAVY_HOMES = {
     "tensorboard": {"telemetry"},
     "wandb": {"telemetry"},
     "trackio": {"telemetry"},
+    "textual": {"dashboard"},
+    "textual_serve": {"dashboard"},
 }
 
 
@@ -84,21 +89,27 @@ def test_heavy_libraries_stay_in_their_rooms(path: Path) -> None:
             assert _room(path) in HEAVY_HOMES[library], f"{path.name} imports {name}"
 
 
+HEAVY = (
+    *("torch", "vllm", "hivemind", "transformers", "datasets", "matplotlib", "tensorboard", "wandb", "trackio"),
+    *("textual", "rich", "aiohttp", "numpy", "pyarrow", "cryptography", "zmq", "psutil", "prometheus_client"),
+)
+NOT_FOR_HELP = (*HEAVY, "pydantic", "msgspec", "http.client", "sqlite3")  # typer reads options with pydantic
 LOADED = """
 import sys
 from ftis_node.cli.app import run
 code = run({arguments!r})
-libraries = {{"torch", "vllm", "hivemind", "transformers", "datasets", "matplotlib", "tensorboard", "wandb", "trackio"}}
-heavy = sorted(set(sys.modules) & libraries)
+heavy = sorted(set(sys.modules) & set({libraries!r}))
 sys.exit(f"loaded {{heavy}}" if heavy else code)
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["join", "--help"], ["replay", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["join", "--help"], ["replay", "--help"], ["compare", "--help"], ["--version"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED.format(arguments=arguments)], capture_output=True, text=True, check=False
-    )
+    libraries = NOT_FOR_HELP if arguments[0].startswith("--") else HEAVY
+    code = LOADED.format(arguments=arguments, libraries=libraries)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -106,7 +117,7 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
     from ftis_node.telemetry.status import Status
 
     (tmp_path / "status.json").write_bytes(Status().to_json())
-    code = LOADED.format(arguments=["status", "--json", "--home", str(tmp_path)])
+    code = LOADED.format(arguments=["status", "--json", "--home", str(tmp_path)], libraries=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert '"schema": 1' in done.stdout

@@ -13,6 +13,7 @@ scalar to minimise. Behind them each file holds one idea and can be read beside 
     batch.py, checks.py the inputs, checked once and made safe to take exponents of
     groups.py           sums over groups without a loop
     start_kl.py         KL to the model that the learner started from  GRPO
+    understated.py      log-probs that no honest sampling brings about
     group_choice.py     which groups a step learns from (Swarm SAPO)
     cross_tokenizer.py  completions of a peer with another vocabulary
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ftis_node.algorithms.loss import policy_loss
     from ftis_node.algorithms.methods import METHODS, Method, find_method, is_separable, method_parameters
     from ftis_node.algorithms.start_kl import kl_to_start
+    from ftis_node.algorithms.understated import likelihood_gain
 
 __all__ = [
     "METHODS",
@@ -44,6 +46,7 @@ __all__ = [
     "group_advantages",
     "is_separable",
     "kl_to_start",
+    "likelihood_gain",
     "method_parameters",
     "policy_loss",
 ]
@@ -60,6 +63,7 @@ _FILES = {
     "is_separable": "methods",
     "method_parameters": "methods",
     "kl_to_start": "start_kl",
+    "likelihood_gain": "understated",
 }
 
 

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""The commands of `ftis-node`, one file each; `app.py` has the table."""

@@ -1,41 +1,72 @@
 """`ftis-node`: the table of commands, and how an error becomes one line and an exit code.
 
 Command modules import only what parsing needs; the rest is imported when a command runs, so that `--help` and `status`
-load neither torch, vllm nor hivemind.
+load neither torch, vllm nor hivemind. Help is plain text: with Rich's boxes it took twice as long to appear. The short
+help is the line in the list of commands, where a docstring's first sentence would be cut.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
 import sys
+import threading
+from typing import NoReturn
 
 import typer
 
 from ftis_node import __version__
-from ftis_node.cli import bootstrap, compare, demo, doctor, evaluate, export, join, peers, replay, status, tiny
+from ftis_node.cli import (
+    bootstrap,
+    compare,
+    dashboard,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    identity,
+    join,
+    peers,
+    replay,
+    report,
+    status,
+    tasks,
+    tiny,
+)
+from ftis_node.config.outside import forbid_telemetry
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import set_up_logging
+from ftis_node.telemetry.secrets import redacted, show_traceback
 
 app = typer.Typer(
     name="ftis-node",
     help="Share the work of GRPO post-training: generate completions, gossip them, learn from everyone's.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-app.command("join")(join.join)
-app.command("bootstrap")(bootstrap.bootstrap)
+app.command("join", short_help="Generate, share and learn: run a node.")(join.join)
+app.command("bootstrap", short_help="Run a meeting point and relay for nodes.")(bootstrap.bootstrap)
 app.command("status")(status.status)
-app.command("peers")(peers.peers)
+app.command("dashboard")(dashboard.dashboard)
+app.add_typer(peers.app, name="peers")
 app.add_typer(replay.app, name="replay")
+app.command("report")(report.report)
+app.add_typer(identity.app, name="identity")
 app.command("eval")(evaluate.evaluate)
-app.command("export")(export.export)
-app.command("tiny")(tiny.tiny)
-app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
-app.command("compare")(compare.compare)
+app.command("export", short_help="Write the trained model as a model folder.")(export.export)
+app.command("tasks", short_help="List what --task may name.")(tasks.tasks)
+app.command("tiny", short_help="Make a small model to try things with.")(tiny.tiny)
+app.command("doctor", short_help="Check the machine, and say what to do.")(doctor.doctor)
+app.command("demo", short_help="Train two different tiny nodes on this machine.")(demo.demo)
+app.command("compare", short_help="Compare methods over an in-process network.")(compare.compare)
 
+PROGRAM = "ftis-node"
 INTERNAL_FAULT = 1
 INTERRUPTED = 130
+LASTING = ("join", "bootstrap")  # commands that run until they are told to end, and then end soon
+EXIT_LIMIT_S = 5.0  # for what libraries do at exit
 _debug = False
 
 
@@ -55,21 +86,39 @@ def options(
     """Options of every command."""
     global _debug
     _debug = debug
-    set_up_logging(debug=debug)
+    set_up_logging(debug=debug, plain=not debug)
 
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 a fault of ours, 2 wrong use, 3 the machine cannot, 4 no network."""
+    forbid_telemetry()
+    sys.excepthook = show_traceback
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: what a command started is ended in order
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in LASTING:
+        _end_at_once(code)
+    sys.exit(code)
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Without the interpreter's own clean-up, which with torch took half a minute on a busy machine: all is closed."""
+    limit = threading.Timer(EXIT_LIMIT_S, os._exit, (code,))
+    limit.daemon = True
+    limit.start()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run(arguments: list[str]) -> int:
     """Runs one command; its errors become a line on stderr and the exit code that is returned."""
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, standalone_mode=False, prog_name=PROGRAM)
     except typer.TyperException as error:
-        if message := error.format_message():
+        if (message := error.format_message()).startswith("Usage:"):
+            typer.echo(message, err=True)  # a command that is none without a further word
+        elif message:
             _complain(f"{message.rstrip('.')}: see --help")
         return error.exit_code
     except FtisError as error:
@@ -91,4 +140,4 @@ def _fail(error: Exception, line: str, code: int) -> int:
 
 
 def _complain(line: str) -> None:
-    typer.echo(f"ftis-node: {line}", err=True)
+    typer.echo(f"ftis-node: {redacted(line)}", err=True)

@@ -9,16 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from ftis_node.config.home import Home, default_home
+from ftis_node.config.home_schema import refuse_newer
 
+HOME_VARIABLE = "FTIS_HOME"
 HomeOption = Annotated[
-    Path | None, typer.Option("--home", help="The node's folder.", show_default="the platform's data folder")
+    Path | None,
+    typer.Option("--home", help="The node's folder.", envvar=HOME_VARIABLE, show_default="the platform's data folder"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def home_at(path: Path | None) -> Home:
-    """The home that the option names, or the default one."""
-    return Home((path or default_home()).expanduser())
+    """The home that the option names, or the default one. Raises ConfigError where a newer version has written it."""
+    home = Home((path or default_home()).expanduser())
+    refuse_newer(home)
+    return home
 
 
 def print_json(value: Any) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ftis_node.cli.completion import METHODS, PRESETS, one_of, some_of, task_specs
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.compare import Standing
     from ftis_node.lab.grid import Experiment
+    from ftis_node.telemetry.work import OnProgress
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -25,7 +26,6 @@ DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
 DEFAULT_STEPS = 40
 TINY_PAIRS = ("size", "expertise", "peft")
 TINY_PRESET = "arithmetic-compare"
-MINUTE_S = 60
 
 
 PairOption = Annotated[
@@ -33,7 +33,12 @@ PairOption = Annotated[
     typer.Option("--pair", help="size, expertise, peft, or DIR,DIR (DIR:lora trains an adapter); repeatable."),
 ]
 MethodsOption = Annotated[
-    str, typer.Option("--methods", help="Comma-separated; alone, or METHOD, or METHOD:parameter=value.")
+    str,
+    typer.Option(
+        "--methods",
+        help="Comma-separated; alone, or METHOD, or METHOD:parameter=value.",
+        autocompletion=some_of(*METHODS),
+    ),
 ]
 ShareOption = Annotated[str, typer.Option("--share", help="vertical, horizontal, sapo:I/J; comma-separated.")]
 DelayOption = Annotated[
@@ -41,7 +46,11 @@ DelayOption = Annotated[
 ]
 NodesOption = Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")]
 LiesOption = Annotated[
-    str, typer.Option("--lies", help="What the last node lies about: none, rewards, logprobs, positives.")
+    str, typer.Option("--lies", help="What the last nodes lie about: none, rewards, logprobs, positives.")
+]
+LiarsOption = Annotated[int, typer.Option("--liars", min=1, help="How many nodes lie, where --lies has them lie.")]
+CodecOption = Annotated[
+    str, typer.Option("--codec", help="How groups are packed: exact, lossless, lossy; comma-separated.")
 ]
 SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="The first seed.")]
@@ -52,8 +61,11 @@ PromptsOption = Annotated[
 EvalEveryOption = Annotated[
     int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as the run says.")
 ]
-RunOption = Annotated[str | None, typer.Option("--run", help="Preset or TOML file for all that is not given here.")]
-TaskOption = Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.")]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", help="Preset or TOML file for all that is not given here.", autocompletion=one_of(*PRESETS)),
+]
+TaskOption = Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.", autocompletion=task_specs)]
 OodTaskOption = Annotated[
     str | None, typer.Option("--ood-task", help="Task SPEC that is evaluated and never trained on.")
 ]
@@ -72,6 +84,8 @@ def compare(
     delay: DelayOption = "none",
     nodes: NodesOption = "2",
     lies: LiesOption = "none",
+    liars: LiarsOption = 1,
+    codec: CodecOption = "exact",
     seeds: SeedsOption = 1,
     seed: SeedOption = 0,
     steps: StepsOption = DEFAULT_STEPS,
@@ -115,14 +129,17 @@ def compare(
         delays=_split(delay),
         num_nodes=_numbers(nodes),
         lies=_split(lies),
+        num_liars=liars,
+        codecs=_split(codec),
         device=device,
     )
     trials = experiment.trials()
     typer.echo(_fairness(experiment), err=True)
     out.mkdir(parents=True, exist_ok=True)
-    with _progress(f"{len(trials)} trials") as (watch_text, watch):
-        make_models(tiny_models(pairs, seed=0), models, watch=watch_text)
-        results = run_trials(trials, out, jobs=jobs or _jobs(device), watch=watch)
+    with show_fraction(f"{len(trials)} trials") as show:
+        make_models(tiny_models(pairs, seed=0), models, watch=show)
+        show(None, "starting")
+        results = run_trials(trials, out, jobs=jobs or _jobs(device), watch=_watch_trials(show))
     typer.echo(write_report(experiment, results, out))
     typer.echo(f"results.json, curves.csv, curves.png and table.md lie in {out}", err=True)
 
@@ -201,13 +218,6 @@ def _jobs(device: Device) -> int:
     return (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1
 
 
-@contextmanager
-def _progress(title: str) -> Iterator[tuple[Callable[[str], None], Callable[[Standing], None]]]:
-    """Two functions: one for what is being prepared, one for how far the trials are."""
-    with show_fraction(title) as show:
-
-        def watch(standing: Standing) -> None:
-            left = "" if standing.eta_s is None else f", about {standing.eta_s / MINUTE_S:.0f} min left"
-            show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done{left}")
-
-        yield (lambda text: show(0.0, text)), watch
+def _watch_trials(show: OnProgress) -> Callable[[Standing], None]:
+    """Shows how far the trials are."""
+    return lambda standing: show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done")

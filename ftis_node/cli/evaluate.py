@@ -8,16 +8,21 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.cli.completion import ENGINES, one_of, task_specs
 from ftis_node.cli.progress import show_fraction
 
 
 def evaluate(
     model: Annotated[str, typer.Option("--model", help="Hub id or folder.")],
-    task: Annotated[str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.")],
+    task: Annotated[
+        str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
+    ],
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many problems.")] = 512,
     k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Prompt and completion together.")] = 760,
-    engine: Annotated[str, typer.Option("--engine", help="auto, vllm or torch.")] = "auto",
+    engine: Annotated[
+        str, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
+    ] = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Measure greedy pass@1 (and pass@k) on held-out problems.
@@ -34,7 +39,7 @@ def evaluate(
             k=k,
             max_tokens=max_tokens,
             engine=engine,
-            on_progress=lambda done, total: progress(done / total, f"{done} of {total}"),
+            on_progress=progress,
         )
     if as_json:
         print_json({"model": model, "task": task, **dataclasses.asdict(result)})

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import HomeOption, home_at
+from ftis_node.cli.progress import show_fraction
 
 
 def export(
@@ -21,5 +22,6 @@ def export(
     """
     from ftis_node.node.export import export_model_of
 
-    step = export_model_of(home_at(home), out, merge=merge)
+    with show_fraction("export") as progress:
+        step = export_model_of(home_at(home), out, merge=merge, on_progress=progress)
     typer.echo(f"{out}: the model after step {step}")

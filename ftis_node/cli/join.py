@@ -8,23 +8,55 @@ from typing import Annotated
 import typer
 
 from ftis_node.cli.common import HomeOption, home_at
+from ftis_node.cli.completion import ENGINES, PRESETS, ROLES, one_of, peer_ids, task_specs
+from ftis_node.cli.progress import show_fraction
 
 
 def join(
-    model: Annotated[str, typer.Option("--model", help="Hub id or folder of the model to train.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Hub id or folder of the model to train.", show_default="that of node.toml"),
+    ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", help="Preset or manifest file.", show_default="the preset that fits --task")
+        str | None,
+        typer.Option(
+            "--run",
+            help="Preset, manifest file, or the id of a run that the peers know.",
+            autocompletion=one_of(*PRESETS),
+            show_default="the preset that fits --task",
+        ),
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="Task SPEC, such as gsm8k, gsm8k:PATH, rg:chain_sum, a=3+b=1.")
+        str | None,
+        typer.Option(
+            "--task", help="Task SPEC, such as gsm8k, gsm8k:PATH, rg:chain_sum, a=3+b=1.", autocompletion=task_specs
+        ),
     ] = None,
     eval_task: Annotated[
-        str | None, typer.Option("--eval-task", help="Task SPEC to evaluate on.", show_default="held-out problems")
+        str | None,
+        typer.Option(
+            "--eval-task",
+            help="Task SPEC to evaluate on.",
+            show_default="held-out problems",
+            autocompletion=task_specs,
+        ),
     ] = None,
-    peers: Annotated[list[str] | None, typer.Option("--peers", help="Multiaddr of a peer. Repeatable.")] = None,
+    peers: Annotated[
+        list[str] | None, typer.Option("--peers", help="Multiaddr of a peer, or @FILE. Repeatable.")
+    ] = None,
     home: HomeOption = None,
-    role: Annotated[str | None, typer.Option("--role", help="full, generator or learner.")] = None,
-    engine: Annotated[str | None, typer.Option("--engine", help="auto, vllm or torch.")] = None,
+    role: Annotated[
+        str | None, typer.Option("--role", help="full, generator or learner.", autocompletion=one_of(*ROLES))
+    ] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(
+            "--follow", help="Peer id of the learner whose weights a generator takes.", autocompletion=peer_ids
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
+    ] = None,
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")] = None,
     listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name shown to people.")] = None,
@@ -37,17 +69,19 @@ def join(
 ) -> None:
     """Generate, share and learn: run a node until stopped or until --steps are done.
 
+    With --role learner the groups are others', with --role generator the weights are (docs/roles.md).
     Without --peers the node works alone and says so. A home keeps its run: starting it again resumes at the same step.
     """
     from ftis_node.config.node import load_node_settings
-    from ftis_node.node.plan import plan_run
-    from ftis_node.node.run import run_until_stopped
+    from ftis_node.errors import UsageError
+    from ftis_node.models import check_name
 
     where = home_at(home)
     settings = load_node_settings(
         where.node_toml,
-        model=_absolute_folder(model),
+        model=_absolute_folder(model) if model is not None else None,
         role=role,
+        roles={"follow": follow} if follow else None,
         engine=engine,
         lora=lora,
         listen=tuple(listen) if listen else None,
@@ -57,7 +91,17 @@ def join(
         status_port=status_port,
         tracking={"to": tuple(track)} if track else None,
     )
-    run_until_stopped(settings, plan_run(run, task, eval_task=eval_task, home=where), where, steps=steps)
+    if steps is not None and not settings.learns:
+        raise UsageError("a generator takes no steps: leave --steps out, and stop it by SIGTERM or ctrl-C")
+    check_name(settings.model)
+
+    from ftis_node.node.find_run import find_run  # these take a second, and are not needed to say what is wrong above
+    from ftis_node.node.plan import plan_run
+    from ftis_node.node.run import run_until_stopped
+
+    plan = plan_run(run, task, eval_task=eval_task, home=where, find=lambda run_id: find_run(run_id, settings, where))
+    with show_fraction("start") as progress:
+        run_until_stopped(settings, plan, where, steps=steps, on_progress=progress)
 
 
 def _absolute_folder(model: str) -> str:

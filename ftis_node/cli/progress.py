@@ -1,42 +1,145 @@
-"""Progress of long work on stderr: a bar on a terminal, a line now and then in a log."""
+"""Progress of long work on stderr: a bar with the time left on a terminal, a line now and then in a log.
+
+The bar is taken away at the end, and log lines that come meanwhile stand above it. What is no terminal, or a dumb one,
+gets whole lines and nothing else. Short work says nothing in a log: the first line comes after a period.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from rich.progress import Progress, Task, TaskID
+
+    from ftis_node.telemetry.work import OnProgress
 
 LOG_PERIOD_S = 10.0
+MIN_FRACTION = 0.005  # done before a time left is worth telling
+MINUTE_S, HOUR_S = 60, 3600
+
+
+@dataclass(slots=True)
+class Work:
+    """How far a piece of work is, and since when. `fraction` None: it cannot be known."""
+
+    title: str
+    fraction: float | None = None
+    what: str = "starting"
+    began_at: float = field(default_factory=time.monotonic)
+
+    def tell(self, fraction: float | None, what: str) -> None:
+        """Takes in news. Time is counted from the begin of what is measured, or of each thing that is waited for."""
+        is_other = what != self.what if fraction is None else self.fraction is None or fraction < self.fraction
+        if is_other:
+            self.began_at = time.monotonic()
+        self.fraction, self.what = fraction, what
+
+    def time(self) -> str:
+        """`about 3 min left`; what it took so far where the end is not known."""
+        elapsed_s = time.monotonic() - self.began_at
+        if self.fraction is None:
+            return f"{_length(elapsed_s)} so far"
+        if self.fraction < MIN_FRACTION:
+            return ""
+        return f"about {_length(elapsed_s * (1 - self.fraction) / self.fraction)} left"
+
+    def line(self) -> str:
+        """The line in a log."""
+        done = "" if self.fraction is None else f"{self.fraction:.0%}"
+        told = ", ".join(filter(None, (" ".join(filter(None, (done, self.what))), self.time())))
+        return f"{self.title}: {told}"
 
 
 @contextmanager
-def show_fraction(title: str) -> Iterator[Callable[[float, str], None]]:
-    """Gives a function that takes how much is done (0 to 1) and what is being done."""
-    if not sys.stderr.isatty():
-        yield _log_now_and_then(title)
+def show_fraction(title: str, *, log_period_s: float = LOG_PERIOD_S) -> Iterator[OnProgress]:
+    """Gives a function that takes how much is done (0 to 1, or None) and what; without text, nothing is shown."""
+    work = Work(title)
+    if _is_terminal():
+        with _bar(work) as tell:
+            yield tell
         return
+    is_over = threading.Event()
+    lines = threading.Thread(target=_write_lines, args=(work, is_over, log_period_s), name="progress", daemon=True)
+    lines.start()
+    try:
+        yield work.tell
+    finally:
+        is_over.set()
+        lines.join()
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def _write_lines(work: Work, is_over: threading.Event, period_s: float) -> None:
+    while not is_over.wait(period_s):
+        if work.what:
+            typer.echo(work.line(), err=True)
+
+
+@contextmanager
+def _bar(work: Work) -> Iterator[OnProgress]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
+    from rich.table import Column
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        bar = bars.add_task(title, total=1.0, what="")
-        yield lambda fraction, what: bars.update(bar, completed=fraction, what=what)
+    class TimeColumn(ProgressColumn):
+        """What `Work` says of the time, at each drawing."""
+
+        max_refresh = 0.5
+
+        def render(self, task: Task) -> Text:
+            return Text(work.time(), style="dim")
+
+    class MeasuredBar(BarColumn):
+        """A bar where there is a measure; else the place is the text's."""
+
+        def render(self, task: Task) -> Any:
+            return Text("") if task.total is None else super().render(task)
+
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        MeasuredBar(bar_width=14),
+        TextColumn(
+            "{task.fields[what]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        ),
+        TimeColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
+    )
+    bar = bars.add_task(work.title, total=None, what=work.what)
+    bars.start()
+    try:
+        yield lambda fraction, what: _draw(bars, bar, work, fraction, what)
+    finally:
+        bars.stop()
 
 
-def _log_now_and_then(title: str) -> Callable[[float, str], None]:
-    last_line_at = time.monotonic()
+def _draw(bars: Progress, bar: TaskID, work: Work, fraction: float | None, what: str) -> None:
+    work.tell(fraction, what)
+    if not what:
+        bars.stop()
+        return
+    if not bars.live.is_started:
+        bars.start()
+    bars.update(bar, total=None if fraction is None else 1.0, completed=fraction or 0.0, what=what)
 
-    def show(fraction: float, what: str) -> None:
-        nonlocal last_line_at
-        if time.monotonic() - last_line_at >= LOG_PERIOD_S:
-            last_line_at = time.monotonic()
-            typer.echo(f"{title}: {fraction:.0%} {what}", err=True)
 
-    return show
+def _length(seconds: float) -> str:
+    if seconds < 2 * MINUTE_S:
+        return f"{seconds:.0f} s"
+    return f"{seconds / MINUTE_S:.0f} min" if seconds < 2 * HOUR_S else f"{seconds / HOUR_S:.1f} h"

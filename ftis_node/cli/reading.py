@@ -2,40 +2,86 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from ftis_node.errors import ConfigError, FtisError
+from ftis_node.errors import ConfigError, FtisError, UsageError
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
 TIMEOUT_S = 5.0
+OK = 200
+TOKEN_HEADER = "X-Ftis-Token"  # as node/control_port.py has it, which imports an HTTP server
 
 
-def read_document(home: Home, path: str) -> Any:
-    """`/status` or `/peers` of the node on this home. Raises ConfigError where no node ever ran there."""
+def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
+    """`/status` or `/peers` of the node on this home. Raises ConfigError where no node ever ran there.
+
+    Of a node that is stopped, or still starting, these are the last figures that it left.
+    """
     if url := home.running_url():
-        return _get(url, path)
+        return _call(url, "GET", path, None, {}, timeout_s)[1]
+    is_starting = home.is_held()
+    if is_starting and not home.status.exists():
+        return [] if path == "/peers" else _as_starting("{}")
     if not home.status.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
-    saved = json.loads(home.status.read_text())
+    saved = _last_words(home)
     peers = saved.pop("peers", [])
-    return peers if path == "/peers" else _as_stopped(saved)
+    if path == "/peers":
+        return peers
+    return _as_starting(json.dumps(saved)) if is_starting else _as_stopped(saved)
 
 
-def _get(url: str, path: str) -> Any:
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)
+def _last_words(home: Home) -> dict[str, Any]:
+    """What a stopped node left in `status.json`. Raises ConfigError where that cannot be read."""
     try:
-        connection.request("GET", path)
-        return json.loads(connection.getresponse().read())
+        saved = json.loads(home.status.read_text())
+    except OSError as error:
+        raise ConfigError(f"{home.status} cannot be read: {error.strerror}") from None
+    except ValueError:
+        saved = None
+    if not isinstance(saved, dict):
+        raise ConfigError(f"{home.status} is damaged: remove it; the next start of the node writes it anew")
+    return saved
+
+
+def post_document(home: Home, path: str, asked: dict[str, Any]) -> Any:
+    """What the running node on this home answers to a request for a change. Raises UsageError with its own words."""
+    url = home.running_url()
+    if url is None or not home.control_token.exists():
+        raise ConfigError(f"no node that takes changes runs with the home {home.root}")
+    headers = {TOKEN_HEADER: home.control_token.read_text()}
+    status, answer = _call(url, "POST", path, json.dumps(asked), headers, TIMEOUT_S)
+    if status != OK:
+        raise UsageError(str(answer.get("error", answer)))
+    return answer
+
+
+def _call(
+    url: str, method: str, path: str, body: str | None, headers: dict[str, str], timeout_s: float
+) -> tuple[int, Any]:
+    import http.client  # with the mail parser it brings, not for those who read files
+    from urllib.parse import urlsplit
+
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=timeout_s)
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
     except (OSError, ValueError) as error:
         raise FtisError(f"the node at {url} does not answer ({error}); look into its logs/") from None
     finally:
         connection.close()
+
+
+def _as_starting(saved: str) -> dict[str, Any]:
+    from ftis_node.telemetry.status import Status, starting
+
+    document: dict[str, Any] = json.loads(starting(Status.from_json(saved.encode())).to_json())
+    return document
 
 
 def _as_stopped(saved: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
+from ftis_node.cli.completion import STATES, group_ids, one_of
 from ftis_node.errors import UsageError
+from ftis_node.telemetry.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from ftis_node.records.text_group import TextCompletion, TextGroup
     from ftis_node.replay.reader import GroupSummary, ReplayReader
 
-app = typer.Typer(no_args_is_help=True, help="Look into the replay buffer of a running or stopped node.")
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Look into the replay buffer of a running or stopped node."
+)
 
 
 class ExportFormat(StrEnum):
@@ -36,7 +40,9 @@ def list_groups(
     home: HomeOption = None,
     as_json: JsonOption = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, the newest first.")] = 20,
-    state: Annotated[str | None, typer.Option("--state", help="Only ready, taken or released ones.")] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", help="Only ready, taken or released ones.", autocompletion=one_of(*STATES))
+    ] = None,
 ) -> None:
     """List groups, the newest first.
 
@@ -53,30 +59,30 @@ def list_groups(
 
 @app.command("show")
 def show(
-    group_id: Annotated[str, typer.Argument(help="The group's id, or its first characters (4 or more).")],
+    group_id: Annotated[
+        str,
+        typer.Argument(help="The group's id, or its first characters (4 or more).", autocompletion=group_ids),
+    ],
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one group with its completions.
+    """Show one group: prompt, completions, verdict, and where it was used.
 
-    JSON shape: the row of `list`, and completions: [{token_ids, logprobs, finish_reason, reward}]; of a group that came
-    as text [{text, mean_logprob, sender_tokens, finish_reason, reward}].
+    JSON shape: the row of `list`, and completions: [{token_ids, logprobs, text, num_tokens, mean_logprob,
+    lowest_logprob, finish_reason, reward, claimed_reward}] (of a group that came as text: text, mean_logprob,
+    sender_tokens, ...), prompt: {task, split, index, text, answer, missing}, verdict, refusal, detail, used,
+    weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has id, verdict and events only.
     """
-    from ftis_node.records.envelope import open_envelope
-    from ftis_node.records.text_codec import unpack_any
+    from ftis_node.cli.group_screen import group_document, screen
+    from ftis_node.replay.story import read_story
 
-    found = _open(home).find(group_id)
-    if found is None:
+    story = read_story(home_at(home), group_id)
+    if story is None:
         raise UsageError(f"no single group begins with {group_id!r}: `replay list` shows the ids")
-    summary, envelope = found
-    group = unpack_any(open_envelope(envelope).body)
-    completions: Sequence[Completion | TextCompletion] = group.completions
     if as_json:
-        print_json(_row(summary, group))
-        return
-    typer.echo(_line(summary))
-    for completion, reward in zip(completions, summary.rewards, strict=True):
-        typer.echo(f"  reward {reward:g}, {_shown(completion)}")
+        print_json(group_document(story))
+    else:
+        typer.echo("\n".join(screen(story)))
 
 
 @app.command("stats")
@@ -119,21 +125,10 @@ def _line(summary: GroupSummary) -> str:
     origin = "own    " if summary.own else "foreign"
     fate = f"{summary.state}({summary.reason})" if summary.reason else summary.state
     mean = sum(summary.rewards) / len(summary.rewards)
-    return (
+    return printable(
         f"{summary.id[:12]}  {origin}  {summary.task}/{summary.prompt_index}  {fate}"
         f"{f' step {summary.step}' if summary.step is not None else ''}  reward {mean:.2f}  {summary.num_tokens} tokens"
     )
-
-
-def _shown(completion: Completion | TextCompletion) -> str:
-    """One completion on one line; a peer's text is quoted, so that it cannot write to the terminal what it likes."""
-    contents = _contents(completion)
-    if "text" in contents:
-        num_tokens, mean, tail = contents["sender_tokens"], contents["mean_logprob"], repr(contents["text"])
-    else:
-        num_tokens, logprobs = len(contents["token_ids"]), contents["logprobs"]
-        mean, tail = sum(logprobs) / num_tokens, str(contents["token_ids"])
-    return f"{num_tokens} tokens, {completion.finish_reason.value}, mean log-prob {mean:.4f}: {tail}"
 
 
 def _contents(completion: Completion | TextCompletion) -> dict[str, Any]:

@@ -1,17 +1,25 @@
 """A node's home: the one folder that holds everything it must not lose.
 
     identity.key   the private key, 0600
+    home.json      which version of ftis-node it was made for (config/home_schema.py)
     node.toml      settings of this node
     run.toml       the manifest of the run this home belongs to
     settings.json  the settings of the last start, all sources together
     replay.sqlite  groups, own and foreign, and their states
+    peers.sqlite   how peers stand: scores, bans, trust
+    control.token  0600; who has it may ban and trust on the running node
+    observe.token  0600; who has it may read the figures of a node that listens beyond this machine
     checkpoints/   weights, optimiser and random state
     weights/       versions handed to the generator
     events.jsonl   one line for each thing that happened
     tensorboard/, wandb/   what those trackers write, where `tracking.to` names them
     status.json    the last status, for when the node is stopped
     logs/          what the workers print
+    backups/       what an upgrade changed, as it was before
+    damaged/       databases that could not be read whole, as they were found; what could be saved is in the new ones
     lock           held while a node runs, with its pid
+
+The folder is 0700 and what a node writes into it 0600, whatever the umask of who starts it.
 
 Sockets live in a folder of their own beside the home's other run-time files, short enough for the 107 characters that a
 unix socket's path may have.
@@ -20,30 +28,30 @@ unix socket's path may have.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import shutil
-import tempfile
+import stat
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
-
-from ftis_node.errors import ConfigError, HomeInUseError
+from ftis_node.config.disk_room import disk_full, is_disk_full, make_folder
+from ftis_node.errors import ConfigError, FtisError, HomeInUseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOCK_TRIES = 3
 LOCK_PAUSE_S = 0.05
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 MAX_SOCKETS_PATH = 70  # leaves room for the sockets' own names
 
 
 def default_home() -> Path:
     """The platform's data folder for ftis-node."""
+    import platformdirs  # every command reads this file, and most are told their home
+
     return Path(platformdirs.user_data_dir("ftis-node"))
 
 
@@ -57,6 +65,21 @@ class Home:
     def identity(self) -> Path:
         """The private key."""
         return self.root / "identity.key"
+
+    @property
+    def marker(self) -> Path:
+        """Which version of ftis-node the home was made for."""
+        return self.root / "home.json"
+
+    @property
+    def backups(self) -> Path:
+        """What upgrades changed, as it was before."""
+        return self.root / "backups"
+
+    @property
+    def damaged(self) -> Path:
+        """Databases that could not be read whole, as they were found."""
+        return self.root / "damaged"
 
     @property
     def node_toml(self) -> Path:
@@ -77,6 +100,21 @@ class Home:
     def replay(self) -> Path:
         """The replay buffer."""
         return self.root / "replay.sqlite"
+
+    @property
+    def peers(self) -> Path:
+        """How peers stand: scores, bans, trust."""
+        return self.root / "peers.sqlite"
+
+    @property
+    def control_token(self) -> Path:
+        """What a request that changes the running node must show."""
+        return self.root / "control.token"
+
+    @property
+    def observe_token(self) -> Path:
+        """What a request for the figures must show where other machines can ask."""
+        return self.root / "observe.token"
 
     @property
     def checkpoints(self) -> Path:
@@ -114,15 +152,18 @@ class Home:
         inside = self.root.absolute() / "run"
         if len(str(inside)) <= MAX_SOCKETS_PATH:
             return inside
+        import hashlib
+        import tempfile
+
         digest = hashlib.sha256(str(inside).encode()).hexdigest()[:12]
         return Path(tempfile.gettempdir()) / f"ftis-{os.getuid()}-{digest}"
 
     def create(self) -> None:
-        """Makes the folders. Raises ConfigError where that is not possible."""
+        """Makes the folders. Raises ConfigError where that is not possible, MachineError where the disk is full."""
         try:
             for folder in (self.root, self.checkpoints, self.weights, self.logs):
-                folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(self.sockets, ignore_errors=True)
+                make_folder(folder)
+            self._remove_sockets()
             self.sockets.mkdir(mode=0o700)
         except OSError as error:
             raise self._unusable(error) from None
@@ -131,10 +172,22 @@ class Home:
     def owned(self) -> Iterator[None]:
         """Holds the home's lock. Raises HomeInUseError where another node holds it.
 
-        The lock is the kernel's: it goes with the process, however that ends.
+        The lock is the kernel's: it goes with the process, however that ends. Meanwhile what this process writes, and
+        what it starts, is for the owner alone.
         """
+        umask = os.umask(OTHERS)
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self.create()
+                yield
+                self._remove_sockets()
+        finally:
+            os.umask(umask)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            make_folder(self.root)
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise self._unusable(error) from None
@@ -142,11 +195,31 @@ class Home:
             self._take_lock(descriptor)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            self.create()
+            self._close_to_others()
             yield
-            shutil.rmtree(self.sockets, ignore_errors=True)
         finally:
             os.close(descriptor)
+
+    def _close_to_others(self) -> None:
+        """Takes the folder from group and others; below a folder of 0700 no file can be reached.
+
+        A mounted volume belongs to the system, and its group is the container's: that one is left. Raises ConfigError
+        for a folder that all users share, and where others could read it all the same.
+        """
+        mode = stat.S_IMODE(self.root.stat().st_mode)
+        if mode & stat.S_ISVTX:
+            raise ConfigError(f"{self.root} is shared by all users: give a folder of your own with --home")
+        try:
+            if mode & OTHERS:
+                self.root.chmod(mode & ~OTHERS)
+        except PermissionError:
+            if mode & stat.S_IRWXO:
+                raise ConfigError(f"{self.root} is open to all users: chmod 700 it, or give another --home") from None
+
+    def _remove_sockets(self) -> None:
+        import shutil
+
+        shutil.rmtree(self.sockets, ignore_errors=True)
 
     def _take_lock(self, descriptor: int) -> None:
         """Locks for this process; a reader that looks at the same moment is waited for."""
@@ -160,7 +233,9 @@ class Home:
         owner = self.lock.read_text().split("\n", 1)[0] or "unknown"
         raise HomeInUseError(f"{self.root} is in use by a running node (pid {owner}): stop it, or give another --home")
 
-    def _unusable(self, error: OSError) -> ConfigError:
+    def _unusable(self, error: OSError) -> FtisError:
+        if is_disk_full(error, self.root):
+            return disk_full(self.root)
         return ConfigError(f"cannot use {self.root} as home: {error.strerror}; give another with --home")
 
     def publish_address(self, url: str) -> None:
@@ -168,16 +243,20 @@ class Home:
         self.lock.write_text(f"{os.getpid()}\n{url}\n")
 
     def running_url(self) -> str | None:
-        """The status URL of the node that runs on this home, None where none does."""
+        """The status URL of the node that runs on this home, None where none does, or where it is still starting."""
+        lines = self.lock.read_text().split("\n") if self.is_held() else []
+        return lines[1] if len(lines) > 1 and lines[1] else None
+
+    def is_held(self) -> bool:
+        """Whether a node has this home now, be it that it is still starting."""
         try:
             descriptor = os.open(self.lock, os.O_RDWR)
         except FileNotFoundError:
-            return None
+            return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            lines = self.lock.read_text().split("\n")
-            return lines[1] if len(lines) > 1 and lines[1] else None
+            return True
         finally:
             os.close(descriptor)
-        return None
+        return False

@@ -7,15 +7,17 @@ lies) is in `node.py`, not here. Unknown keys are refused by name; contradiction
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import tomllib
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.section import Positive, Section
@@ -31,6 +33,7 @@ Method = Literal[
 KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]
 Share = Literal["vertical", "horizontal"]
 Choice = Literal["newest", "sapo"]
+Codec = Literal["exact", "lossless", "lossy"]
 
 
 class SamplingSection(Section):
@@ -193,6 +196,24 @@ class WireSection(Section):
     max_envelope_bytes: int = Field(
         default=1 << 20, ge=4096, le=4 << 20, description="Largest envelope that is taken or made."
     )
+    codecs: tuple[Codec, ...] = Field(
+        default=("exact", "lossless"),
+        min_length=1,
+        max_length=3,
+        description="How groups may be packed: `exact` (8 bytes a token), `lossless` (about 5.7, the same values), "
+        "`lossy` (about 3.5, log-probs off by up to 1/512 nat). A group in another is refused.",
+    )
+    announcement_shards: Literal[1, 2, 4, 8, 16, 32, 64] = Field(
+        default=8,
+        description="Topics over which announcements are spread, by their sender. A node reads as many as its budget "
+        "allows: large swarms need more.",
+    )
+
+    @field_validator("codecs")
+    @classmethod
+    def _in_one_order(cls, value: tuple[Codec, ...]) -> tuple[Codec, ...]:
+        """So that the run id does not depend on the order in which a file names them."""
+        return tuple(codec for codec in get_args(Codec) if codec in value)
 
 
 class RunManifest(Section):
@@ -222,8 +243,11 @@ class RunManifest(Section):
     @property
     def run_id(self) -> str:
         """Hex of 16 bytes of SHA-256 over the canonical JSON: keys sorted, no spaces, every default written."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:RUN_ID_HEX]
+        return _run_id(self)
+
+    def canonical(self) -> bytes:
+        """The manifest as the JSON that is hashed and published: keys sorted, no spaces, every default written."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
 
     def loss_parameters(self) -> dict[str, float | str]:
         """What `policy_loss` is to be given: the parameters set, and the completion limit that `max_len` divides by."""
@@ -232,6 +256,12 @@ class RunManifest(Section):
     def to_toml(self) -> str:
         """The manifest as TOML with every value that is set."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+@lru_cache(maxsize=8)
+def _run_id(manifest: RunManifest) -> str:
+    """Remembered outside of the manifest, for the door asks of every group, and a changed copy must not inherit it."""
+    return hashlib.sha256(manifest.canonical()).hexdigest()[:RUN_ID_HEX]
 
 
 def parse_manifest(text: str, *, source: str) -> RunManifest:
@@ -244,6 +274,14 @@ def parse_manifest(text: str, *, source: str) -> RunManifest:
         raise ConfigError(f"{source}: {first_problem(error)}") from None
 
 
+def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:
+    """A manifest from its canonical JSON. Raises ConfigError for one of another version of ftis-node."""
+    try:
+        return RunManifest.model_validate_json(canonical)
+    except ValidationError as error:
+        raise ConfigError(f"{source} was made by another version of ftis-node ({first_problem(error)})") from None
+
+
 def load_manifest(name_or_path: str) -> RunManifest:
     """The preset of that name, or the manifest in that file. Raises ConfigError."""
     if name_or_path in PRESETS:
@@ -251,7 +289,9 @@ def load_manifest(name_or_path: str) -> RunManifest:
         return parse_manifest(text, source=f"preset {name_or_path}")
     path = Path(name_or_path).expanduser()
     if not path.is_file():
-        raise ConfigError(f"no run {name_or_path!r}: give one of {', '.join(PRESETS)} or a TOML file")
+        close = difflib.get_close_matches(name_or_path, PRESETS, n=1)
+        hint = f"; did you mean {close[0]} ?" if close else ""
+        raise ConfigError(f"no run {name_or_path!r}: give one of {', '.join(PRESETS)} or a TOML file{hint}")
     return parse_manifest(path.read_text(), source=str(path))
 
 

@@ -18,14 +18,19 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from ftis_node.config.manifest import first_problem
+from ftis_node.config.door import DoorSection
+from ftis_node.config.limits import LimitsSection
+from ftis_node.config.manifest import Codec, first_problem
+from ftis_node.config.observe import ObserveSection
+from ftis_node.config.peer_list import read_peers
+from ftis_node.config.roles import Role, RolesSection
 from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Role = Literal["full", "generator", "learner"]
+PullRule = Literal["auto", "all", "needed"]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 
 MAX_SERVED_RANK = 512  # vLLM's limit
@@ -175,6 +180,12 @@ class BufferSection(Section):
     max_ready_groups: int = Field(
         default=256, ge=2, le=100000, description="Foreign groups kept ready; the oldest go first."
     )
+    max_ready_bytes: int = Field(
+        default=512 << 20,
+        ge=1 << 16,
+        le=1 << 50,
+        description="Size of these together; the oldest of whoever has most go first.",
+    )
     max_disk_bytes: int = Field(
         default=4 << 30, ge=1 << 20, description="Size of the kept envelopes; used ones go first when it is reached."
     )
@@ -186,13 +197,49 @@ class SwarmSection(Section):
     pulls_in_flight: int = Field(default=4, ge=1, le=64, description="Peers asked for bodies at the same time.")
     pull_batch: int = Field(default=16, ge=1, le=256, description="Bodies asked for in one request.")
     pull_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="A pull that takes longer is given up.")
+    max_upload_bytes_per_s: int = Field(
+        default=64 << 20,
+        ge=1 << 16,
+        le=1 << 36,
+        description="Bytes of groups served to all peers together; above it they wait a little or are told BUSY, first "
+        "those that took more than their share.",
+    )
+    max_requests_per_minute: int = Field(
+        default=1200,
+        ge=60,
+        le=1 << 20,
+        description="Requests of one peer for one service; more are told BUSY. A question counts as ten.",
+    )
+    max_streams: int = Field(default=32, ge=2, le=4096, description="Requests of peers served at the same time.")
+    secret_file: str = Field(
+        default="",
+        max_length=4096,
+        description="File of 32 bytes or more that all members share (`openssl rand -hex 32`, mode 0600): only its "
+        "holders hear this run and speak in it. Empty: anyone may join.",
+    )
+    pull: PullRule = Field(
+        default="auto",
+        description="`all`: every group that is announced. `needed`: what the learner will use, and what this node is "
+        "on duty for. `auto`: all while there are at most `small_swarm` other members.",
+    )
+    small_swarm: int = Field(default=16, ge=0, le=10000, description="See `swarm.pull`.")
+    announcements_per_s: float = Field(
+        default=50.0, gt=0, le=100000, description="Announcements that are read; beyond it fewer shards are."
+    )
+    max_download_bytes_per_s: int = Field(
+        default=0, ge=0, le=1 << 40, description="Bodies pulled, bytes a second; 0: no limit."
+    )
     linger_s: float = Field(
         default=15.0,
         ge=0,
         le=600,
         description="After the last step: how long peers may still fetch what was announced.",
     )
-    directory_period_s: float = Field(default=30.0, gt=0, le=3600, description="Seconds between own directory records.")
+    codec: Codec = Field(
+        default="exact",
+        description="How this node packs its groups, one of the run's `wire.codecs`: `exact`, `lossless` or `lossy`.",
+    )
+    directory_period_s: float = Field(default=30.0, gt=0, le=150, description="Seconds between own directory records.")
 
 
 class MismatchSection(Section):
@@ -239,7 +286,9 @@ class NodeSettings(BaseSettings):
 
     model: str = Field(min_length=1, description="Hub id or folder of the model this node trains.")
     name: str = Field(default="", max_length=64, description="Name shown to people; empty: made from the peer id.")
-    role: Role = Field(default="full", description="What the node does: generate and learn, or one of the two.")
+    role: Role = Field(
+        default="full", description="What the node does: generate and learn, or one of the two (docs/roles.md)."
+    )
     engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
     lora: bool = Field(default=False, description="Train a LoRA adapter instead of all weights.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where models run.")
@@ -249,9 +298,15 @@ class NodeSettings(BaseSettings):
     listen: tuple[str, ...] = Field(
         default=("/ip4/0.0.0.0/tcp/0",), min_length=1, description="Multiaddrs to listen on; port 0: any free port."
     )
+    announce: tuple[str, ...] = Field(
+        default=(),
+        description="Multiaddrs told to others instead of those that are found, such as `/dns4/NAME/tcp/4001`: for a "
+        "node behind a forwarded port.",
+    )
     peers: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="Multiaddrs of peers to dial first, each with /p2p/ID. In the environment: commas between.",
+        description="Multiaddrs of peers to dial first, each with /p2p/ID; `@FILE`: those in a file, one on each line. "
+        "In the environment: commas between.",
     )
     status_port: int = Field(default=0, ge=0, le=65535, description="Local HTTP port of /status; 0: any free port.")
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of prompts, sampling and adapters.")
@@ -263,18 +318,35 @@ class NodeSettings(BaseSettings):
     lora_adapter: LoraSection = Field(default_factory=LoraSection)
     buffer: BufferSection = Field(default_factory=BufferSection)
     swarm: SwarmSection = Field(default_factory=SwarmSection)
+    door: DoorSection = Field(default_factory=DoorSection)
+    limits: LimitsSection = Field(default_factory=LimitsSection)
+    roles: RolesSection = Field(default_factory=RolesSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
+    observe: ObserveSection = Field(default_factory=ObserveSection)
 
     @field_validator("peers", mode="before")
     @classmethod
-    def _split_commas(cls, value: Any) -> Any:
-        return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
+    def _read_peers(cls, value: Any) -> Any:
+        is_text = isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(x, str) for x in value))
+        return read_peers(value) if is_text else value
 
     @model_validator(mode="after")
-    def _role_is_built(self) -> NodeSettings:
-        if self.role != "full":
-            raise ValueError(f"role {self.role!r} is not built yet; use 'full'")
+    def _generators_follow(self) -> NodeSettings:
+        if self.role == "generator" and not self.roles.follow:
+            raise ValueError("role 'generator' takes its weights from a learner: name it, --follow PEER_ID")
+        if self.role != "generator" and self.roles.follow:
+            raise ValueError(f"role {self.role!r} follows nobody: leave roles.follow out, or use --role generator")
         return self
+
+    @property
+    def generates(self) -> bool:
+        """Whether the node has a generation worker."""
+        return self.role != "learner"
+
+    @property
+    def learns(self) -> bool:
+        """Whether the node has a learner worker."""
+        return self.role != "generator"
 
     @model_validator(mode="after")
     def _adapters_can_be_served(self) -> NodeSettings:
@@ -309,6 +381,8 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
     try:
         settings = FromEverywhere(**{key: value for key, value in flags.items() if value is not None})
     except ValidationError as error:
+        if error.errors()[0]["loc"] == ("model",) and error.errors()[0]["type"] == "missing":
+            raise ConfigError(f"no model: name it with --model ID_OR_DIR, or as `model` in {node_toml}") from None
         where = f"{node_toml}: " if node_toml.exists() else ""
         raise ConfigError(f"{where}{first_problem(error)}") from None
     except ValueError as error:  # the TOML itself

@@ -228,6 +228,33 @@ class GenerationClient:
                 self._supervisor.restart(problem)
                 await self._supervisor.wait_ready()
 
+    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
+        """As `update_weights`, for weights that somebody else made: where they fail, what was served before is again.
+
+        Raises ModelError for a file that does not fit, and for weights that twice failed their proof (the worker was
+        started again with those before); WorkerDiedError where the worker died meanwhile, for whatever reason.
+        """
+        async with self._handing_over:
+            self._end_sleep()
+            previous, self._newest = self._newest, (weights, _known(proof))
+            try:
+                problem = await self._serve(self._supervisor.call, weights, self._newest[1])
+            except ModelError:
+                self._newest = previous
+                raise
+            except WorkerDiedError:
+                self._newest = previous
+                await self._supervisor.wait_ready()
+                raise
+            except WorkerTaskError as error:
+                problem = f"fails over them: {error}"
+            if problem is None:
+                return
+            self._newest = previous
+            self._supervisor.restart(problem)
+            await self._supervisor.wait_ready()
+            raise ModelError(f"weights {weights.version} are not taken, because the worker {problem}")
+
     async def sleep(self) -> None:
         """Return when the worker has ended what runs and given its memory back; requests wait from now on.
 

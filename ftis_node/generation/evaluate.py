@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import comb
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ftis_node.errors import WorkerDiedError
+from ftis_node.errors import WorkerError
 from ftis_node.records.group import CompletionStatus, FinishReason, SamplingSettings
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class _Grader:
     num_samples: int
     sampling: SamplingSettings
     attempts: int
+    retry_pause_s: float
 
     async def grade(self, item: TaskItem) -> _Grade:
         """One problem."""
@@ -120,9 +121,12 @@ class _Grader:
                     prompt_ids, num_completions=num_completions, sampling=sampling, max_tokens=max_tokens
                 )
                 break
-            except WorkerDiedError:  # the next call waits for the next life
+            except WorkerError:
                 if attempt == self.attempts:
                     raise
+                await asyncio.sleep(
+                    self.retry_pause_s
+                )  # an engine that broke is missed by then: calls wait for its next life
         texts = [self.tokenizer.decode(completion.token_ids.tolist()) for completion in result.completions]
         return result.completions, await self.scorer.score(item, texts)
 
@@ -140,19 +144,20 @@ async def evaluate(
     sampling: SamplingSettings = SAMPLED,
     problems_in_flight: int = 64,
     attempts: int = 3,
+    retry_pause_s: float = 1.0,
     on_progress: OnProgress | None = None,
 ) -> EvalResult:
     """Grade the first `limit` problems of `task`.
 
     `completion_limit` gives a completion's token limit for a prompt's length. For k > 1, `num_samples` (default 2 k) at
     `sampling` are drawn a problem beside the greedy one. `on_progress(done, of)` is called after every problem. A
-    problem is asked again, `attempts` times in all, where the worker died. Raises ValueError for a limit or k below 1
-    and num_samples below k, and what `generate` raises.
+    problem is asked again, `attempts` times in all and `retry_pause_s` seconds apart, where the worker died or its
+    engine broke. Raises ValueError for a limit or k below 1 and num_samples below k, and what `generate` raises.
     """
     num_samples = 2 * k if num_samples is None else num_samples
     if limit < 1 or k < 1 or num_samples < k:
         raise ValueError("limit and k must be at least 1 and num_samples at least k")
-    grader = _Grader(generator, tokenizer, scorer, completion_limit, k, num_samples, sampling, attempts)
+    grader = _Grader(generator, tokenizer, scorer, completion_limit, k, num_samples, sampling, attempts, retry_pause_s)
     items = [task[index] for index in range(min(limit, len(task)))]
     return _summary(await _grade_all(grader, items, problems_in_flight, on_progress), k=k)
 

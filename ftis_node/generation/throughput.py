@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 
+MAX_POINTS = 1024  # of which a window of seconds needs a few dozen; nobody may ask for long
+
 
 class Throughput:
     """Growth of a total per second, over the last `window_s` seconds. The caller gives the time."""
 
     def __init__(self, *, window_s: float = 15.0) -> None:
         self._window_s = window_s
-        self._points: deque[tuple[float, int]] = deque()
+        self._points: deque[tuple[float, int]] = deque(maxlen=MAX_POINTS)
 
     def reach(self, total: int, *, at_s: float) -> None:
         """The total at a time. A total below the last one starts afresh: another worker counts now."""

@@ -41,6 +41,7 @@ from ftis_node.ipc.owner import die_with_owner
 from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
+from ftis_node.telemetry.faults import watched_task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -143,8 +144,8 @@ async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     open_engine = choose_engine(boot.engine)
     engine = await open_engine(resolve_model(boot.model), boot.settings, emit.progress)
     reporters = [
-        asyncio.create_task(report_tokens(engine, emit), name="report-tokens"),
-        asyncio.create_task(report_break(engine, emit), name="report-break"),
+        watched_task(report_tokens(engine, emit), name="report-tokens"),
+        watched_task(report_break(engine, emit), name="report-break"),
     ]
     try:
         yield Service(engine, boot).handlers()

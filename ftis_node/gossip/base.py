@@ -10,13 +10,15 @@ A peer that does not answer, or answers rubbish, is no exception: a pull ends wi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from ftis_node.gossip.reachability import Reachability
 
 ID_BYTES = 32
 
@@ -26,8 +28,14 @@ Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
 Answer = Callable[[str, bytes], Awaitable[Sequence[bytes]]]
 """A peer's id and its question in; answers, each no longer than an announcement, out."""
 
+GiveWeights = Callable[[str, bytes], "AsyncGenerator[bytes, None]"]
+"""A peer's id and its question about weights; items of at most `max_weights_item_bytes` out. RecordError: a bad one."""
+
 OnConfirm = Callable[[str, Sequence[bytes]], Awaitable[None]]
 """A peer's id and the ids of the bodies that it fetched and checked."""
+
+IsRefused = Callable[[str], bool]
+"""Whether a peer, by its id, is served nothing at all just now. Asked for every stream: cheap, without IO."""
 
 
 class SwarmPhase(StrEnum):
@@ -58,10 +66,11 @@ class PeerConnection:
 
 
 class Announcement(NamedTuple):
-    """A message of the run's topic; `sender` is proven by the network's own signature."""
+    """A message of one of the run's topics; `sender` is proven by the network's own signature."""
 
     sender: str
     payload: bytes
+    shard: int = 0
 
 
 class FetchOutcome(StrEnum):
@@ -97,6 +106,9 @@ class GossipLimits:
     num_bodies_per_lookup: int = 4  # read from the store at a time while serving
     max_streams: int = 32  # served at the same time
     max_streams_per_peer: int = 4
+    max_upload_bytes_per_s: float = 64 << 20  # of items served to all peers together
+    max_requests_per_minute: float = 1200  # of one peer for one service
+    max_weights_item_bytes: int = 1 << 20  # a chunk of a file of weights, and whatever else is said of it
     max_record_bytes: int = 2048  # directory record
     max_record_ttl_s: float = 600.0
 
@@ -113,21 +125,28 @@ class GossipCounters:
     announcements_sent: int = 0
     announcements_received: int = 0
     announcements_dropped: int = 0  # the queue was full
-    announcements_refused: int = 0  # over the size limit
+    announcements_refused: int = 0  # over the size limit, or not sealed with the run's secret
     announcements_unsent: int = 0  # the network process was down
     bodies_in: int = 0
     bodies_out: int = 0
     body_bytes_in: int = 0
     body_bytes_out: int = 0
+    weights_bytes_in: int = 0  # chunks of weights, their hashes, offers
+    weights_bytes_out: int = 0
     confirmed_in: int = 0  # ids that peers confirmed to us
     confirmed_out: int = 0
     fetch_errors: dict[str, int] = field(default_factory=dict)  # by FetchOutcome
     serve_errors: dict[str, int] = field(default_factory=dict)  # streams served that ended early, by reason
+    records_refused: int = 0  # of the directory: not their owner's, too large, or for too long
     restarts: int = 0  # of the network process
 
     def count_fetch_error(self, outcome: FetchOutcome) -> None:
         """One pull that did not complete."""
         self.fetch_errors[outcome.value] = self.fetch_errors.get(outcome.value, 0) + 1
+
+    def count_refused_record(self) -> None:
+        """One directory record that was neither stored nor believed."""
+        self.records_refused += 1
 
     def count_serve_error(self, reason: str) -> None:
         """One served stream that ended early."""
@@ -157,6 +176,16 @@ class Gossip(Protocol):
         """Counts since the start."""
         ...
 
+    @property
+    def clock_skew_s(self) -> float | None:
+        """Another peer's clock less ours, in seconds; None until one was met."""
+        ...
+
+    @property
+    def reachability(self) -> Reachability:
+        """Whether others can dial this node, as far as is known."""
+        ...
+
     def serve(
         self,
         lookup: Lookup,
@@ -164,11 +193,17 @@ class Gossip(Protocol):
         on_confirm: OnConfirm | None = None,
         answer: Answer | None = None,
         retell: Lookup | None = None,
+        is_refused: IsRefused | None = None,
     ) -> None:
         """Says where bodies come from, who hears of confirmations, and who answers questions.
 
-        `retell` gives, for ids of this node's own bodies, the same told as text.
+        `retell` gives, for ids of this node's own bodies, the same told as text. Streams of peers that `is_refused`
+        names are closed without a word.
         """
+        ...
+
+    def serve_weights(self, give: GiveWeights) -> None:
+        """Says where answers to questions about weights come from; until then there are none. At any time."""
         ...
 
     async def start(self) -> None:
@@ -183,10 +218,14 @@ class Gossip(Protocol):
         ...
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
-        """Tells all members; False where the network process is down just now.
+        """Tells the members that read a shard; False where the network process is down just now.
 
         Raises ValueError for a payload over `max_announcement_bytes`.
         """
+        ...
+
+    async def read_shards(self, shards: Collection[int]) -> None:
+        """Reads these shards from now on, and no others. New ones are read before old ones are given up."""
         ...
 
     def announcements(self) -> AsyncIterator[Announcement]:
@@ -206,12 +245,25 @@ class Gossip(Protocol):
         """A peer's answers to a question (at most `max_announcement_bytes`), such as which groups it holds."""
         ...
 
+    async def ask_weights(
+        self, peer_id: str, question: bytes, *, max_items: int, timeout_s: float | None = None
+    ) -> Fetched:
+        """A peer's items in answer to a question about weights, at most `max_items`."""
+        ...
+
     async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
         """Tells a peer that its bodies were fetched and checked; whether it heard."""
         ...
 
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
         """Puts this node's record into the directory; whether it was kept. Raises ValueError over the limits."""
+        ...
+
+    async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
+        """Puts the run's manifest into the directory under the run's id, whose hash it has; whether it was kept.
+
+        Where the run has a secret nothing is put: its manifest is for those who were given it.
+        """
         ...
 
     async def get_record(self, peer_id: str) -> bytes | None:
@@ -224,4 +276,12 @@ class Gossip(Protocol):
 
     async def members(self) -> list[str]:
         """Peer ids of connected members of this run."""
+        ...
+
+    async def known_members(self) -> list[str]:
+        """Peer ids of other members, connected or seen in the directory lately: all of a small run, many of a large."""
+        ...
+
+    async def shard_members(self) -> list[str]:
+        """Peer ids of the other members of this node's own shard, connected or listed in the directory."""
         ...

@@ -8,6 +8,7 @@ files under it may import this one.
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from importlib.resources import files
 from pathlib import Path
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 use_hivemind_log_handler("nowhere")
 logging.addLevelName(logging.WARNING, "WARNING")
+
+PEER_PART = re.compile("/p2p/([^/]+)")
+P2P_CODE = b"\xa5\x03"  # 421, as a varint
 
 __all__ = [
     "DHTID",
@@ -60,8 +64,17 @@ def p2pd_path() -> Path:
 
 
 def address_bytes(text: str) -> bytes:
-    """A multiaddr in its binary form."""
-    raw: bytes = Multiaddr(text).to_bytes()
+    """A multiaddr in its binary form.
+
+    hivemind writes the peer of `/p2p/ID` in a form that p2pd refuses: no address through a relay could be dialled.
+    """
+    raw = b""
+    for at, part in enumerate(PEER_PART.split(text)):  # a way, an id, a way, an id ...
+        if at % 2:
+            peer: bytes = PeerID.from_base58(part).to_bytes()
+            raw += P2P_CODE + bytes([len(peer)]) + peer
+        elif part:
+            raw += Multiaddr(part).to_bytes()
     return raw
 
 

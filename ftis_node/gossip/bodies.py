@@ -39,7 +39,7 @@ async def look_up(lookup: Lookup, ids: Sequence[bytes], *, limits: GossipLimits)
 
 def outcome_of(error: RecordError) -> FetchOutcome:
     """How a pull ends on what a peer should not have sent."""
-    return FetchOutcome.BROKEN if error.reason == "frame_kind" else FetchOutcome.TOO_LARGE
+    return FetchOutcome.BROKEN if error.reason in ("frame_kind", "sealed") else FetchOutcome.TOO_LARGE
 
 
 class Pull:

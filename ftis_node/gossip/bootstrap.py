@@ -14,6 +14,7 @@ from ftis_node.gossip.base import GossipCounters, GossipLimits
 from ftis_node.gossip.dialling import Dialler
 from ftis_node.gossip.forwarding import Forwarder
 from ftis_node.gossip.link import Link
+from ftis_node.gossip.reception import Reception
 from ftis_node.gossip.session import Session, Station
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class BootstrapNode:
     """Runs until closed. `settings.peers` may name other bootstrap nodes: together they hold one directory."""
 
     def __init__(self, settings: NetworkSettings, *, identity: Identity, limits: GossipLimits | None = None) -> None:
+        limits = limits or GossipLimits()
         self._settings = settings
         self._dialler = Dialler(settings, rng=random.Random())
         self._has_ended = asyncio.Event()
@@ -38,9 +40,10 @@ class BootstrapNode:
         station = Station(
             settings=settings,
             identity=identity,
-            limits=limits or GossipLimits(),
+            limits=limits,
             counters=self.counters,
             handlers={},
+            reception=Reception(limits),
             is_public=True,
         )
         self._link = Link(station, self._work, on_end=self._on_end)

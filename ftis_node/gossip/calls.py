@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.base import Fetched, FetchOutcome, GossipCounters
 from ftis_node.gossip.bodies import Pull, pack_ids
 from ftis_node.gossip.names import Service, check_run_id
+from ftis_node.gossip.reception import Reception
+from ftis_node.gossip.secret import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.serving import Services
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.gossip.base import Answer, GossipLimits, Lookup, OnConfirm
+    from ftis_node.gossip.base import Answer, GiveWeights, GossipLimits, IsRefused, Lookup, OnConfirm
 
 
 class PeerCalls(ABC):
@@ -26,6 +28,7 @@ class PeerCalls(ABC):
         self._limits = limits
         self._counters = GossipCounters()
         self._services = Services(limits=limits, counters=self._counters)
+        self._reception = Reception(limits)
 
     @property
     def peer_id(self) -> str:
@@ -44,9 +47,16 @@ class PeerCalls(ABC):
         on_confirm: OnConfirm | None = None,
         answer: Answer | None = None,
         retell: Lookup | None = None,
+        is_refused: IsRefused | None = None,
     ) -> None:
-        """Says where bodies and their texts come from, who hears of confirmations, and who answers questions."""
+        """Says where bodies and their texts come from, who hears of confirmations, who answers, who is refused."""
         self._services.use(lookup, on_confirm=on_confirm, answer=answer, retell=retell)
+        if is_refused is not None:
+            self._reception.is_refused = is_refused
+
+    def serve_weights(self, give: GiveWeights) -> None:
+        """Says where answers to questions about weights come from."""
+        self._services.use_weights(give)
 
     async def fetch(
         self, peer_id: str, ids: Sequence[bytes], *, as_text: bool = False, timeout_s: float | None = None
@@ -74,6 +84,16 @@ class PeerCalls(ABC):
         )
         return await self._counted_pull(peer_id, Service.ASK, question, pull=pull, timeout_s=timeout_s)
 
+    async def ask_weights(
+        self, peer_id: str, question: bytes, *, max_items: int, timeout_s: float | None = None
+    ) -> Fetched:
+        """A peer's items in answer to a question about weights; see `base.Gossip.ask_weights`."""
+        max_item_bytes = self._limits.max_weights_item_bytes
+        pull = Pull(max_items=max_items, max_item_bytes=max_item_bytes, max_bytes=max_items * max_item_bytes)
+        fetched = await self._counted_pull(peer_id, Service.WEIGHTS, question, pull=pull, timeout_s=timeout_s)
+        self._counters.weights_bytes_in += sum(map(len, fetched.bodies))
+        return fetched
+
     async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
         """Tells a peer that its bodies were fetched and checked; whether it heard."""
         request = pack_ids(ids, limits=self._limits)
@@ -89,7 +109,7 @@ class PeerCalls(ABC):
             raise ValueError(f"{len(payload)} bytes; {self._limits.max_announcement_bytes} are allowed")
 
     def _check_record(self, value: bytes, *, ttl_s: float) -> None:
-        max_bytes, max_ttl_s = self._limits.max_record_bytes, self._limits.max_record_ttl_s
+        max_bytes, max_ttl_s = self._limits.max_record_bytes - MAX_OVERHEAD_BYTES, self._limits.max_record_ttl_s
         if len(value) > max_bytes or not 0 < ttl_s <= max_ttl_s:
             raise ValueError(f"{len(value)} bytes for {ttl_s} s; {max_bytes} bytes for {max_ttl_s} s are allowed")
 

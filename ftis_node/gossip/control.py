@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Request = p2pd_pb2.Request
 PSRequest = p2pd_pb2.PSRequest
+MAX_IDLE = 16  # connections kept for further requests
 
 
 class Refused(NetworkError):
@@ -70,7 +71,7 @@ class Control:
     async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[Announcement]]:
         """Messages of a topic, own ones too, for as long as the context is open; they end with EOFError."""
         request = PSRequest(type=PSRequest.SUBSCRIBE, topic=topic)
-        async with self._connection() as (reader, writer):
+        async with self._connection(timeout_s=self._timeout_s) as (reader, writer):
             async with asyncio.timeout(self._timeout_s):
                 await self._exchange(reader, writer, Request(type=Request.PUBSUB, pubsub=request))
             yield _messages(reader)
@@ -83,7 +84,7 @@ class Control:
         request = p2pd_pb2.StreamOpenRequest(
             peer=peer_id_from_text(peer_id), proto=[protocol], timeout=max(1, round(timeout_s))
         )
-        async with self._connection() as (reader, writer):
+        async with self._connection(timeout_s=timeout_s) as (reader, writer):
             async with asyncio.timeout(timeout_s):
                 await self._exchange(reader, writer, Request(type=Request.STREAM_OPEN, streamOpen=request))
             yield reader, writer
@@ -113,10 +114,10 @@ class Control:
                 is_usable = True
                 raise
             finally:
-                if is_usable:
+                if is_usable and len(self._idle) < MAX_IDLE:
                     self._idle.append((reader, writer))
                 else:
-                    writer.transport.abort()  # the response may still come, and would answer the next request
+                    writer.transport.abort()  # else a late response would answer the next request
         return response
 
     @staticmethod
@@ -129,8 +130,11 @@ class Control:
         return response
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_unix_connection(self._path)
+    async def _connection(
+        self, *, timeout_s: float
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        async with asyncio.timeout(timeout_s):  # a p2pd that was stopped takes no connection when many wait
+            reader, writer = await asyncio.open_unix_connection(self._path)
         try:
             yield reader, writer
         finally:

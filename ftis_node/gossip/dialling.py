@@ -1,7 +1,7 @@
 """Getting connected: the given peers first, then the directory through them, then a few members of the run.
 
-Whom to dial is a pure decision (`choose_dials`); the classes below only carry it out. A round of dialling never fails:
-what did not work is tried again in the next one.
+Whom to dial is a pure decision (`swarm/dials.py`); the classes below only carry it out. A round of dialling never
+fails: what did not work is tried again in the next one.
 """
 
 from __future__ import annotations
@@ -12,34 +12,21 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.control import Refused
+from ftis_node.gossip.missed import Missed
 from ftis_node.gossip.multiaddr import parse_multiaddr
+from ftis_node.gossip.reachability import Reachability, reachability_of
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from ftis_node.gossip.session import Session
     from ftis_node.gossip.settings import NetworkSettings
 
 logger = logging.getLogger(__name__)
 
+MAX_MISSED = 64
 NUM_PEERS_MET = 8  # a round meets so many connected peers in the directory; it finds the rest through them
-EXPLORE_FACTOR = 3  # up to this many times the wanted members, each round dials one stranger more
-
-
-def choose_dials(
-    candidates: Collection[str], connected: Collection[str], *, num_members: int, num_wanted: int, rng: random.Random
-) -> list[str]:
-    """Which members to dial in this round.
-
-    As many as are missing. With enough of them one more, at random: two halves of a swarm that lost sight of each other
-    have enough members each, and only a stranger leads across. A node with many members leaves that to the others.
-    """
-    strangers = sorted(set(candidates) - set(connected))
-    num_dials = max(0, num_wanted - num_members)
-    if not num_dials and num_members < EXPLORE_FACTOR * num_wanted:
-        num_dials = 1
-    return rng.sample(strangers, min(num_dials, len(strangers)))
 
 
 def believable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
@@ -70,6 +57,8 @@ class Dialler:
 
     async def dial_given(self, session: Session) -> None:
         """Dials the given peers that are not connected, then meets what is connected in the directory."""
+        is_relayed = reachability_of(await session.control.identify()) is Reachability.RELAYED
+        session.directory.serve(not (is_relayed or self._settings.is_unreachable))
         connected = await connected_ids(session)
         missing: dict[str, list[str]] = {}
         for peer in self._settings.peer_addresses:
@@ -79,6 +68,18 @@ class Dialler:
         real_errors = [error for error in errors if "dial backoff" not in error]  # p2pd's own pause after a real one
         self.dial_error = real_errors[0] if real_errors else (self.dial_error if errors else "")
         await self._meet_some(session)
+
+    async def keep_redialling(
+        self, session: Session, members: Callable[[], Collection[str]], known: Mapping[str, list[str]]
+    ) -> None:
+        """Dials members that were lost, by the addresses known of them or remembered by p2pd, until cancelled."""
+        settings = self._settings
+        missed = Missed(settings.redial, patience_s=settings.redial_for_s, capacity=MAX_MISSED, rng=self._rng)
+        clock = asyncio.get_running_loop().time
+        while True:
+            missed.update(members=members(), connected=await connected_ids(session), now=clock())
+            await self.dial(session, {peer_id: known.get(peer_id, []) for peer_id in missed.due(clock())})
+            await asyncio.sleep(settings.poll_s)
 
     async def dial(self, session: Session, peers: Mapping[str, list[str]]) -> list[str]:
         """Dials peers at the same time; for each an error, or nothing."""

@@ -10,63 +10,121 @@ import asyncio
 import itertools
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ftis_node.errors import RecordError
+from ftis_node.gossip.aside import aside, ended
 from ftis_node.gossip.bindings import DHTID, P2P, DHTNode, DictionaryDHTValue, Multiaddr, PeerID, dht_pb2
 from ftis_node.gossip.door import MAX_STORED_KEYS, EntryValidator, RequestBounds, unpack_bytes
-from ftis_node.gossip.entries import EntryKind, run_of, seal, unpack_addresses, unseal
-from ftis_node.gossip.names import bucket_key, bucket_of, record_key
+from ftis_node.gossip.entries import EntryKind, num_shards_of, run_of, seal, split_private, unpack_addresses, unseal
+from ftis_node.gossip.manifests import pack_manifest, unpack_manifest
+from ftis_node.gossip.names import bucket_key, manifest_key, record_key
+from ftis_node.gossip.secret import OPEN
+from ftis_node.swarm.shards import bucket_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Coroutine, Iterable
     from pathlib import Path
 
-    from ftis_node.gossip.base import GossipLimits
+    from ftis_node.gossip.base import GossipCounters, GossipLimits
+    from ftis_node.gossip.entries import Entry
+    from ftis_node.gossip.secret import Seal
     from ftis_node.records.identity import Identity
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
+
+NUM_SKEWS = 9
+READ_BACK_EVERY = 10
+NUM_HOLDERS_ASKED = 5
+NUM_HEARD = 64  # members in each place of the directory by whose word runs have shards
 
 
 class Directory:
     """This node's part of the DHT. Made by `attach`."""
 
-    def __init__(self, node: Any, *, identity: Identity, limits: GossipLimits, timeout_s: float) -> None:
+    def __init__(
+        self,
+        node: Any,
+        bounds: RequestBounds,
+        *,
+        identity: Identity,
+        limits: GossipLimits,
+        timeout_s: float,
+        seal: Seal = OPEN,
+    ) -> None:
         self._node = node
+        self._bounds = bounds
+        self._seal = seal
         self._identity = identity
         self._limits = limits
         self._timeout_s = timeout_s
-        self.clock_skew_s: float | None = None  # a peer's clock less ours, at the last peer met
+        self._skews_s: dict[str, float] = {}  # their clocks less a steady one here, by peer, those met last at the end
+        self._num_stored: dict[EntryKind, int] = {}
 
     @classmethod
     async def attach(
-        cls, control_path: Path, *, identity: Identity, limits: GossipLimits, rpc_timeout_s: float, timeout_s: float
+        cls,
+        control_path: Path,
+        *,
+        identity: Identity,
+        limits: GossipLimits,
+        counters: GossipCounters,
+        rpc_timeout_s: float,
+        timeout_s: float,
+        seal: Seal = OPEN,
     ) -> Directory:
         """Starts the DHT node over the p2pd at `control_path`."""
-        bounds = RequestBounds()
+        node_id = DHTID.generate(source=identity.peer)  # the same after a restart
+        bounds = RequestBounds(node_id.to_bytes())
+        validator = EntryValidator(
+            max_record_bytes=limits.max_record_bytes,
+            max_ttl_s=limits.max_record_ttl_s,
+            on_refusal=counters.count_refused_record,
+        )
         node = await DHTNode.create(
             p2p=await P2P.replicate(Multiaddr(f"/unix{control_path}")),
-            node_id=DHTID.generate(source=identity.peer),  # the same after a restart
+            node_id=node_id,
             wait_timeout=rpc_timeout_s,
             cache_locally=False,
             cache_on_store=False,
             cache_nearest=0,
             cache_refresh_before_expiry=0,
             cache_size=1,
-            record_validator=EntryValidator(
-                max_record_bytes=limits.max_record_bytes, max_ttl_s=limits.max_record_ttl_s
-            ),
+            record_validator=validator,
             authorizer=bounds,
         )
         node.protocol.storage.maxsize = MAX_STORED_KEYS
         bounds.storage = node.protocol.storage
-        return cls(node, identity=identity, limits=limits, timeout_s=timeout_s)
+        return cls(node, bounds, identity=identity, limits=limits, timeout_s=timeout_s, seal=seal)
+
+    @property
+    def clock_skew_s(self) -> float | None:
+        """The median of the last met peers' clocks less ours, in seconds: no single peer can make it up."""
+        ours = time.time() - time.monotonic()  # now: a clock that is moved shows at once, not when peers are met again
+        return median(self._skews_s.values()) - ours if self._skews_s else None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this node keeps entries for others and answers them."""
+        return self._bounds.is_serving
+
+    def serve(self, is_serving: bool) -> None:
+        """Keeps entries for others, or does not: a node behind a relay only asks, since what it kept would get lost."""
+        protocol = self._node.protocol
+        self._bounds.is_serving = is_serving
+        protocol.client_mode = not is_serving  # so that the node stores nothing at itself either
+        protocol.node_info = (
+            dht_pb2.NodeInfo(node_id=self._node.node_id.to_bytes()) if is_serving else dht_pb2.NodeInfo()
+        )
 
     async def join(self, peer_ids: Iterable[str]) -> int:
         """Meets connected peers and, through them, this node's neighbours; how many of `peer_ids` answered."""
         answered = await asyncio.gather(*(self._meet(PeerID.from_base58(peer_id)) for peer_id in peer_ids))
         if any(answered):
-            async with asyncio.timeout(self._timeout_s):
-                await self._node.find_nearest_nodes([self._node.node_id])
+            await self._asked(self._node.find_nearest_nodes([self._node.node_id]))
         return sum(answered)
 
     async def publish_record(self, run_id: str, value: bytes, *, ttl_s: float) -> bool:
@@ -76,10 +134,20 @@ class Directory:
 
     async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
         """The newest record of a peer."""
-        async with asyncio.timeout(self._timeout_s):
-            found = await self._node.get(record_key(run_id, peer_id), latest=True)
+        found = await self._asked(self._node.get(record_key(run_id, peer_id), latest=True))
         entry = None if found is None else unseal(found.value, max_record_bytes=self._limits.max_record_bytes)
-        return None if entry is None else entry.payload
+        return None if entry is None else self._opened(entry)
+
+    async def publish_manifest(self, run_id: str, canonical: bytes, *, ttl_s: float) -> bool:
+        """Puts the run's manifest under the run's key; whether a node took it."""
+        key = manifest_key(run_id)
+        return await self._store(EntryKind.MANIFEST, run_id, key, None, pack_manifest(canonical), ttl_s=ttl_s)
+
+    async def get_manifest(self, run_id: str) -> bytes | None:
+        """The canonical text of a run's manifest."""
+        found = await self._asked(self._node.get(manifest_key(run_id), latest=True))
+        entry = None if found is None else unseal(found.value, max_record_bytes=self._limits.max_record_bytes)
+        return None if entry is None else unpack_manifest(entry.payload, run_id=run_id)
 
     async def register(self, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
         """Registers this node among the run's members; whether a node took it."""
@@ -89,24 +157,31 @@ class Directory:
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
         """Members registered in some of a run's buckets, and the addresses that each claims."""
-        async with asyncio.timeout(self._timeout_s):
-            found = await self._node.get_many(
-                [bucket_key(run_id, bucket) for bucket in buckets], sufficient_expiration_time=float("inf")
-            )
+        keys = [bucket_key(run_id, bucket) for bucket in buckets]
+        found = await self._asked(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
         members: dict[str, list[str]] = {}
         for bucket in found.values():
             for item in bucket.value.values() if bucket is not None else ():
                 entry = unseal(item.value, max_record_bytes=self._limits.max_record_bytes)
-                if entry is not None and entry.peer_id != self._identity.peer_id:
-                    members[entry.peer_id] = unpack_addresses(entry.payload)
+                if entry is None or entry.peer_id == self._identity.peer_id:
+                    continue
+                if (claimed := self._opened(entry)) is not None:
+                    members[entry.peer_id] = unpack_addresses(claimed)
         return members
 
-    def runs_in_sight(self) -> set[str]:
-        """Runs with a member whose entry is stored here."""
+    def runs_in_sight(self) -> dict[str, int]:
+        """Runs with members whose entries are stored here, and how many shards each has.
+
+        That is the most that any of some members says: one that says fewer must not silence the other shards.
+        """
         stored_values = [stored.value for _, stored in self._node.protocol.storage.items()]
         buckets = [value for value in stored_values if isinstance(value, DictionaryDHTValue)]
-        firsts = [packed for bucket in buckets for _, (packed, _) in itertools.islice(bucket.items(), 1)]
-        return {run for packed in firsts if (run := run_of(unpack_bytes(packed) or b"")) is not None}
+        runs: dict[str, int] = {}
+        for _, (packed, _) in itertools.chain(*(itertools.islice(bucket.items(), NUM_HEARD) for bucket in buckets)):
+            entry = unpack_bytes(packed) or b""
+            if (run := run_of(entry)) is not None:
+                runs[run] = max(runs.get(run, 1), num_shards_of(entry))
+        return runs
 
     async def lost(self) -> None:
         """Returns when the connection to p2pd has ended, or its reader has failed."""
@@ -117,32 +192,74 @@ class Directory:
         self._node.is_alive = False
         control = self._node.p2p._client.control
         await self._node.p2p.shutdown()
-        handlers = tuple(control._handler_tasks.values())
-        for task in handlers:
-            task.cancel()
-        await asyncio.gather(control._read_task, control._write_task, *handlers, return_exceptions=True)
+        await ended(control._read_task, control._write_task, *control._handler_tasks.values())
+
+    async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the DHT brings. Raises TimeoutError where nothing comes in time, or hivemind fails over some answer."""
+        try:
+            return await aside(work, timeout_s=self._timeout_s)
+        except (OSError, EOFError):
+            raise
+        except Exception as error:  # of many kinds: it asserts what it believes of its peers
+            logger.warning("the directory failed: %r", error)
+            raise TimeoutError(f"the directory failed: {error!r}") from error
 
     async def _meet(self, peer: Any) -> bool:
         protocol = self._node.protocol
-        sent_at = time.time()
+        sent_at = time.monotonic()
         try:
-            response = await protocol.get_stub(peer).rpc_ping(
-                dht_pb2.PingRequest(peer=protocol.node_info), timeout=protocol.wait_timeout
-            )
+            ping = dht_pb2.PingRequest(peer=protocol.node_info)
+            pinging = protocol.get_stub(peer).rpc_ping(ping, timeout=protocol.wait_timeout)
+            response = await aside(pinging, timeout_s=self._timeout_s)
         except Exception as error:  # hivemind raises plain exceptions of many kinds for a peer that does not answer
             logger.debug("%s did not answer the directory's ping: %r", peer, error)
             return False
         if response is None or not response.peer.node_id:
             return False
-        self.clock_skew_s = response.dht_time - (sent_at + time.time()) / 2
-        await protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
+        self._skews_s.pop(str(peer), None)
+        self._skews_s[str(peer)] = response.dht_time - (sent_at + time.monotonic()) / 2
+        for met_before in list(self._skews_s)[:-NUM_SKEWS]:
+            del self._skews_s[met_before]
+        noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
+        await aside(noting, timeout_s=self._timeout_s)
         return True
+
+    def _opened(self, entry: Entry) -> bytes | None:
+        """An entry's payload; None where it was not sealed with the secret of this run."""
+        try:
+            first, private = split_private(entry.kind, entry.payload)
+            return first + self._seal.open(private, entry.kind.name, entry.peer_id)
+        except RecordError:
+            logger.debug("%s has an entry that this run's secret does not open", entry.peer_id)
+            return None
 
     async def _store(
         self, kind: EntryKind, run_id: str, key: str, subkey: str | None, payload: bytes, *, ttl_s: float
     ) -> bool:
+        """Stores an entry, and asks for it now and then: `store` answers True also where nobody can read it."""
         expires_at = time.time() + ttl_s
-        entry = seal(self._identity, kind, run_id, payload, expires_at=expires_at)
-        async with asyncio.timeout(self._timeout_s):
-            kept = await self._node.store(key, entry, expires_at, subkey=subkey)
+        first, private = split_private(kind, payload)
+        sealed = self._seal.close(private, kind.name, self._identity.peer_id)
+        entry = seal(self._identity, kind, run_id, first + sealed, expires_at=expires_at)
+        num_before = self._num_stored.get(kind, 0)
+        self._num_stored[kind] = num_before + 1
+        storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
+        kept = await self._asked(storing)
+        if kept and num_before % READ_BACK_EVERY == 0:
+            kept = await self._asked(self._is_held(DHTID.generate(source=key), entry, subkey))
         return bool(kept)
+
+    async def _is_held(self, key: Any, entry: bytes, subkey: str | None) -> bool:
+        """Whether one of the nodes that should hold an entry does; True where there is no such node but this one."""
+        nearest = (await self._node.find_nearest_nodes([key], exclude_self=True))[key]
+        if not nearest:
+            return self.is_serving
+        for peer in list(nearest.values())[:NUM_HOLDERS_ASKED]:
+            found = (await self._node.protocol.call_find(peer, [key]) or {}).get(key, (None, {}))[0]
+            value = found.value if found is not None else None
+            if subkey is not None and isinstance(value, DictionaryDHTValue):
+                value = value.get(subkey).value if subkey in value else None
+            if isinstance(value, bytes) and unpack_bytes(value) == entry:
+                return True
+        logger.warning("the directory took our entry, but does not give it back")
+        return False

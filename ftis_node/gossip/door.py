@@ -7,6 +7,7 @@ sees every request before it is worked on.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,32 +20,48 @@ from ftis_node.gossip.bindings import (
     RecordValidatorBase,
     dht_pb2,
 )
-from ftis_node.gossip.entries import is_timely, unseal
+from ftis_node.gossip.crowding import block_of, crowded_out
+from ftis_node.gossip.entries import EntryKind, claimed_addresses, is_timely, unseal
+from ftis_node.gossip.manifests import unpack_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from ftis_node.gossip.entries import Entry
 
 MAX_KEYS_PER_FIND = 16
 MAX_KEYS_PER_STORE = 256
 MAX_MEMBERS_PER_BUCKET = 256  # with 512-byte entries: a reply of 16 buckets stays under 3 MiB
 MAX_STORED_KEYS = 16384
+MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind's name 20
 
 
 class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
     """Lets signed entries through, at the place and until the time that their owner signed."""
 
-    def __init__(self, *, max_record_bytes: int, max_ttl_s: float) -> None:
+    def __init__(
+        self, *, max_record_bytes: int, max_ttl_s: float, on_refusal: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_refusal` is told of each record that does not pass."""
         self._max_record_bytes = max_record_bytes
         self._max_ttl_s = max_ttl_s
+        self._on_refusal = on_refusal
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether a record may be stored, or believed when it is read."""
+        is_good = self._is_good(record)
+        if not is_good:
+            self._on_refusal()
+        return is_good
+
+    def _is_good(self, record: DHTRecord) -> bool:
         entry = self._entry(record.value)
         return (
             entry is not None
             and is_timely(entry, expires_at=record.expiration_time, now=time.time(), max_ttl_s=self._max_ttl_s)
             and record.key == DHTID.generate(source=entry.key).to_bytes()
             and record.subkey == MSGPackSerializer.dumps(entry.subkey)
+            and (entry.kind is not EntryKind.MANIFEST or is_manifest(entry))
         )
 
     def _entry(self, packed: bytes) -> Entry | None:
@@ -55,29 +72,42 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
 class RequestBounds(AuthorizerBase):  # type: ignore[misc]
     """Cuts down requests that would cost too much work or memory. Signs nothing: entries are signed themselves.
 
-    No request is refused as a whole: hivemind takes a peer that refuses for a dead one, forgets it, meets it again, and
-    hands it the same entries once more, without end.
+    A node that serves refuses no request as a whole: hivemind takes a peer that refuses for a dead one, forgets it,
+    meets it again, and hands it the same entries once more, without end. One that does not serve refuses them all, so
+    that those who knew it forget it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own_node_id: bytes = b"") -> None:
+        """`own_node_id` is this node's place in the DHT."""
+        self._own_node_id = own_node_id
         self.storage: Any = None  # the node's local storage, once there is one
+        self.is_serving = True
 
     async def validate_request(self, request: Any) -> bool:
         """Cuts a peer's request down to what is worked on."""
+        if not self.is_serving:
+            return False
         if isinstance(request, dht_pb2.FindRequest):
             del request.keys[MAX_KEYS_PER_FIND:]
+            self._bound_buckets(request.keys)
         if isinstance(request, dht_pb2.StoreRequest):
             for column in (request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache):
                 del column[MAX_KEYS_PER_STORE:]
-            for key in request.keys:
-                self._bound_bucket(key)
+            self._bound_buckets(request.keys)
         return True
 
-    def _bound_bucket(self, key: bytes) -> None:
-        """Has a bucket give up the entry that expires first for each one above its bound."""
-        stored = self.storage.get(DHTID.from_bytes(key))
-        if stored is not None and isinstance(stored.value, DictionaryDHTValue):
-            stored.value.maxsize = MAX_MEMBERS_PER_BUCKET
+    def _bound_buckets(self, keys: Iterable[bytes]) -> None:
+        """Has buckets give up what is above their bound: before more is stored, and before they are read."""
+        for key in set(keys):
+            stored = self.storage.get(DHTID.from_bytes(key))
+            if stored is None or not isinstance(stored.value, DictionaryDHTValue):
+                continue
+            bucket = stored.value
+            bucket.maxsize = MAX_MEMBERS_PER_BUCKET + MAX_KEYS_PER_STORE  # until the next request
+            if len(bucket) > MAX_MEMBERS_PER_BUCKET:
+                blocks = {subkey: _claimed_block(packed) for subkey, (packed, _) in bucket.items()}
+                for subkey in crowded_out(blocks, room=MAX_MEMBERS_PER_BUCKET):
+                    del bucket[subkey]
 
     async def sign_request(self, request: Any, service_public_key: Any) -> None:
         """Nothing to sign."""
@@ -86,8 +116,30 @@ class RequestBounds(AuthorizerBase):  # type: ignore[misc]
         """Nothing to sign."""
 
     async def validate_response(self, response: Any, request: Any) -> bool:
-        """Values in responses are checked one by one by `EntryValidator`."""
+        """Cuts a peer's answer down; the values in it are checked one by one by `EntryValidator`.
+
+        A peer may name this node among the nearest, out of malice or since this node told it no place (it does so while
+        it does not serve). hivemind holds that to be impossible.
+        """
+        if isinstance(response, dht_pb2.FindResponse):
+            for result in response.results:
+                nearest = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
+                others = [named for named in nearest if named[0] != self._own_node_id][:MAX_NEAREST]
+                del result.nearest_node_ids[:], result.nearest_peer_ids[:]
+                result.nearest_node_ids.extend(node_id for node_id, _ in others)
+                result.nearest_peer_ids.extend(peer_id for _, peer_id in others)
         return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _claimed_block(packed: bytes) -> str:
+    """The address block that a stored member entry claims."""
+    return block_of(claimed_addresses(unpack_bytes(packed) or b""))
+
+
+def is_manifest(entry: Entry) -> bool:
+    """Whether an entry has the manifest of the run that it names."""
+    return unpack_manifest(entry.payload, run_id=entry.run_id) is not None
 
 
 def unpack_bytes(packed: bytes) -> bytes | None:

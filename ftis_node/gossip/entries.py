@@ -6,9 +6,10 @@ and a signature; whoever stores or reads an entry checks it, and that it lies un
     entry = kind (1) + peer id (38) + expiry (8, Unix time as float64) + signature (64)
             + length of the run id (1) + run id + payload
 
-A `RECORD` lies under a key of its own. A `MEMBER` lies in one of a run's buckets, under the peer id as subkey: a joiner
-reads buckets until it knows enough members, and no bucket grows into a reply too large to send. A node that stores
-entries, such as a bootstrap node, need not know the run.
+A `RECORD` lies under a key of its own. A run's `MANIFEST` lies under the run's, the same from whoever stores it. A
+`MEMBER` lies in one of a run's buckets, under the peer id as subkey: a joiner reads buckets until it knows enough
+members, and no bucket grows into a reply too large to send. A node that stores entries, such as a bootstrap node, need
+not know the run.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.names import RUN_ID, bucket_key, bucket_of, record_key
+from ftis_node.gossip.names import RUN_ID, bucket_key, manifest_key, record_key
+from ftis_node.gossip.secret import MAX_OVERHEAD_BYTES
 from ftis_node.records.identity import peer_id_text, verify
+from ftis_node.swarm.shards import NUM_MEMBER_BUCKETS, bucket_of
 
 if TYPE_CHECKING:
     from ftis_node.records.identity import Identity
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 DIRECTORY_DOMAIN = b"ftis-node/directory/1\n"
 MAX_MEMBER_BYTES = 512
 CLOCK_SLACK_S = 60.0
+SHARDS_MARK = "shards="
 _HEAD = struct.Struct(">B38sd64sB")
 
 
@@ -35,6 +39,7 @@ class EntryKind(IntEnum):
 
     RECORD = 1
     MEMBER = 2
+    MANIFEST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class Entry:
         """The directory key where this entry belongs."""
         if self.kind is EntryKind.RECORD:
             return record_key(self.run_id, self.peer_id)
+        if self.kind is EntryKind.MANIFEST:
+            return manifest_key(self.run_id)
         return bucket_key(self.run_id, bucket_of(self.peer_id))
 
     @property
@@ -88,7 +95,7 @@ def unseal(raw: bytes, *, max_record_bytes: int) -> Entry | None:
     if code not in tuple(EntryKind):
         return None
     kind = EntryKind(code)
-    if len(payload) > (max_record_bytes if kind is EntryKind.RECORD else MAX_MEMBER_BYTES):
+    if len(payload) > (MAX_MEMBER_BYTES if kind is EntryKind.MEMBER else max_record_bytes):
         return None
     if not verify(peer, DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at), signature):
         return None
@@ -100,20 +107,42 @@ def is_timely(entry: Entry, *, expires_at: float, now: float, max_ttl_s: float) 
     return entry.expires_at == expires_at <= now + max_ttl_s + CLOCK_SLACK_S
 
 
-def pack_addresses(addresses: list[str]) -> bytes:
-    """As many addresses as a member entry holds, first ones first."""
-    packed = b""
+def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
+    """What a member says: how many shards its run has, and as many addresses as there is room for, first ones first.
+
+    The addresses may be sealed later, and must then still fit.
+    """
+    max_bytes = MAX_MEMBER_BYTES - MAX_OVERHEAD_BYTES
+    packed = f"{SHARDS_MARK}{num_shards}\n".encode()
     for address in addresses:
         line = address.encode() + b"\n"
-        if len(packed) + len(line) > MAX_MEMBER_BYTES:
+        if len(packed) + len(line) > max_bytes:
             break
         packed += line
     return packed
 
 
+def split_private(kind: EntryKind, payload: bytes) -> tuple[bytes, bytes]:
+    """A payload's open part, a member's first line, which bootstrap nodes go by; and what a secret would seal."""
+    end = payload.find(b"\n") + 1 if kind is EntryKind.MEMBER else 0
+    return payload[:end], payload[end:]
+
+
 def unpack_addresses(payload: bytes) -> list[str]:
     """The addresses of a member entry, unchecked."""
-    return payload.decode("ascii", errors="replace").split()
+    return [line for line in payload.decode("ascii", errors="replace").split() if not line.startswith(SHARDS_MARK)]
+
+
+def claimed_addresses(raw: bytes) -> list[str]:
+    """The addresses that a member entry names, unchecked; none where it is malformed."""
+    return unpack_addresses(raw[_HEAD.size + raw[_HEAD.size - 1] :]) if len(raw) >= _HEAD.size else []
+
+
+def num_shards_of(raw: bytes) -> int:
+    """How many shards the run of a member entry has, by that member's word; 1 where it does not say so."""
+    first, _, _ = raw[_HEAD.size + raw[_HEAD.size - 1] :].partition(b"\n")
+    text = first.decode("ascii", errors="replace").removeprefix(SHARDS_MARK)
+    return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= NUM_MEMBER_BUCKETS else 1
 
 
 def _signed(kind: EntryKind, run_id: str, payload: bytes, expires_at: float) -> bytes:

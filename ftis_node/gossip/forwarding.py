@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 from ftis_node.gossip.names import topic
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ftis_node.gossip.session import Session
 
 logger = logging.getLogger(__name__)
 
-MAX_RUNS = 64
+MAX_TOPICS = 256
 
 
 class Forwarder:
@@ -27,7 +29,7 @@ class Forwarder:
     def __init__(self, session: Session, *, look_s: float) -> None:
         self._session = session
         self._look_s = look_s
-        self._reading: dict[str, asyncio.Task[None]] = {}  # by run
+        self._reading: dict[str, asyncio.Task[None]] = {}  # by topic
 
     async def run(self) -> None:
         """Until cancelled. Raises OSError or EOFError in a group where p2pd is lost."""
@@ -36,14 +38,15 @@ class Forwarder:
                 self._follow(self._session.directory.runs_in_sight(), group)
                 await asyncio.sleep(self._look_s)
 
-    def _follow(self, runs: set[str], group: asyncio.TaskGroup) -> None:
-        for run_id in set(self._reading) - runs:
-            self._reading.pop(run_id).cancel()
-        for run_id in sorted(runs - set(self._reading))[: MAX_RUNS - len(self._reading)]:
-            logger.info("forwarding announcements of run %s", run_id)
-            self._reading[run_id] = group.create_task(self._read(run_id), name=f"forward {run_id}")
+    def _follow(self, runs: Mapping[str, int], group: asyncio.TaskGroup) -> None:
+        topics = {topic(run_id, shard) for run_id, num_shards in runs.items() for shard in range(num_shards)}
+        for name in set(self._reading) - topics:
+            self._reading.pop(name).cancel()
+        for name in sorted(topics - set(self._reading))[: MAX_TOPICS - len(self._reading)]:
+            logger.info("forwarding announcements of %s", name)
+            self._reading[name] = group.create_task(self._read(name), name=f"forward {name}")
 
-    async def _read(self, run_id: str) -> None:
-        async with self._session.control.subscribe(topic(run_id, 0)) as messages:
+    async def _read(self, name: str) -> None:
+        async with self._session.control.subscribe(name) as messages:
             async for _ in messages:
                 pass

@@ -50,10 +50,12 @@ async def read_frame(reader: asyncio.StreamReader, *, max_bytes: int, idle_s: fl
 
 async def write_frame(writer: asyncio.StreamWriter, kind: Frame, payload: bytes = b"", *, idle_s: float) -> None:
     """Sends a frame. Raises TimeoutError where the other end takes nothing for `idle_s` seconds."""
-    writer.write(HEADER.pack(kind, len(payload)))
-    for offset in range(0, len(payload), CHUNK_BYTES):
-        writer.write(payload[offset : offset + CHUNK_BYTES])
+    writer.write(HEADER.pack(kind, len(payload)) + payload[:CHUNK_BYTES])
+    offset = CHUNK_BYTES
+    while True:
         async with asyncio.timeout(idle_s):
             await writer.drain()
-    async with asyncio.timeout(idle_s):
-        await writer.drain()
+        if offset >= len(payload):
+            return
+        writer.write(payload[offset : offset + CHUNK_BYTES])
+        offset += CHUNK_BYTES

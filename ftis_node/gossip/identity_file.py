@@ -6,10 +6,9 @@ Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from ftis_node.records.identity import SEED_BYTES
+from ftis_node.records.identity import SEED_BYTES, write_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,9 +25,4 @@ def libp2p_private_key(identity: Identity) -> bytes:
 
 def write_identity_file(identity: Identity, path: Path) -> None:
     """Writes the key for p2pd, readable by its owner alone; replaces what is there in one step."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(libp2p_private_key(identity))
-    temporary.replace(path)
+    write_private(path, libp2p_private_key(identity))

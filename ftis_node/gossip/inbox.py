@@ -16,8 +16,7 @@ class Inbox:
     """Filled by the network, emptied by one reader. Lives in one event loop."""
 
     def __init__(self, *, capacity: int, counters: GossipCounters) -> None:
-        self._waiting: deque[Announcement] = deque()
-        self._capacity = capacity
+        self._waiting: deque[Announcement] = deque(maxlen=capacity)
         self._counters = counters
         self._changed = asyncio.Event()
         self._closed = False
@@ -26,8 +25,7 @@ class Inbox:
     def put(self, announcement: Announcement) -> None:
         """Takes an announcement in, at the cost of the oldest where there is no room."""
         self._counters.announcements_received += 1
-        if len(self._waiting) >= self._capacity:
-            self._waiting.popleft()
+        if len(self._waiting) == self._waiting.maxlen:
             self._counters.announcements_dropped += 1
         self._waiting.append(announcement)
         self._changed.set()

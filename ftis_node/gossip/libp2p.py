@@ -11,24 +11,32 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import Fetched, FetchOutcome, GossipLimits
+from ftis_node.errors import RecordError
+from ftis_node.gossip.base import Announcement, Fetched, FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.calls import PeerCalls
 from ftis_node.gossip.inbox import Inbox
 from ftis_node.gossip.link import Link
 from ftis_node.gossip.membership import Membership
 from ftis_node.gossip.names import Service, protocol, topic
 from ftis_node.gossip.pulling import pull_items
+from ftis_node.gossip.reachability import Reachability, reachability_of
+from ftis_node.gossip.secret import OPEN, SecretSeal
 from ftis_node.gossip.session import Session, Station
+from ftis_node.gossip.topics import Topics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Collection
 
-    from ftis_node.gossip.base import Announcement, PeerConnection, SwarmState
+    from ftis_node.gossip.base import PeerConnection, SwarmState
     from ftis_node.gossip.bodies import Pull
     from ftis_node.gossip.settings import NetworkSettings
     from ftis_node.records.identity import Identity
+
+
+SECRET_HINT = "only holders of the same secret are met: is `swarm.secret_file` the same file everywhere?"
 
 
 class Libp2pGossip(PeerCalls):
@@ -42,15 +50,29 @@ class Libp2pGossip(PeerCalls):
         run_id: str,
         limits: GossipLimits | None = None,
         num_shards: int = 1,
+        secret: bytes | None = None,
     ) -> None:
-        """Reads the shards 0 to `num_shards` - 1. Raises ValueError for a run id that cannot be part of a name."""
+        """Reads all of the run's `num_shards` until told which. With a `secret` only its holders are members.
+
+        Raises ValueError for an impossible run id, and for a secret of fewer than 32 bytes.
+        """
         super().__init__(peer_id=identity.peer_id, run_id=run_id, limits=limits or GossipLimits())
         self._inbox = Inbox(capacity=self._limits.max_queued_announcements, counters=self._counters)
-        self._topics = [topic(run_id, shard) for shard in range(num_shards)]
-        self._membership = Membership(settings, run_id=run_id, peer_id=self._peer_id, rng=random.Random())
-        handlers = {protocol(run_id, service): handler for service, handler in self._services.handlers.items()}
+        self._seal = OPEN if secret is None else SecretSeal(secret, run_id=run_id)
+        self._run_name = self._seal.wire_name(run_id)
+        self._topics = Topics(range(num_shards), hear=self._hear)
+        self._membership = Membership(
+            settings, run_id=self._run_name, peer_id=self._peer_id, rng=random.Random(), num_shards=num_shards
+        )
+        handlers = {protocol(self._run_name, service): handler for service, handler in self._services.handlers.items()}
         station = Station(
-            settings=settings, identity=identity, limits=self._limits, counters=self._counters, handlers=handlers
+            settings=settings,
+            identity=identity,
+            limits=self._limits,
+            counters=self._counters,
+            handlers=handlers,
+            reception=self._reception,
+            seal=self._seal,
         )
         self._link = Link(station, self._work, on_end=self._inbox.close)
 
@@ -62,12 +84,20 @@ class Libp2pGossip(PeerCalls):
     @property
     def state(self) -> SwarmState:
         """Where this node stands."""
-        return self._link.down_state() if self._link.session is None else self._membership.state()
+        state = self._link.down_state() if self._link.session is None else self._membership.state()
+        if state.state is SwarmPhase.SOLO and self._seal is not OPEN:
+            return replace(state, reason=f"{state.reason}; {SECRET_HINT}")
+        return state
 
     @property
     def clock_skew_s(self) -> float | None:
         """Another peer's clock less ours, in seconds; None until one was met."""
         return None if self._link.session is None else self._link.session.directory.clock_skew_s
+
+    @property
+    def reachability(self) -> Reachability:
+        """Whether others can dial this node, as of the last look."""
+        return reachability_of(self.addresses)
 
     @property
     def process_id(self) -> int | None:
@@ -83,18 +113,25 @@ class Libp2pGossip(PeerCalls):
         await self._link.close()
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
-        """Tells all members; see `base.Gossip.announce`."""
+        """Tells the members that read a shard; see `base.Gossip.announce`."""
         self._check_announcement(payload)
         if self._link.session is None:
             self._counters.announcements_unsent += 1
             return False
         try:
-            await self._link.session.control.publish(topic(self._run_id, shard), payload)
+            name = topic(self._run_name, shard)
+            sealed = self._seal.close(payload, "announcement", self._peer_id, name)
+            await self._link.session.control.publish(name, sealed)
         except (OSError, EOFError):  # p2pd is going down
             self._counters.announcements_unsent += 1
             return False
         self._counters.announcements_sent += 1
         return True
+
+    async def read_shards(self, shards: Collection[int]) -> None:
+        """Reads these shards from now on; see `base.Gossip.read_shards`."""
+        self._membership.read_shards = frozenset(shards)
+        await self._topics.choose(shards)
 
     def announcements(self) -> AsyncIterator[Announcement]:
         """Announcements of others, until closed. Raises the fault of ours that ended the network, if one did."""
@@ -106,7 +143,16 @@ class Libp2pGossip(PeerCalls):
         if self._link.session is None:
             return False
         try:
-            return await self._link.session.directory.publish_record(self._run_id, value, ttl_s=ttl_s)
+            return await self._link.session.directory.publish_record(self._run_name, value, ttl_s=ttl_s)
+        except TimeoutError:
+            return False
+
+    async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
+        """Puts the run's manifest into the directory; see `base.Gossip.publish_manifest`."""
+        if self._link.session is None or self._run_name != self._run_id:
+            return False
+        try:
+            return await self._link.session.directory.publish_manifest(self._run_id, canonical, ttl_s=ttl_s)
         except TimeoutError:
             return False
 
@@ -115,7 +161,7 @@ class Libp2pGossip(PeerCalls):
         if self._link.session is None:
             return None
         try:
-            return await self._link.session.directory.get_record(self._run_id, peer_id)
+            return await self._link.session.directory.get_record(self._run_name, peer_id)
         except TimeoutError:
             return None
 
@@ -130,13 +176,21 @@ class Libp2pGossip(PeerCalls):
         """Connected members of this run, as of the last look."""
         return [] if self._link.session is None else self._membership.members
 
+    async def known_members(self) -> list[str]:
+        """Other members, connected or seen in the directory lately."""
+        return self._membership.known_members()
+
+    async def shard_members(self) -> list[str]:
+        """Other members of this node's own shard, as of the last look."""
+        return self._membership.shard_members
+
     async def _pull(self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float) -> Fetched:
         if self._link.session is None:
             return pull.end(FetchOutcome.UNREACHABLE)
         return await pull_items(
-            self._link.session.control,
+            self._link.session.caller,
             peer_id,
-            protocol(self._run_id, service),
+            protocol(self._run_name, service),
             request,
             pull=pull,
             idle_s=self._limits.idle_timeout_s,
@@ -146,21 +200,27 @@ class Libp2pGossip(PeerCalls):
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
         """One life of p2pd: reads the run's topics and keeps this node among its members."""
         async with asyncio.TaskGroup() as group:
-            for name in self._topics:
-                subscribed = asyncio.Event()
-                group.create_task(self._read_topic(session, name, subscribed), name=f"gossip-read {name}")
-                await subscribed.wait()
+            group.create_task(
+                self._topics.follow(lambda shard: session.control.subscribe(topic(self._run_name, shard))),
+                name="gossip-topics",
+            )
+            await self._topics.settled()
             await self._membership.look(session)
             on_ready()
             group.create_task(self._membership.keep(session), name="gossip-membership")
 
-    async def _read_topic(self, session: Session, name: str, subscribed: asyncio.Event) -> None:
-        async with session.control.subscribe(name) as messages:
-            subscribed.set()
-            async for announcement in messages:
-                if announcement.sender == self._peer_id:
-                    continue
-                if len(announcement.payload) > self._limits.max_announcement_bytes:
-                    self._counters.announcements_refused += 1
-                    continue
-                self._inbox.put(announcement)
+    def _hear(self, shard: int, message: Announcement) -> None:
+        if message.sender == self._peer_id:
+            return
+        try:
+            payload = self._opened(message, topic(self._run_name, shard))
+        except RecordError:
+            self._counters.announcements_refused += 1
+            return
+        self._inbox.put(Announcement(message.sender, payload, shard))
+
+    def _opened(self, message: Announcement, name: str) -> bytes:
+        """The announcement in a message of a topic. Raises RecordError where it is too large, or sealed otherwise."""
+        if len(message.payload) > self._limits.max_announcement_bytes + self._seal.overhead_bytes:
+            raise RecordError("size", f"an announcement of {len(message.payload)} bytes")
+        return self._seal.open(message.payload, "announcement", message.sender, name)

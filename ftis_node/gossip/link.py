@@ -13,9 +13,11 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError, MachineError, UsageError
+from ftis_node.gossip.aside import ended
 from ftis_node.gossip.base import SwarmPhase, SwarmState
 from ftis_node.gossip.ports import pin_ports
 from ftis_node.gossip.session import open_session
+from ftis_node.telemetry.faults import report
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -55,6 +57,7 @@ class Link:
         if self._runner.done():
             self._runner.result()  # raises
         self._runner.add_done_callback(self._tell_end)
+        self._runner.add_done_callback(report)  # also where nobody listens to announcements
 
     async def close(self) -> None:
         """Takes p2pd down."""
@@ -122,17 +125,13 @@ class Link:
         lost = asyncio.create_task(session.lost())
         try:
             await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not lost.done():
-                error = work.exception()
-                if not is_loss(error):
+            if work.done():
+                if not is_loss(work.exception()):
                     work.result()  # raises
                 await asyncio.wait({lost}, timeout=self._station.settings.poll_s)
-                return lost.result() if lost.done() else "it no longer answers"
-            return lost.result()
+            return lost.result() if lost.done() else "it no longer answers"
         finally:
-            work.cancel()
-            lost.cancel()
-            await asyncio.wait({work, lost})
+            await ended(work, lost)  # what p2pd's end does to them is no news
 
     def _tell_end(self, runner: asyncio.Task[None]) -> None:
         error = None if runner.cancelled() else runner.exception()

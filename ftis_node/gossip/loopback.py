@@ -30,11 +30,13 @@ from ftis_node.gossip.base import (
 from ftis_node.gossip.bodies import outcome_of
 from ftis_node.gossip.calls import PeerCalls
 from ftis_node.gossip.inbox import Inbox
-from ftis_node.gossip.slots import Slots
+from ftis_node.gossip.reachability import Reachability, reachability_of
+from ftis_node.gossip.reception import OverBudget
 from ftis_node.gossip.standing import Standing
+from ftis_node.swarm.shards import shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 
     from ftis_node.gossip.bodies import Pull
     from ftis_node.gossip.names import Service
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     Frame = bytes | FetchOutcome
 
 logger = logging.getLogger(__name__)
+
+UNBOUNDED = 1e15
 
 
 class LoopbackSwarm:
@@ -55,9 +59,15 @@ class LoopbackSwarm:
         self._nodes: dict[tuple[str, str], LoopbackGossip] = {}  # by run and peer; started ones, in the order of start
         self._records: dict[tuple[str, str], tuple[bytes, float]] = {}  # value and expiry by the loop's clock
 
-    def join(self, peer_id: str, *, run_id: str, limits: GossipLimits | None = None) -> LoopbackGossip:
-        """A node, not yet started."""
-        return LoopbackGossip(self, peer_id=peer_id, run_id=run_id, limits=limits or GossipLimits())
+    def join(
+        self, peer_id: str, *, run_id: str, limits: GossipLimits | None = None, num_shards: int = 1
+    ) -> LoopbackGossip:
+        """A node, not yet started. It reads all of the run's shards until told which.
+
+        Without `limits` it serves without budgets: an experiment's time is not ours.
+        """
+        limits = limits or GossipLimits(max_requests_per_minute=UNBOUNDED, max_upload_bytes_per_s=UNBOUNDED)
+        return LoopbackGossip(self, peer_id=peer_id, run_id=run_id, limits=limits, num_shards=num_shards)
 
     def enter(self, node: LoopbackGossip, *, run_id: str) -> None:
         """Lets others find a node."""
@@ -88,12 +98,25 @@ class LoopbackSwarm:
 class LoopbackGossip(PeerCalls):
     """One node of a `LoopbackSwarm`. Keeps the protocol `base.Gossip`. Made by `LoopbackSwarm.join`."""
 
-    def __init__(self, swarm: LoopbackSwarm, *, peer_id: str, run_id: str, limits: GossipLimits) -> None:
+    def __init__(
+        self, swarm: LoopbackSwarm, *, peer_id: str, run_id: str, limits: GossipLimits, num_shards: int
+    ) -> None:
         super().__init__(peer_id=peer_id, run_id=run_id, limits=limits)
         self._swarm = swarm
         self._inbox = Inbox(capacity=limits.max_queued_announcements, counters=self._counters)
-        self._slots = Slots(max_total=limits.max_streams, max_per_peer=limits.max_streams_per_peer)
+        self._num_shards = num_shards
+        self._shards = frozenset(range(num_shards))
         self._is_up = False
+
+    @property
+    def clock_skew_s(self) -> float:
+        """There is one clock."""
+        return 0.0
+
+    @property
+    def reachability(self) -> Reachability:
+        """From this process alone."""
+        return reachability_of(self.addresses)
 
     @property
     def addresses(self) -> list[str]:
@@ -120,7 +143,7 @@ class LoopbackGossip(PeerCalls):
         self._inbox.close()
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
-        """Tells all members."""
+        """Tells the members that read a shard."""
         self._check_announcement(payload)
         if not self._is_up:
             self._counters.announcements_unsent += 1
@@ -128,12 +151,16 @@ class LoopbackGossip(PeerCalls):
         self._counters.announcements_sent += 1
         for other in self._others():
             if not self._swarm.loses(self._peer_id, other.peer_id, payload):
-                self._send(other, Announcement(self._peer_id, payload))
+                self._send(other, Announcement(self._peer_id, payload, shard))
         return True
+
+    async def read_shards(self, shards: Collection[int]) -> None:
+        """Reads these shards from now on."""
+        self._shards = frozenset(shards)
 
     def hear(self, announcement: Announcement) -> None:
         """Takes an announcement in."""
-        if self._is_up:
+        if self._is_up and announcement.shard in self._shards:
             self._inbox.put(announcement)
 
     def announcements(self) -> AsyncIterator[Announcement]:
@@ -147,6 +174,10 @@ class LoopbackGossip(PeerCalls):
             self._swarm.put_record(self._peer_id, value, run_id=self._run_id, ttl_s=ttl_s)
         return self._is_up
 
+    async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
+        """Everybody in the process knows it already."""
+        return self._is_up
+
     async def get_record(self, peer_id: str) -> bytes | None:
         """A peer's record in this run's directory."""
         return self._swarm.get_record(peer_id, run_id=self._run_id) if self._is_up else None
@@ -158,6 +189,15 @@ class LoopbackGossip(PeerCalls):
     async def members(self) -> list[str]:
         """Peer ids of all other nodes of the run."""
         return [other.peer_id for other in self._others()]
+
+    async def known_members(self) -> list[str]:
+        """Peer ids of all other nodes of the run."""
+        return await self.members()
+
+    async def shard_members(self) -> list[str]:
+        """Peer ids of the other nodes of this node's own shard."""
+        own = shard_of(self._peer_id, self._num_shards)
+        return [other.peer_id for other in self._others() if shard_of(other.peer_id, self._num_shards) == own]
 
     def _others(self) -> list[LoopbackGossip]:
         return [node for node in self._swarm.members(self._run_id) if node is not self] if self._is_up else []
@@ -194,15 +234,25 @@ class LoopbackGossip(PeerCalls):
 
     async def serve_stream(self, peer_id: str, service: Service, request: bytes) -> AsyncGenerator[Frame, None]:
         """Items for a peer, then how the stream ends for it."""
-        if not self._slots.take(peer_id):
-            self._counters.count_serve_error("busy")
+        if self._reception.is_refused(peer_id):
+            self._counters.count_serve_error("refused")
+            yield FetchOutcome.BROKEN
+            return
+        try:
+            self._reception.enter(peer_id, service)
+        except OverBudget as error:
+            self._counters.count_serve_error(error.reason)
             yield FetchOutcome.BUSY
             return
         try:
             async with aclosing(self._services.handlers[service](peer_id, request)) as items:
                 async for item in items:
+                    await self._reception.before_item(peer_id, len(item))
                     yield item
             yield FetchOutcome.COMPLETE
+        except OverBudget as error:
+            self._counters.count_serve_error(error.reason)
+            yield FetchOutcome.BUSY
         except RecordError as error:  # the request
             self._counters.count_serve_error(error.reason)
             yield FetchOutcome.BROKEN
@@ -211,4 +261,4 @@ class LoopbackGossip(PeerCalls):
             self._counters.count_serve_error("fault")
             yield FetchOutcome.BROKEN
         finally:
-            self._slots.give_back(peer_id)
+            self._reception.leave(peer_id)

@@ -4,9 +4,11 @@
 |---|---|---|---|
 | watch | p2pd's list of peers | questions to new ones; members, the standing | a second |
 | rounds | the given peers, the run's buckets | connections, our entry | its time, or the loss of the last member |
+| redial | members that were lost | connections | the back-off of each |
 
 A round dials the given peers, registers this node in its bucket, reads buckets until it knows enough members, and dials
-some of them. A node alone has its next round after a back-off; one with members once a minute.
+some of them. The buckets of the node's own shard are read whole: who is on duty for a group is decided among its
+members. A node alone has its next round after a back-off; one with members once a minute.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.dialling import Dialler, believable_addresses, choose_dials, connected_ids
-from ftis_node.gossip.entries import pack_addresses
-from ftis_node.gossip.names import NUM_MEMBER_BUCKETS
+from ftis_node.gossip.crowding import thinned_out
+from ftis_node.gossip.dialling import Dialler, believable_addresses, connected_ids
+from ftis_node.gossip.entries import pack_member
 from ftis_node.gossip.roster import Roster
 from ftis_node.gossip.standing import Standing
+from ftis_node.swarm.dials import choose_dials, shards_in_need
+from ftis_node.swarm.shards import NUM_MEMBER_BUCKETS, buckets_of, shard_of
 
 if TYPE_CHECKING:
     import random
@@ -32,17 +36,28 @@ logger = logging.getLogger(__name__)
 
 NUM_BUCKETS_PER_READ = 16
 CANDIDATES_FACTOR = 2  # buckets are read until this many times the wanted members are known
-MAX_KNOWN = 256
+MAX_KNOWN = 512
+SEEN_TTLS = 2  # entries outlive their owners by one time to live
+MAX_LISTED = 1024  # members of the own shard
 
 
 class Membership:
     """One node's place in one run. Outlives p2pd: what it learned of members helps after a restart."""
 
-    def __init__(self, settings: NetworkSettings, *, run_id: str, peer_id: str, rng: random.Random) -> None:
+    def __init__(
+        self, settings: NetworkSettings, *, run_id: str, peer_id: str, rng: random.Random, num_shards: int = 1
+    ) -> None:
         self._settings = settings
         self._run_id = run_id
         self._peer_id = peer_id
         self._rng = rng
+        self._num_shards = num_shards
+        self._own_shard = shard_of(peer_id, num_shards)
+        self._seen_at: dict[
+            str, float
+        ] = {}  # when the directory last listed those in `_known`, by the event loop's clock
+        self._listed: dict[str, None] = {}  # members of the own shard by the directory's last word
+        self.read_shards: frozenset[int] = frozenset(range(num_shards))
         self._dialler = Dialler(settings, rng=rng)
         self._known: dict[str, list[str]] = {}  # members and their addresses, oldest first
         self._num_lonely_rounds = 0
@@ -58,19 +73,33 @@ class Membership:
         """Connected members, as of the last look."""
         return self._roster.members
 
+    @property
+    def shard_members(self) -> list[str]:
+        """Other members of this node's own shard: those that are connected, and those that the directory lists."""
+        own = [peer for peer in self._roster.members if shard_of(peer, self._num_shards) == self._own_shard]
+        return list(dict.fromkeys([*own, *self._listed]))
+
+    def known_members(self) -> list[str]:
+        """Other members that are connected, or were seen in the directory not long ago."""
+        seen_after = asyncio.get_running_loop().time() - SEEN_TTLS * self._settings.member_ttl_s
+        listed = [peer_id for peer_id, seen_at in self._seen_at.items() if seen_at > seen_after]
+        return list(dict.fromkeys([*self._roster.members, *listed]))
+
     def state(self) -> SwarmState:
         """Where the node stands, as of the last look."""
         now = asyncio.get_running_loop().time()
         return self._standing.describe(next_try_in_s=self._next_round_at - now)
 
     async def keep(self, session: Session) -> None:
-        """Both loops, for one life of p2pd. Raises OSError or EOFError in a group where that life ends."""
+        """All loops, for one life of p2pd. Raises OSError or EOFError in a group where that life ends."""
         timeout_s = self._settings.dial_timeout_s
         self._roster = Roster(lambda peer_id: session.speaks_run(peer_id, self._run_id, timeout_s=timeout_s))
         self._next_round_at = 0.0
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(session, group), name="gossip-watch")
             group.create_task(self._rounds(session), name="gossip-rounds")
+            redialling = self._dialler.keep_redialling(session, lambda: self.members, self._known)
+            group.create_task(redialling, name="gossip-redial")
 
     async def _watch(self, session: Session, group: asyncio.TaskGroup) -> None:
         while True:
@@ -118,35 +147,52 @@ class Membership:
     async def _round(self, session: Session) -> None:
         await self._dialler.dial_given(session)
         try:
-            addresses = pack_addresses(self.addresses)
-            await session.directory.register(self._run_id, addresses, ttl_s=self._settings.member_ttl_s)
+            entry = pack_member(self.addresses, num_shards=self._num_shards)
+            await session.directory.register(self._run_id, entry, ttl_s=self._settings.member_ttl_s)
             await self._learn_members(session)
         except TimeoutError:
             logger.debug("the directory did not answer in time")
         await self._dial_members(session)
 
     async def _learn_members(self, session: Session) -> None:
-        """Reads buckets in random order until enough members are known: a few in a large run, all in a small one."""
-        buckets = self._rng.sample(range(NUM_MEMBER_BUCKETS), NUM_MEMBER_BUCKETS)
+        """Reads buckets until enough members are known: all in a small run, in a large one few beyond our own."""
+        first, others = self._buckets_to_read()
+        listed: dict[str, None] = {}
         num_found = 0
         for at in range(0, NUM_MEMBER_BUCKETS, NUM_BUCKETS_PER_READ):
-            found = await session.directory.members(self._run_id, buckets[at : at + NUM_BUCKETS_PER_READ])
+            if at >= len(first) and num_found >= CANDIDATES_FACTOR * self._settings.num_members_wanted:
+                break
+            found = await session.directory.members(self._run_id, [*first, *others][at : at + NUM_BUCKETS_PER_READ])
             for peer_id, claimed in found.items():
                 self._known.pop(peer_id, None)
                 self._known[peer_id] = believable_addresses(peer_id, claimed)
+                self._seen_at[peer_id] = asyncio.get_running_loop().time()
+                if shard_of(peer_id, self._num_shards) == self._own_shard and len(listed) < MAX_LISTED:
+                    listed[peer_id] = None
             num_found += len(found)
-            if num_found >= CANDIDATES_FACTOR * self._settings.num_members_wanted:
-                break
+        self._listed = listed
         for peer_id in list(self._known)[:-MAX_KNOWN]:
-            del self._known[peer_id]
+            del self._known[peer_id], self._seen_at[peer_id]
+
+    def _buckets_to_read(self) -> tuple[list[int], list[int]]:
+        """Those to read in any case: the own shard's, and one of each shard with too few connected; then the others."""
+        first = list(buckets_of(self._own_shard, self._num_shards))
+        in_need = shards_in_need(self.members, read=self.read_shards, num_shards=self._num_shards)
+        lacking = [buckets_of(shard, self._num_shards) for shard in in_need if shard != self._own_shard]
+        first += map(self._rng.choice, lacking)
+        others = [bucket for bucket in range(NUM_MEMBER_BUCKETS) if bucket not in first]
+        return first, self._rng.sample(others, len(others))
 
     async def _dial_members(self, session: Session) -> None:
+        num_wanted = self._settings.num_members_wanted
         chosen = choose_dials(
-            self._known,
+            thinned_out(self._known, per_block=num_wanted, rng=self._rng),
             await connected_ids(session),
-            num_members=len(self.members),
-            num_wanted=self._settings.num_members_wanted,
+            members=self.members,
+            num_wanted=num_wanted,
             rng=self._rng,
+            read=self.read_shards,
+            num_shards=self._num_shards,
         )
         await self._dialler.dial(session, {peer_id: self._known[peer_id] for peer_id in chosen})
 

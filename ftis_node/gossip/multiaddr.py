@@ -15,10 +15,14 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
+import base58
+
 from ftis_node.errors import ConfigError
 
 ED25519_PEER_ID = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
+ED25519_PREFIX = bytes.fromhex("002408011220")
 HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+HOST_AND_PORT = re.compile(r"([0-9.]*):?([0-9]+)")  # as other programs are told where to listen
 HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 TRANSPORTS = ("tcp", "udp")
 MARKERS = ("quic-v1", "ws", "wss", "p2p-circuit")  # protocols without a value
@@ -65,6 +69,9 @@ def parse_multiaddr(text: str) -> PeerAddress:
 
 def parse_listen_address(text: str) -> ListenAddress:
     """The listen address in `text`, such as `/ip4/0.0.0.0/tcp/4001`. Raises ConfigError for anything else."""
+    if plain := HOST_AND_PORT.fullmatch(text):
+        host = plain[1] or "0.0.0.0"  # nosec B104: an example in a message
+        raise ConfigError(f"cannot listen on {text!r}: write it as /ip4/{host}/tcp/{plain[2]}")
     parts = _split(text)
     names = [name for name, _ in parts]
     if names[:2] not in (["ip4", "tcp"], ["ip6", "tcp"]) and names not in (
@@ -73,6 +80,13 @@ def parse_listen_address(text: str) -> ListenAddress:
     ):
         raise ConfigError(f"cannot listen on {text!r}: write it like /ip4/0.0.0.0/tcp/4001 (port 0: any free port)")
     return ListenAddress(text=text, host=parts[0][1], transport=names[1], port=int(parts[1][1]))
+
+
+def check_announced_address(text: str) -> None:
+    """Raises ConfigError unless `text` is a way to this machine without a peer, such as `/dns4/NAME/tcp/4001`."""
+    names = [name for name, _ in _split(text)]
+    if names[0] not in HOSTS or len(names) < 2 or names[1] not in TRANSPORTS or "p2p" in names:
+        raise ConfigError(f"cannot announce {text!r}: write it like /dns4/meet.example.org/tcp/4001, without /p2p/ID")
 
 
 def _split(text: str) -> list[tuple[str, str]]:
@@ -98,7 +112,7 @@ def _check(text: str, name: str, value: str) -> None:
     elif name in TRANSPORTS:
         good = value.isascii() and value.isdecimal() and int(value) <= 65535
     elif name == "p2p":
-        good = ED25519_PEER_ID.fullmatch(value) is not None
+        good = ED25519_PEER_ID.fullmatch(value) is not None and base58.b58decode(value).startswith(ED25519_PREFIX)
     elif name in MARKERS:
         good = True
     else:

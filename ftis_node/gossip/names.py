@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from enum import StrEnum
 
 PREFIX = "/ftis/1"
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-NUM_MEMBER_BUCKETS = 64
 
 
 class Service(StrEnum):
@@ -19,6 +17,7 @@ class Service(StrEnum):
     FETCH_TEXT = "fetch_text"  # ids of the asked peer's own; the bodies told again as text come back
     CONFIRM = "confirm"  # ids; one empty item says that they were heard
     ASK = "ask"  # a question; answers come back
+    WEIGHTS = "weights"  # a question about a learner's weights; an offer, hashes or chunks come back
 
 
 def check_run_id(run_id: str) -> str:
@@ -38,16 +37,21 @@ def protocol(run_id: str, service: Service) -> str:
     return f"{PREFIX}/{run_id}/{service}"
 
 
+def service_of(protocol_name: str) -> Service:
+    """The service that `protocol` named. Raises ValueError for a name it never gives."""
+    return Service(protocol_name.rsplit("/", 1)[-1])
+
+
 def record_key(run_id: str, peer_id: str) -> str:
     """The directory key of a peer's record."""
     return f"{PREFIX}/{run_id}/record/{peer_id}"
 
 
+def manifest_key(run_id: str) -> str:
+    """The directory key of a run's manifest."""
+    return f"{PREFIX}/{run_id}/manifest"
+
+
 def bucket_key(run_id: str, bucket: int) -> str:
     """The directory key under which a part of the run's members register."""
     return f"{PREFIX}/{run_id}/members/{bucket}"
-
-
-def bucket_of(peer_id: str) -> int:
-    """The bucket in which a peer registers: a hash of its id, so nobody chooses."""
-    return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big") % NUM_MEMBER_BUCKETS

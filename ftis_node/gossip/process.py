@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError
 from ftis_node.gossip.bindings import p2pd_path
+from ftis_node.telemetry.faults import watched_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,9 @@ logger = logging.getLogger(__name__)
 LAUNCHER = Path(__file__).with_name("launcher.py")
 READY_MARK = "Peer ID:"
 NUM_LINES_KEPT = 20
+LAST_WORDS_S = 2.0  # to read what a p2pd that has ended had said
 MAX_LINE_BYTES = 1 << 16
+RELAY_BUFFER_BYTES = 1 << 16  # two for each relayed connection; p2pd's own choice is 16 MiB
 
 
 def p2pd_arguments(
@@ -63,7 +66,13 @@ def p2pd_arguments(
     if settings.use_nat_helpers:
         arguments.append("-autonat=1")
     if is_public:
-        arguments.append("-forceReachabilityPublic=1")
+        arguments += [
+            "-forceReachabilityPublic=1",
+            f"-relayDataLimit={settings.relay_bytes}",
+            f"-relayMaxCircuits={settings.relay_connections_per_peer}",
+            f"-relayMaxReservations={settings.relay_reservations}",
+            f"-relayBufferSize={RELAY_BUFFER_BYTES}",
+        ]
     elif settings.use_nat_helpers:
         arguments += ["-natPortMap=1", "-autoRelay=1"]
         if settings.is_unreachable:
@@ -82,19 +91,19 @@ class P2pdProcess:
         self._lines: deque[str] = deque(maxlen=NUM_LINES_KEPT)
         self._ready = asyncio.Event()
         self._is_stopping = False
-        self._reader = asyncio.create_task(self._read_lines(), name="p2pd-output")
+        self._reader = watched_task(self._read_lines(), name="p2pd-output")  # unread, p2pd would stand still one day
 
     @classmethod
     async def start(cls, arguments: Sequence[str], *, timeout_s: float) -> P2pdProcess:
         """Starts p2pd and waits until it is ready. Raises MachineError, with its last words, where that fails."""
-        environment = {"GOLOG_LOG_LEVEL": "error", **os.environ, "GOLOG_LOG_FMT": "json"}
+        variables = {"GOLOG_LOG_LEVEL": "error", **os.environ, "GOLOG_LOG_FMT": "json"}
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), str(p2pd_path())),
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=environment,
+            env=variables,
             limit=MAX_LINE_BYTES,
             start_new_session=True,  # Ctrl-C in the terminal is the daemon's to handle
         )
@@ -124,7 +133,8 @@ class P2pdProcess:
             if not await self._has_ended(within_s=timeout_s):
                 self._signal(signal.SIGKILL)
                 await self._child.wait()
-        await self._reader
+        await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)
+        self._reader.cancel()  # whoever else holds the other end of its output
 
     async def _has_ended(self, *, within_s: float) -> bool:
         try:

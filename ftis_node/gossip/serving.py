@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.bodies import look_up, unpack_ids
@@ -10,7 +11,7 @@ from ftis_node.gossip.names import Service
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from ftis_node.gossip.base import Answer, GossipCounters, GossipLimits, Lookup, OnConfirm
+    from ftis_node.gossip.base import Answer, GiveWeights, GossipCounters, GossipLimits, Lookup, OnConfirm
 
     Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 
@@ -25,6 +26,7 @@ class Services:
         self._retell: Lookup = _hold_nothing
         self._on_confirm: OnConfirm | None = None
         self._answer: Answer | None = None
+        self._give_weights: GiveWeights | None = None
 
     @property
     def handlers(self) -> dict[Service, Handler]:
@@ -35,6 +37,7 @@ class Services:
             Service.FETCH_TEXT: self._texts,
             Service.CONFIRM: self._confirmation,
             Service.ASK: self._answers,
+            Service.WEIGHTS: self._weights,
         }
 
     def use(
@@ -43,6 +46,10 @@ class Services:
         """Sets what serves."""
         self._lookup, self._on_confirm, self._answer = lookup, on_confirm, answer
         self._retell = retell or _hold_nothing
+
+    def use_weights(self, give: GiveWeights) -> None:
+        """Sets what gives weights."""
+        self._give_weights = give
 
     async def _hello(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         """One empty item."""
@@ -74,6 +81,15 @@ class Services:
         """Answers to the question in `request`."""
         for answer in await self._answer(peer_id, request) if self._answer is not None else ():
             yield answer
+
+    async def _weights(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """What is given of the weights that `request` asks for. Raises RecordError for a bad request."""
+        if self._give_weights is None:
+            return
+        async with aclosing(self._give_weights(peer_id, request)) as items:
+            async for item in items:
+                yield item
+                self._counters.weights_bytes_out += len(item)
 
 
 async def _hold_nothing(ids: Sequence[bytes]) -> Sequence[bytes]:

@@ -10,29 +10,36 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError
 from ftis_node.gossip import sockets
+from ftis_node.gossip.base import GossipCounters, GossipLimits
 from ftis_node.gossip.control import Control
 from ftis_node.gossip.directory import Directory
 from ftis_node.gossip.identity_file import write_identity_file
 from ftis_node.gossip.ports import check_free
 from ftis_node.gossip.process import P2pdProcess, p2pd_arguments
-from ftis_node.gossip.pulling import speaks_run
+from ftis_node.gossip.pulling import Caller, speaks_run
+from ftis_node.gossip.reception import Reception
+from ftis_node.gossip.relaying import ask_own_limit
+from ftis_node.gossip.secret import OPEN
 from ftis_node.gossip.streams import StreamServer
+from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from ftis_node.gossip.base import GossipCounters, GossipLimits
     from ftis_node.gossip.multiaddr import ListenAddress
+    from ftis_node.gossip.relaying import RelayLimit
+    from ftis_node.gossip.secret import Seal
     from ftis_node.gossip.serving import Handler
     from ftis_node.gossip.settings import NetworkSettings
-    from ftis_node.records.identity import Identity
 
+logger = logging.getLogger(__name__)
 
 DYING_S = 0.2  # a p2pd that ends closes its sockets first
 
@@ -46,7 +53,22 @@ class Station:
     limits: GossipLimits
     counters: GossipCounters
     handlers: Mapping[str, Handler]
+    reception: Reception
+    seal: Seal = OPEN
     is_public: bool = False
+
+
+def visiting_station(settings: NetworkSettings) -> Station:
+    """For one who only asks: an identity made for this, and nothing served."""
+    limits = GossipLimits()
+    return Station(
+        settings=settings,
+        identity=Identity.generate(),
+        limits=limits,
+        counters=GossipCounters(),
+        handlers={},
+        reception=Reception(limits),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +78,12 @@ class Session:
     process: P2pdProcess
     control: Control
     directory: Directory
+    caller: Caller
     listening_on: tuple[str, ...]
 
-    async def speaks_run(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
-        """Whether a connected peer is a member of a run; None where it did not answer."""
-        return await speaks_run(self.control, peer_id, run_id, timeout_s=timeout_s)
+    async def speaks_run(self, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
+        """Whether a connected peer is a member of a run, by its name on the wire; None where it did not answer."""
+        return await speaks_run(self.caller, peer_id, run_name, timeout_s=timeout_s)
 
     async def lost(self) -> str:
         """Returns, when this life is over, how it ended."""
@@ -85,25 +108,70 @@ async def open_session(station: Station, *, listen: Sequence[ListenAddress]) -> 
         sockets.prepare(folder)
         stack.callback(sockets.clear, folder)
         write_identity_file(station.identity, folder / sockets.KEY_NAME)
-        process = await _start_p2pd(station, listen=listen)
+        process = await (_start_relay if station.is_public else _start_p2pd)(station, listen=listen)
         stack.push_async_callback(process.stop, timeout_s=settings.stop_timeout_s)
         async with asyncio.timeout(settings.control_timeout_s):  # hivemind waits for ever on a p2pd that dies meanwhile
             directory = await Directory.attach(
                 control_path,
                 identity=station.identity,
                 limits=station.limits,
+                counters=station.counters,
+                seal=station.seal,
                 rpc_timeout_s=settings.directory_rpc_timeout_s,
                 timeout_s=settings.directory_timeout_s,
             )
         stack.push_async_callback(directory.close)
-        server = StreamServer(station.handlers, limits=station.limits, counters=station.counters)
+        server = StreamServer(
+            station.handlers,
+            peer_id=station.identity.peer_id,
+            limits=station.limits,
+            counters=station.counters,
+            reception=station.reception,
+            seal=station.seal,
+        )
         await server.listen(streams_path)
         stack.push_async_callback(server.close)
         control = Control(control_path, timeout_s=settings.control_timeout_s)
         stack.callback(control.close)
         if station.handlers:
             await control.handle_streams(tuple(station.handlers), streams_path)
-        yield Session(process, control, directory, await control.identify())
+        caller = Caller(control, station.identity.peer_id, station.seal)
+        yield Session(process, control, directory, caller, await control.identify())
+
+
+async def _start_relay(station: Station, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
+    """Starts p2pd until its relay service has our limits, which takes three tries or so (`relaying.py`)."""
+    settings = station.settings
+    for num_tries in range(1, settings.num_relay_tries + 1):
+        process = await _start_p2pd(station, listen=listen)
+        try:
+            limit = await _own_relay_limit(station)
+        except BaseException:
+            await process.stop(timeout_s=0)
+            raise
+        if limit is None or limit.num_bytes >= settings.relay_bytes:
+            break
+        if num_tries == settings.num_relay_tries:
+            logger.warning("this relay cuts connections after %d bytes: p2pd kept to its own limits", limit.num_bytes)
+            break
+        await process.stop(timeout_s=0)
+        (settings.sockets_dir / sockets.CONTROL_NAME).unlink(missing_ok=True)
+    return process
+
+
+async def _own_relay_limit(station: Station) -> RelayLimit | None:
+    folder = station.settings.sockets_dir.absolute()
+    control = Control(folder / sockets.CONTROL_NAME, timeout_s=station.settings.control_timeout_s)
+    try:
+        return await ask_own_limit(
+            control,
+            folder / sockets.PROBE_NAME,
+            peer_id=station.identity.peer_id,
+            timeout_s=station.settings.dial_timeout_s,
+        )
+    finally:
+        control.close()
+        sockets.remove(folder, sockets.PROBE_NAME)
 
 
 async def _start_p2pd(station: Station, *, listen: Sequence[ListenAddress]) -> P2pdProcess:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.backoff import Backoff
-from ftis_node.gossip.multiaddr import parse_listen_address, parse_multiaddr
+from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +30,10 @@ class NetworkSettings:
     start_timeout_s: float = 30.0
     num_start_tries: int = 2
     stop_timeout_s: float = 2.0
+    num_relay_tries: int = 20  # starts of a bootstrap node until the relay service with the limits below answers
+    relay_bytes: int = 1 << 32  # passed on for one connection each way, then it is cut; of a bootstrap node
+    relay_connections_per_peer: int = 64
+    relay_reservations: int = 1024  # peers that can be reached through a bootstrap node
     control_timeout_s: float = 20.0  # p2pd's own answers
     dial_timeout_s: float = 10.0
     directory_rpc_timeout_s: float = 3.0
@@ -41,6 +45,8 @@ class NetworkSettings:
     member_ttl_s: float = 300.0
     num_members_wanted: int = 8  # dialled up to; others may dial us beyond it
     retry: Backoff = field(default_factory=Backoff)  # between rounds of dialling while alone
+    redial: Backoff = field(default_factory=lambda: Backoff(first_s=2.0, ceiling_s=15.0))  # of members that were lost
+    redial_for_s: float = 900.0
     restart: Backoff = field(default_factory=lambda: Backoff(first_s=0.5, ceiling_s=30.0))  # of the network process
 
     def __post_init__(self) -> None:
@@ -51,6 +57,8 @@ class NetworkSettings:
         if not self.listen:
             raise ValueError("a node listens on at least one address")
         _ = self.listen_addresses, self.peer_addresses
+        for address in self.announce:
+            check_announced_address(address)
 
     @property
     def listen_addresses(self) -> tuple[ListenAddress, ...]:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 MAX_SOCKET_PATH_BYTES = 107  # the kernel's limit on the path of a unix socket
 CONTROL_NAME = "p2pd.sock"
 STREAMS_NAME = "streams.sock"
+PROBE_NAME = "probe.sock"
 KEY_NAME = "p2pd.key"
-_NAMES = (CONTROL_NAME, STREAMS_NAME, KEY_NAME, KEY_NAME + ".new")
+_NAMES = (CONTROL_NAME, STREAMS_NAME, PROBE_NAME, KEY_NAME, KEY_NAME + ".new")
 
 
 def prepare(folder: Path) -> None:
@@ -44,3 +45,8 @@ def clear(folder: Path) -> None:
     """Removes our files, and leaves what is not ours."""
     for name in _NAMES:
         (folder / name).unlink(missing_ok=True)
+
+
+def remove(folder: Path, name: str) -> None:
+    """Removes one of our files, so that another start finds none."""
+    (folder / name).unlink(missing_ok=True)

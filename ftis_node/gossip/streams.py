@@ -14,6 +14,8 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.base import ID_BYTES
 from ftis_node.gossip.bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.frames import Frame, read_frame, write_frame
+from ftis_node.gossip.names import service_of
+from ftis_node.gossip.reception import OverBudget
 from ftis_node.gossip.slots import Slots
 from ftis_node.records.identity import peer_id_text
 
@@ -22,21 +24,38 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.gossip.base import GossipCounters, GossipLimits
+    from ftis_node.gossip.reception import Reception
+    from ftis_node.gossip.secret import Seal
     from ftis_node.gossip.serving import Handler
 
 logger = logging.getLogger(__name__)
 
-FLOOD_FACTOR = 4  # times `max_streams`: so many open streams are told BUSY, those beyond are cut without a word
+FLOOD_FACTOR = 4  # times the limits: so many open streams are told BUSY, those beyond are cut without a word
 
 
 class StreamServer:
     """Answers incoming streams by protocol name until closed."""
 
-    def __init__(self, handlers: Mapping[str, Handler], *, limits: GossipLimits, counters: GossipCounters) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        *,
+        peer_id: str,
+        limits: GossipLimits,
+        counters: GossipCounters,
+        reception: Reception,
+        seal: Seal,
+    ) -> None:
+        """`peer_id` is this node's own."""
         self._handlers = handlers
+        self._peer_id = peer_id
         self._limits = limits
         self._counters = counters
-        self._slots = Slots(max_total=limits.max_streams, max_per_peer=limits.max_streams_per_peer)
+        self._reception = reception
+        self._seal = seal
+        self._open = Slots(
+            max_total=FLOOD_FACTOR * limits.max_streams, max_per_peer=FLOOD_FACTOR * limits.max_streams_per_peer
+        )
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -60,6 +79,7 @@ class StreamServer:
         task = asyncio.create_task(self._serve_counted(reader, writer), name="gossip-serve")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())  # also of a task that was cancelled before it began
 
     async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves a stream; whatever ends it early ends only this one, and is counted."""
@@ -83,22 +103,39 @@ class StreamServer:
         info = p2pd_pb2.StreamInfo()
         await read_pbmsg_safe(reader, info)
         peer_id = peer_id_text(info.peer)
-        if self._slots.take(peer_id):
-            try:
-                await self._answer(peer_id, info.proto, reader, writer)
-            finally:
-                self._slots.give_back(peer_id)
+        if self._reception.is_refused(peer_id):
+            self._counters.count_serve_error("refused")
+        elif not self._open.take(peer_id):
+            self._counters.count_serve_error("flood")
         else:
-            self._counters.count_serve_error("busy")
-            await self._read_request(reader)  # a stream closed with unread bytes is reset, and BUSY lost
+            try:
+                await self._serve_peer(peer_id, info.proto, reader, writer)
+            finally:
+                self._open.give_back(peer_id)
+
+    async def _serve_peer(
+        self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        has_read = False
+        try:
+            self._reception.enter(peer_id, service_of(protocol))
+            try:
+                sealed = await self._read_request(reader)
+                has_read = True
+                await self._answer(peer_id, protocol, sealed, reader, writer)
+            finally:
+                self._reception.leave(peer_id)
+        except OverBudget as error:
+            self._counters.count_serve_error(error.reason)
+            if not has_read:  # a stream closed with unread bytes is reset, and BUSY lost
+                await self._read_request(reader)
             await write_frame(writer, Frame.BUSY, idle_s=self._limits.idle_timeout_s)
 
     async def _answer(
-        self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, peer_id: str, protocol: str, sealed: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serves for as long as the peer is there: one that left must not keep a slot while we look for its bodies."""
-        request = await self._read_request(reader)
-        sending = asyncio.create_task(self._send_items(peer_id, protocol, request, writer))
+        sending = asyncio.create_task(self._send_items(peer_id, protocol, sealed, writer))
         gone = asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -108,16 +145,20 @@ class StreamServer:
         finally:
             sending.cancel()
             gone.cancel()
-            await asyncio.wait({sending, gone})
+            await asyncio.gather(sending, gone, return_exceptions=True)
 
-    async def _send_items(self, peer_id: str, protocol: str, request: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _send_items(self, peer_id: str, protocol: str, sealed: bytes, writer: asyncio.StreamWriter) -> None:
+        request = self._seal.open(sealed, "request", peer_id, self._peer_id, protocol)
         async with aclosing(self._handlers[protocol](peer_id, request)) as items:
             async for item in items:
-                await write_frame(writer, Frame.ITEM, item, idle_s=self._limits.idle_timeout_s)
+                await self._reception.before_item(peer_id, len(item))
+                sealed_item = self._seal.close(item, "item", self._peer_id, peer_id, protocol, sealed)
+                await write_frame(writer, Frame.ITEM, sealed_item, idle_s=self._limits.idle_timeout_s)
         await write_frame(writer, Frame.END, idle_s=self._limits.idle_timeout_s)
 
     async def _read_request(self, reader: asyncio.StreamReader) -> bytes:
         max_bytes = max(self._limits.max_ids_per_request * ID_BYTES, self._limits.max_announcement_bytes)
+        max_bytes += self._seal.overhead_bytes
         kind, request = await read_frame(reader, max_bytes=max_bytes, idle_s=self._limits.idle_timeout_s)
         if kind is not Frame.REQUEST:
             raise RecordError("frame_kind", f"a stream that starts with {kind.name}")

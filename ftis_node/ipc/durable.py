@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftis_node.config.disk_room import make_folder, sync_to_disk
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -28,7 +30,7 @@ def complete_folder(target: Path, *, sync: bool = True) -> Iterator[Path]:
     An existing `target` is replaced. Raises OSError (no space left, say), and then `target` is as it was. Without
     `sync` a crash of the process leaves it whole or not there, a power cut may not.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     temporary = _temporary_sibling(target)
     temporary.mkdir()
     try:
@@ -104,11 +106,13 @@ def _move_into_place(temporary: Path, target: Path, *, sync: bool) -> None:
         aside = _temporary_sibling(target)
         target.rename(aside)
         temporary.rename(target)
-        shutil.rmtree(aside)
     else:
+        aside = None
         temporary.rename(target)
     if sync:
-        _sync(target.parent)
+        sync_to_disk(target.parent)
+    if aside is not None:
+        shutil.rmtree(aside)
 
 
 def _write_marker(target: Path, *, sync: bool) -> None:
@@ -116,12 +120,18 @@ def _write_marker(target: Path, *, sync: bool) -> None:
         if sync:
             os.fsync(marker.fileno())
     if sync:
-        _sync(target)
+        sync_to_disk(target)
 
 
 def _remove(path: Path) -> None:
-    """The marker goes first, so that a folder removed by half does not count as complete."""
-    (path / MARKER).unlink()
+    """The marker goes first, so that a folder removed by half does not count as complete.
+
+    Whoever takes the marker removes the folder: daemon and learner may both be at it.
+    """
+    try:
+        (path / MARKER).unlink()
+    except FileNotFoundError:
+        return
     shutil.rmtree(path)
 
 
@@ -139,14 +149,5 @@ def _complete_by_number(parent: Path, prefix: str) -> list[Path]:
 def _sync_tree(folder: Path) -> None:
     for root, _, files in os.walk(folder):
         for name in files:
-            _sync(Path(root) / name)
-        _sync(Path(root))
-
-
-def _sync(path: Path) -> None:
-    """Make a file's or a folder's content survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync_to_disk(Path(root) / name)
+        sync_to_disk(Path(root))

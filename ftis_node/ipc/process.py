@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import zmq
 import zmq.asyncio
 
+from ftis_node.config.outside import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.ipc.endpoint import endpoint_in, remove_socket
 from ftis_node.ipc.liveness import Verdict
@@ -172,7 +173,7 @@ class WorkerLife:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=worker_log,
                 stderr=worker_log,
-                env={**os.environ, **spec.environment},
+                env={**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment},
                 start_new_session=True,
             )
 
@@ -215,9 +216,10 @@ class WorkerLife:
 
     async def _send(self, control: Control, body: msgspec.Struct | None = None) -> None:
         try:
-            await self._socket.send_multipart([WORKER_IDENTITY, *pack(control, body)])
-        except zmq.ZMQError as error:
-            raise self._die(self._died(f"cannot be reached ({error})")) from error
+            async with asyncio.timeout(self._timing.heartbeat_timeout_s):  # a stopped worker's queue may be full
+                await self._socket.send_multipart([WORKER_IDENTITY, *pack(control, body)])
+        except (zmq.ZMQError, TimeoutError) as error:
+            raise self._die(self._died(f"cannot be reached ({error or 'it reads nothing'})")) from error
 
     async def _watch_exit(self) -> None:
         self._die(self._died(_describe_exit(await self._process.wait())))

@@ -26,6 +26,7 @@ from ftis_node.errors import FtisError, WorkerDiedError, WorkerError, WorkerTask
 from ftis_node.ipc.process import OnEvent, WorkerLife
 from ftis_node.ipc.restart_policy import GiveUp, RestartPolicy
 from ftis_node.ipc.spec import Timing
+from ftis_node.telemetry.faults import watched_task
 
 if TYPE_CHECKING:
     from ftis_node.ipc.spec import WorkerSpec
@@ -113,7 +114,7 @@ class Supervisor:
         if self._keeper is None:
             self._close_gate()
             self._num_lives = 0
-            self._keeper = asyncio.create_task(self._keep(), name=f"{self.name}-keeper")
+            self._keeper = watched_task(self._keep(), name=f"{self.name}-keeper")
         await self._pass_gate()
 
     async def wait_ready(self) -> None:
@@ -126,6 +127,8 @@ class Supervisor:
             await self.start()
             if self._keeper is not None:
                 await asyncio.wait({self._keeper})
+                if not self._keeper.cancelled():
+                    self._keeper.result()  # raises, where the keeper itself is at fault
             if self._state is WorkerState.FAILED:
                 await self._pass_gate()
         finally:
@@ -218,7 +221,7 @@ class Supervisor:
                 self._life = life
                 await life.until_ready()
                 if self._on_started is not None:
-                    await self._on_started(life)
+                    await self._bring_up(life, self._on_started)
                 ready_at = time.monotonic()
                 self._state = WorkerState.READY
                 self._open_gate(life)
@@ -233,6 +236,14 @@ class Supervisor:
         finally:
             self._life = None
         return 0.0 if ready_at is None else time.monotonic() - ready_at
+
+    async def _bring_up(self, life: WorkerLife, on_started: OnStarted) -> None:
+        limit_s = self._timing.start_grace_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await on_started(life)
+        except TimeoutError:
+            raise WorkerDiedError(f"the {self.name} worker was not made ready within {limit_s:.0f} s") from None
 
     def _fail(self, error: FtisError) -> None:
         self._state = WorkerState.FAILED

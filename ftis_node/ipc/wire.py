@@ -153,6 +153,6 @@ def error_of(failure: Failure, *, worker: str) -> FtisError:
     way between processes; everything else is a `WorkerTaskError` that names the worker and the class.
     """
     kind = getattr(errors, failure.kind, None)
-    if isinstance(kind, type) and issubclass(kind, FtisError) and kind is not errors.RecordError:
+    if isinstance(kind, type) and issubclass(kind, FtisError) and not issubclass(kind, errors.RecordError):
         return kind(failure.message)
     return WorkerTaskError(f"{worker}: {failure.kind}: {failure.message}")

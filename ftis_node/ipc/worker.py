@@ -13,7 +13,8 @@
 
 Requests are served side by side, each as a task. What a handler raises travels to its caller; the worker goes on. The
 worker ends on `Stop`, on SIGTERM, and with its owner (`owner.py`). It ignores SIGINT: ctrl-C reaches every process of
-the terminal, and the daemon decides what becomes of its workers.
+the terminal, and the daemon decides what becomes of its workers. An error that nobody waits for (`telemetry/faults.py`)
+ends it at once with exit code 1: its owner starts another, and what is on disk is as after any other death.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from ftis_node.ipc.wire import (
     unpack,
     unpack_body,
 )
+from ftis_node.telemetry.faults import unhandled_errors
 from ftis_node.telemetry.log import set_up_logging
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ Handlers: TypeAlias = Mapping[type[Message], Handler]
 Build: TypeAlias = Callable[[Boot, "Emitter"], AbstractAsyncContextManager[Handlers]]
 
 BUILD_FAILED_EXIT_CODE = 1
+FAULT_EXIT_CODE = 1
+OUTBOX_CAPACITY = 4096  # messages; a daemon that reads nothing for so long has stopped, or lost us
 STOP_AFTER_FAILURE_S = 10.0
 
 
@@ -83,16 +87,24 @@ class Emitter:
 
 
 class Channel:
-    """The worker's connection: messages leave in the order in which they were posted."""
+    """The worker's connection: messages leave in the order in which they were posted.
+
+    Events are only told, and the newest is let go where half of the outbox is full: a stopped daemon reads none.
+    Replies are as many as there are calls.
+    """
 
     def __init__(self, socket: zmq.asyncio.Socket) -> None:
         self._socket = socket
         self._loop = asyncio.get_running_loop()
-        self._outbox: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self._outbox: asyncio.Queue[list[bytes]] = asyncio.Queue(OUTBOX_CAPACITY)
 
     def post(self, control: Control, body: msgspec.Struct | None = None) -> None:
         """Send soon. Safe from any thread."""
-        self._loop.call_soon_threadsafe(self._outbox.put_nowait, pack(control, body))
+        self._loop.call_soon_threadsafe(self._put, pack(control, body), isinstance(control, Event))
+
+    def _put(self, message: list[bytes], is_event: bool) -> None:
+        if not is_event or self._outbox.qsize() < OUTBOX_CAPACITY // 2:
+            self._outbox.put_nowait(message)
 
     async def receive(self) -> tuple[Control, bytes]:
         """The next message from the daemon."""
@@ -219,7 +231,14 @@ async def _connect_and_serve(build: Build[Boot], boot_type: type[Boot], endpoint
         socket.setsockopt(zmq.IDENTITY, WORKER_IDENTITY)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(endpoint)
-        return await serve(build, boot_type=boot_type, socket=socket, pulse=pulse)
+        with unhandled_errors(_end_at_once):
+            return await serve(build, boot_type=boot_type, socket=socket, pulse=pulse)
+
+
+def _end_at_once(where: str, error: BaseException) -> None:
+    logger.critical("%s failed (%s: %s): this worker ends", where, type(error).__name__, error)
+    logging.shutdown()
+    os._exit(FAULT_EXIT_CODE)
 
 
 def _parse_arguments() -> argparse.Namespace:

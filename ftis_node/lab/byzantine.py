@@ -77,7 +77,7 @@ class ByzantineNode:
         prompt_ids = self._parts.tokenizer.encode_prompt(self._parts.task.resolve(group.prompt_ref).prompt)
         completions = [await self._distorted(completion, prompt_ids) for completion in group.completions]
         false = replace(group, number=self.groups_sent + 1, completions=tuple(completions))
-        envelope = seal_group(false, self._parts.identity)
+        envelope = seal_group(false, self._parts.identity, codec=self._parts.settings.swarm.codec)
         data = envelope.to_bytes()
         self._bodies[envelope.id] = data
         await self._parts.gossip.announce(announce_group(envelope, false, envelope_bytes=len(data)).to_bytes())

@@ -12,7 +12,6 @@ import contextlib
 import multiprocessing
 import os
 import queue
-import time
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING
 
@@ -39,12 +38,11 @@ _progress: Queue[tuple[str, int]] | None = None  # in a pool's process: where it
 
 
 class Standing(msgspec.Struct):
-    """How far an experiment is. `eta_s` is None until there is something to go by."""
+    """How far an experiment is."""
 
     trials_done: int
     num_trials: int
     fraction: float
-    eta_s: float | None
 
 
 def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgress) -> list[TrialResult]:
@@ -98,7 +96,6 @@ class _Teller:
         self._done = dict.fromkeys(self._weights, 0)
         self._num_trials = num_trials
         self._watch = watch
-        self._started_at = time.monotonic()
 
     def heard(self, key: str, step: int) -> None:
         """A trial has done this step."""
@@ -108,9 +105,7 @@ class _Teller:
         """Tells how things stand."""
         total = sum(self._weights[key] * steps for key, steps in self._steps.items())
         fraction = sum(self._weights[key] * done for key, done in self._done.items()) / total
-        elapsed_s = time.monotonic() - self._started_at
-        eta_s = elapsed_s * (1 - fraction) / fraction if fraction > 0 else None
-        self._watch(Standing(self._num_trials - num_left, self._num_trials, fraction, eta_s))
+        self._watch(Standing(self._num_trials - num_left, self._num_trials, fraction))
 
 
 def _weight(trial: Trial) -> int:

@@ -116,7 +116,7 @@ def run_demo(plan: DemoPlan, *, watch: Callable[[str, Mapping[str, Curves]], Non
     homes = {size: plan.out / f"home-{size}" for size in SIZES}
     for home in homes.values():
         shutil.rmtree(home, ignore_errors=True)
-    models = make_pair(plan.out / "models", seed=plan.seed, watch=lambda text: watch(text, {}))
+    models = make_pair(plan.out / "models", seed=plan.seed, watch=lambda _, text: watch(text, {}))
     with children(plan.out / "logs") as commands:
         watch("starting a bootstrap node", {})
         bootstrap_home = str(plan.out / "home-bootstrap")

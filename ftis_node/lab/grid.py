@@ -21,6 +21,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.byzantine import LIES
 from ftis_node.lab.delay import parse_delay
 from ftis_node.lab.trial import Member, Trial
+from ftis_node.records.codec import CODECS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +51,8 @@ class Experiment:
     delays: tuple[str, ...] = ("none",)
     num_nodes: tuple[int, ...] = (2,)
     lies: tuple[str, ...] = ("none",)
+    num_liars: int = 1
+    codecs: tuple[str, ...] = ("exact",)
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     @property
@@ -74,8 +77,8 @@ class Experiment:
             if method == ALONE:
                 yield Setting(self, pair, method, delay)
                 continue
-            for share, num_nodes, lie in product(self.shares, self.num_nodes, self.lies):
-                yield Setting(self, pair, method, delay, share=share, num_nodes=num_nodes, lie=lie)
+            for share, num_nodes, lie, codec in product(self.shares, self.num_nodes, self.lies, self.codecs):
+                yield Setting(self, pair, method, delay, share=share, num_nodes=num_nodes, lie=lie, codec=codec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,14 @@ class Setting:
     share: str = "vertical"
     num_nodes: int = 1
     lie: str = "none"
+    codec: str = "exact"
     labels: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.lie not in ("none", *LIES):
             raise UsageError(f"no lie {self.lie!r}: use none, {', '.join(LIES)}")
+        if self.codec not in CODECS:
+            raise UsageError(f"no codec {self.codec!r}: use {', '.join(CODECS)}")
         labels = {
             "pair": self.pair.name,
             "method": self.method,
@@ -101,6 +107,7 @@ class Setting:
             "delay": self.delay,
             "nodes": self.num_nodes,
             "lie": self.lie,
+            "codec": self.codec,
         }
         object.__setattr__(self, "labels", labels)
 
@@ -112,8 +119,13 @@ class Setting:
             return
         members = [Member(node.name, node.model, node.lora) for node in self.pair.swarm(self.num_nodes)]
         if self.lie != "none":
-            last = members[-1]
-            members[-1] = Member("liar", last.model, last.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
+            num_honest = self.num_nodes - self.experiment.num_liars
+            if num_honest < 1:
+                raise UsageError(
+                    f"--liars {self.experiment.num_liars}: one node at least of {self.num_nodes} is honest"
+                )
+            for index, node in enumerate(members[num_honest:], start=num_honest):
+                members[index] = Member("liar", node.model, node.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
         yield self._trial(members, seed)
 
     def _trial(self, members: list[Member], seed: int) -> Trial:
@@ -130,6 +142,7 @@ class Setting:
             steps=experiment.steps,
             device=experiment.device,
             lora_adapter=experiment.lora_adapter,
+            codec=self.codec,  # type: ignore[arg-type]  # checked
         )
         return with_key(trial)
 
@@ -143,6 +156,7 @@ class Setting:
         sampling = base.sampling.model_dump()
         self._share_out(step, sampling)
         document = base.model_dump() | {"step": step, "sampling": sampling, "method": self._method().model_dump()}
+        document["wire"] = base.wire.model_dump() | {"codecs": (*base.wire.codecs, self.codec)}
         try:
             return RunManifest.model_validate(document)
         except ValidationError as error:
@@ -203,6 +217,7 @@ def with_key(trial: Trial) -> Trial:
         "seed": trial.seed,
         "steps": trial.steps,
         "adapter": trial.lora_adapter.model_dump(),
+        "codec": trial.codec,
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     fields = {name: getattr(trial, name) for name in Trial.__slots__}

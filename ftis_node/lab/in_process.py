@@ -22,6 +22,7 @@ from ftis_node.generation.local import LocalGenerator
 from ftis_node.ipc.supervisor import WorkerState
 from ftis_node.ipc.weights import WEIGHTS_FILE
 from ftis_node.lab.delay import InTransit
+from ftis_node.learner.messages import AuditReply
 from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
 from ftis_node.node.placement import Arrangement
 
@@ -131,12 +132,16 @@ class InProcessGeneration:
             difference = proof.max_difference(await newest.probe(proof.probe_ids))
             if difference > self._proof_tolerance:
                 raise FtisError(f"the generator differs from the learner by {difference:.2g} nats on the probe")
-        self._transit.send(weights.version)
+        self._transit.send(weights.version, at=weights.version)
         if newest is not self._engines["late"]:
             shutil.copytree(Path(weights.path).parent, self._folder(weights.version), copy_function=os.link)
         arrived = self._transit.receive(weights.version)
         if arrived is not None:
             await self._serve_late(arrived)
+
+    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
+        """As `update_weights`: nobody else's weights come here."""
+        await self.update_weights(weights, proof)
 
     async def sleep(self) -> None:
         """Ends what runs; requests wait."""
@@ -234,6 +239,13 @@ class InProcessLearner:
         self._learner.offer_check(group)
         self._learner.check()
 
+    async def audit(self, group: TrainGroup) -> AuditReply:
+        """Compares a peer's log-probs with the learner's own."""
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        found = self._learner.audit(group, version=group.policy_version)
+        return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
+
 
 class InProcessMakers:
     """`node.makers.Makers` for one member of an experiment's swarm."""
@@ -264,4 +276,6 @@ class InProcessMakers:
         return InProcessLearner(boot)
 
     def gossip(self, of: Ingredients) -> LoopbackGossip:
-        return self._swarm.join(of.identity.peer_id, run_id=of.manifest.run_id)
+        return self._swarm.join(
+            of.identity.peer_id, run_id=of.manifest.run_id, num_shards=of.manifest.wire.announcement_shards
+        )

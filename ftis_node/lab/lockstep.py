@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from ftis_node.swarm.reasons import AFTER_THE_DOOR
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -56,7 +58,11 @@ class Lockstep:
 
     @staticmethod
     def _num_judged(figures: Figures) -> int:
-        return sum(peer.accepted + peer.refused.total() for peer in figures.peers.values())
+        judged = 0
+        for peer in figures.peers.values():
+            refused_later = sum(peer.refused[reason] for reason in AFTER_THE_DOOR)  # counted as accepted before
+            judged += peer.accepted + peer.refused.total() - refused_later
+        return judged
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -19,9 +19,11 @@ from ftis_node.errors import FtisError, UsageError
 from ftis_node.lab.tiny import RECIPES, make_tiny
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from multiprocessing.queues import Queue
     from pathlib import Path
+
+    from ftis_node.telemetry.work import OnProgress
 
 POLL_S = 0.5
 LORA_MARK = ":lora"
@@ -91,7 +93,7 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
     return Pair(",".join(member.name for member in members), tuple(members))
 
 
-def make_models(models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch: Callable[[str], None]) -> None:
+def make_models(models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch: OnProgress) -> None:
     """Makes those that are missing in `folder`, side by side. Raises FtisError where making one fails."""
     missing = {name: arguments for name, arguments in models.items() if not (folder / name / "config.json").exists()}
     spawn = multiprocessing.get_context("spawn")
@@ -110,7 +112,8 @@ def make_models(models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch:
             except queue.Empty:
                 continue
             fractions[name] = fraction
-            watch("making tiny models: " + ", ".join(f"{name} {done:.0%}" for name, done in fractions.items()))
+            told = ", ".join(f"{name} {done:.0%}" for name, done in fractions.items())
+            watch(min(fractions.values()), f"making tiny models: {told}")
     finally:
         for worker in workers.values():
             worker.terminate()
@@ -120,7 +123,7 @@ def make_models(models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch:
             raise FtisError(f"making the tiny model {name} failed with exit code {worker.exitcode}")
 
 
-def make_pair(folder: Path, *, seed: int, watch: Callable[[str], None]) -> Mapping[str, Path]:
+def make_pair(folder: Path, *, seed: int, watch: OnProgress) -> Mapping[str, Path]:
     """Folders of the tiny models s and m for this seed; those that are there already are used again."""
     make_models({f"{size}-{seed}": {"size": size, "seed": seed} for size in RECIPES}, folder, watch=watch)
     return {str(size): folder / f"{size}-{seed}" for size in RECIPES}

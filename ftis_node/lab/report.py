@@ -58,6 +58,8 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
         "delays": experiment.delays,
         "nodes": experiment.num_nodes,
         "lies": experiment.lies,
+        "liars": experiment.num_liars,
+        "codecs": experiment.codecs,
         "lora_adapter": experiment.lora_adapter.model_dump(),
         "completions_per_update": experiment.completions_per_update,
     }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MEMORY_DISK = Path("/dev/shm")
+MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of 0700 is made in it
 PREFIX = "ftis-compare-"
 
 
@@ -29,7 +29,8 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
         if not _is_alive(folder.name.removeprefix(PREFIX)):
             shutil.rmtree(folder, ignore_errors=True)  # another user's stays
     own = root / f"{PREFIX}{os.getpid()}"
-    own.mkdir(mode=0o700, exist_ok=True)
+    shutil.rmtree(own, ignore_errors=True)  # of a process that had our number
+    own.mkdir(mode=0o700)  # raises where someone else has put anything in this place
     try:
         yield own
     finally:

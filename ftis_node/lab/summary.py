@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.trial_result import Evaluation, MemberResult, TrialResult
 
-AXES = ("share", "delay", "nodes", "lie")  # beside pair and method
+AXES = ("share", "delay", "nodes", "lie", "codec")  # beside pair and method
 CSV_COLUMNS = (
     "pair", "method", "model", "seed", "step", "task",
     "pass_at_1", "reward_mean", "tokens_generated", "tokens_received",

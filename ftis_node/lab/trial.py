@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ftis_node.config.home import Home
-from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings
+from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings, SwarmSection
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.byzantine import ByzantineNode
 from ftis_node.lab.in_process import InProcessGeneration, InProcessMakers
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.trial_result import MemberResult
     from ftis_node.node.figures import Figures
     from ftis_node.node.parts import Parts
+    from ftis_node.records.codec import CodecName
 
 NEVER = 100_000  # steps between checkpoints: a trial that is cut short is done again
 POLL_S = 0.5
@@ -75,6 +76,7 @@ class Trial:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     lora_adapter: LoraSection = LoraSection()
     max_batch: int = 256
+    codec: CodecName = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,4 +206,5 @@ def _settings(trial: Trial, member: Member) -> NodeSettings:
         generation=GenerationSection(groups_in_flight=max(1, step.own_groups), max_batch=trial.max_batch, threads=1),
         learner=LearnerSection(threads=1, checkpoint_every_steps=NEVER),
         lora_adapter=trial.lora_adapter,
+        swarm=SwarmSection(codec=trial.codec),
     )

@@ -49,8 +49,10 @@ class WireFigures:
     interface_bytes_per_token: float | None
 
 
-def random_group(identity: Identity, number: int, rng: np.random.Generator) -> Group:
-    """A group of Qwen-like ids and log-probs, unlike any other."""
+def random_group(
+    identity: Identity, number: int, rng: np.random.Generator, *, num_tokens: int = COMPLETION_TOKENS
+) -> Group:
+    """A group of Qwen-like ids and log-probs, unlike any other; `num_tokens` in each completion."""
     return Group(
         run_id=RUN_ID,
         sender=identity.peer_id,
@@ -59,8 +61,8 @@ def random_group(identity: Identity, number: int, rng: np.random.Generator) -> G
         prompt_hash=hash_prompt([number]),
         completions=tuple(
             Completion(
-                token_ids=rng.integers(0, VOCABULARY, COMPLETION_TOKENS, dtype=np.int32),
-                logprobs=-rng.exponential(0.5, COMPLETION_TOKENS).astype(np.float32),
+                token_ids=rng.integers(0, VOCABULARY, num_tokens, dtype=np.int32),
+                logprobs=-rng.exponential(0.5, num_tokens).astype(np.float32),
                 finish_reason=FinishReason.LENGTH,
                 reward=float(rng.integers(0, 2)),
                 policy_version=1,

@@ -13,7 +13,9 @@ be read the learner refuses to start, rather than silently begin again at the mo
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -50,6 +52,7 @@ FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE)
 RANDOM_STATE = "random_state"
 CUDA_RANDOM_STATE = "cuda_random_state"  # where the learner is on a GPU
 FORMAT = 2
+SYSTEMS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -111,8 +114,6 @@ def save_checkpoint(
     keep: int,
 ) -> Path:
     """Write `folder`/step-<step> and prune older ones down to `keep`. Raises OSError where the disk refuses."""
-    from safetensors.torch import save_file
-
     versions = {"ftis-node": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     state = CheckpointState(
         format=FORMAT,
@@ -126,12 +127,25 @@ def save_checkpoint(
     weights, moments = gather(trainable, optimizer)
     target = folder / name_of(step)
     with complete_folder(target) as temporary:
-        save_file(weights, temporary / WEIGHTS_FILE)
-        save_file(moments | _random_states(), temporary / OPTIMIZER_FILE)
+        save_tensors(weights, temporary / WEIGHTS_FILE)
+        save_tensors(moments | _random_states(), temporary / OPTIMIZER_FILE)
         (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         write_checksums(temporary, FILES)
     keep_newest(folder, PREFIX, keep)
     return target
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file. Raises OSError where the disk refuses, which the library calls an error of its own."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        if (number := SYSTEMS_ERROR.search(str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def name_of(step: int) -> str:

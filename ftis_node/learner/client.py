@@ -20,6 +20,8 @@ from ftis_node.ipc.supervisor import Supervisor
 from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.learner.launch import COMMUNICATION
 from ftis_node.learner.messages import (
+    AuditReply,
+    AuditRequest,
     CheckpointSkipped,
     CheckReply,
     CheckRequest,
@@ -161,6 +163,13 @@ class LearnerClient:
         Raises WorkerDiedError where the worker died meanwhile.
         """
         await self._supervisor.call(CheckRequest(group=group), CheckReply)
+
+    async def audit(self, group: TrainGroup) -> AuditReply:
+        """Compare a peer's log-probs with the learner's own, if its weights are those that `group` claims.
+
+        Raises WorkerDiedError where the worker died meanwhile, WorkerTaskError where it could not.
+        """
+        return await self._supervisor.call(AuditRequest(group=group), AuditReply)
 
     async def export(self, out: Path, *, merge: bool = True) -> ExportReply:
         """Write the trained model to `out`; `merge` False: the adapter alone. Raises ConfigError for a used folder."""

@@ -31,7 +31,8 @@ from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.check import CheckGroup
 from ftis_node.learner.export import adapter_state, export_policy
 from ftis_node.learner.fitting import Fitting
-from ftis_node.learner.messages import LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
+from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
+from ftis_node.learner.mismatch import Mismatch, measure_mismatch
 from ftis_node.learner.objective import make_objective
 from ftis_node.learner.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.orders import CheckOrder, EndOrder, GatherOrder, Order, ProveOrder
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
     from ftis_node.learner.step import Between, StepOutcome
 
+MAKE_ROOM = "make room on that disk and start again, it goes on at the newest checkpoint"
+
 
 class Learner:
     """One policy in training. Not for use by several threads at once."""
@@ -74,7 +77,11 @@ class Learner:
         self._boot = boot
         self._ranks = ranks
         self._objective = make_objective(
-            boot.method, boot.method_params, boot.advantage_scale, kl_to_start=boot.kl_to_start
+            boot.method,
+            boot.method_params,
+            boot.advantage_scale,
+            kl_to_start=boot.kl_to_start,
+            max_gain_nats=boot.max_gain_nats,
         )
         check_optimizer_states(boot)
         self.policy = open_policy(boot, ranks)
@@ -104,6 +111,8 @@ class Learner:
                 self._take_step(make_batch(groups), step, between=lambda: None)
             case CheckOrder():
                 self._check(between=lambda: None)
+            case AuditRequest(group=group):
+                self._audit(group, between=lambda: None)
             case ProveOrder():
                 proof_of(self.policy, version=self._policy_version)
             case GatherOrder(what="publication"):
@@ -176,6 +185,13 @@ class Learner:
         with self._ranks.lead(CheckOrder()):
             self._check(self._ranks.between(between))
 
+    def audit(self, group: TrainGroup, *, version: int, between: Between = lambda: None) -> Mismatch | None:
+        """How far a peer's log-probs are from ours; None where the learner's weights are not `version` (any more)."""
+        if version != self._policy_version:
+            return None
+        with self._ranks.lead(AuditRequest(group=group)):
+            return self._audit(group, self._ranks.between(between))
+
     def export(self, out: Path, *, merge: bool) -> None:
         """Write the policy to the folder `out`, as `export_policy` does."""
         with self._ranks.lead(GatherOrder("merged model" if merge or not self._boot.lora else "adapter")):
@@ -199,7 +215,9 @@ class Learner:
                     keep=self._boot.keep_checkpoints,
                 )
         except OSError as error:
-            raise MachineError(f"the checkpoint of step {self._step} cannot be written: {error}") from error
+            raise MachineError(
+                f"the checkpoint of step {self._step} cannot be written: {error}; {MAKE_ROOM}"
+            ) from error
         self._saved_step = self._step
 
     def _do_step(self, groups: Sequence[TrainGroup], step: int, between: Between) -> StepReport:
@@ -222,6 +240,7 @@ class Learner:
         return report_of(
             outcome,
             batch,
+            understated=self._understated(outcome, batch, groups),
             step=step,
             version_before=self._policy_version,
             learning_rate=self._boot.learning_rate_at(step),
@@ -231,6 +250,14 @@ class Learner:
             micro_batch_tokens=micro_batch_tokens,
             out_of_memory=self._fitting.num_out_of_memory,
         )
+
+    def _understated(self, outcome: StepOutcome, batch: Batch, groups: Sequence[TrainGroup]) -> tuple[str, ...]:
+        """Groups with completions whose log-probs cannot be honest; none where the first pass was not finished."""
+        if outcome.first.refused is not None:
+            return ()
+        rows = self._objective.understated(outcome.first.learner_logprobs, batch)
+        numbers = dict.fromkeys(batch.group_ids[rows].tolist())
+        return tuple(groups[number].group_id for number in numbers)
 
     def _take_step(self, batch: Batch, step: int, between: Between) -> StepOutcome:
         between, micro_batches = self._ranks.between(between), self._micro_batches(batch)
@@ -264,6 +291,13 @@ class Learner:
         )
         self._check_group.note(batch, logprobs, version=self._policy_version)
 
+    def _audit(self, group: TrainGroup, between: Between) -> Mismatch | None:
+        batch = make_batch([group])
+        logprobs = compute_logprobs(
+            self.policy.logprobs, batch, self._micro_batches(batch), between=between, ranks=self._ranks
+        )
+        return measure_mismatch(logprobs[batch.mask], batch.behaviour_logprobs[batch.mask])
+
     def _reference_logprobs(self, batch: Batch, micro_batches: Sequence[MicroBatch], between: Between) -> Tensor | None:
         """The starting model's `[N, T]`, once for all updates of a step; None in a run without that KL."""
         if self._reference is None:
@@ -283,7 +317,7 @@ class Learner:
             try:
                 self._publish()
             except OSError as error:
-                raise MachineError(f"weights {self._policy_version} cannot be written: {error}") from error
+                raise MachineError(f"weights {self._policy_version} cannot be written: {error}; {MAKE_ROOM}") from error
             self.give_memory_back()  # the generator may wake on hearing of it
             assert self._weights is not None
             on_published(msgspec.structs.replace(self._weights, step_done_at_s=step_done_at_s))

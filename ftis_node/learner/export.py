@@ -10,12 +10,14 @@ from ftis_node.learner.checkpoint import newest_usable, owner_of, restore_weight
 from ftis_node.learner.policy import ADAPTER, load_policy, merged_weights
 from ftis_node.learner.shards import whole
 from ftis_node.models import export_adapter, export_model
+from ftis_node.telemetry.work import unwatched
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.policy import Policy
+    from ftis_node.telemetry.work import OnProgress
 
 
 def export_policy(policy: Policy, out: Path, *, merge: bool) -> None:
@@ -40,17 +42,20 @@ def adapter_state(policy: Policy) -> dict[str, Tensor]:
     return {name: whole(value).cpu() for name, value in policy.adapted.state_dict().items() if ".lora_" in name}
 
 
-def export_newest(boot: LearnerBoot, out: Path, *, merge: bool) -> int:
+def export_newest(boot: LearnerBoot, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
     """Export from the newest checkpoint that can be read; returns the step it is of. Only reads the learner's home.
 
     Raises ConfigError where nothing was trained there yet, and as `export_policy` and `newest_usable` do.
     """
+    on_progress(None, f"loading {Path(boot.model).name}")
     policy = load_policy(boot)
     trainable = policy.trainable()
     shapes = {name: value.shape for name, value in trainable.items()}
+    on_progress(None, "reading the newest checkpoint")
     found, _ = newest_usable(Path(boot.checkpoints_dir), owner=owner_of(policy, boot), shapes=shapes)
     if found is None:
         raise ConfigError(f"nothing to export yet: there is no checkpoint in {boot.checkpoints_dir}")
     restore_weights(found, trainable)
+    on_progress(None, f"writing the model after step {found.state.step}")
     export_policy(policy, out, merge=merge)
     return found.state.step

@@ -9,6 +9,8 @@
       <----------------- TrainReply    the figures, and the new weights if there are any
       CheckRequest ----------------->  a group of the present version, to be measured before the next update
       <----------------- CheckReply
+      AuditRequest ----------------->  a peer's group that claims the present version: measured at once
+      <----------------- AuditReply
       ExportRequest ---------------->
       <---------------- ExportReply
 
@@ -17,6 +19,7 @@ Token ids are little-endian int32 and log-probs little-endian float32, as on the
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -45,7 +48,8 @@ class LearnerBoot(Message, frozen=True):
     `model` is a folder or hub id, `model_name` how others know it. `run_id` names the run whose checkpoints these are.
     `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
     `temperature` is the one that the run samples at. `max_grad_norm` 0 is none; `kl_to_start` weighs the KL to the
-    model as it came, 0 is none. `dtype` is what the model is held and computed in: where it is bfloat16, what is
+    model as it came, 0 is none. Of a peer's completion the log-probs may, summed up, lie `max_gain_nats` below the
+    learner's. `dtype` is what the model is held and computed in: where it is bfloat16, what is
     trained has float32 masters. `optimizer_states` is the form of Adam's moments (`optimizer.py`).
     `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once, until memory runs out.
     `publish_as` is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone.
@@ -70,6 +74,7 @@ class LearnerBoot(Message, frozen=True):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     kl_to_start: float = 0.0
+    max_gain_nats: float = math.inf
     updates_per_batch: int = 1
     optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     micro_batch_tokens: int = 2048
@@ -138,8 +143,9 @@ class StepReport(msgspec.Struct, frozen=True):
     `mismatch_tokens` own tokens that `mismatch_version` sampled, the version that the step started from. None where
     there is nothing to take a mean of. `entropy` is the policy's own, in nats a token, over the tokens that went
     through a pass with a gradient; None where it is not asked for. `micro_batch_tokens` is the budget that the step was
-    done with, after it ran out of memory `out_of_memory` times. `repeated`: the step had been done before and was not
-    done again.
+    done with, after it ran out of memory `out_of_memory` times. `understated` are the ids of groups with completions
+    that were left out because no honest sampling brings their log-probs about. `repeated`: the step had been done
+    before and was not done again.
     """
 
     step: int
@@ -167,6 +173,7 @@ class StepReport(msgspec.Struct, frozen=True):
     out_of_memory: int = 0
     own_groups: int = 0
     foreign_groups: int = 0
+    understated: tuple[str, ...] = ()
     skipped: str | None = None
     refused: str | None = None
     repeated: bool = False
@@ -221,6 +228,19 @@ class CheckRequest(Message, frozen=True):
 
 class CheckReply(Message, frozen=True):
     """It was measured or dropped: the report of the next step says."""
+
+
+class AuditRequest(Message, frozen=True):
+    """Compare a peer's log-probs with those of the present weights, which it claims to have sampled with."""
+
+    group: TrainGroup
+
+
+class AuditReply(Message, frozen=True):
+    """KL(peer, learner) in nats a token over `num_tokens`; `kl` None: other weights by now, or it is not finite."""
+
+    kl: float | None = None
+    num_tokens: int = 0
 
 
 class ExportRequest(Message, frozen=True):

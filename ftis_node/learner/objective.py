@@ -9,11 +9,15 @@ taken in their whole group, then weighted or dropped as `algorithms/cross_tokeni
 learner's own log-probs as theirs. That is meant for `nois`, `tis` and `ftis`; other methods take such rows as
 if the learner had sampled them, which costs them the very ratio that they are about.
 
+Groups of peers with log-probs that no honest sampling brings about (`algorithms/understated.py`) teach nothing: their
+advantages are 0. That is known when all log-probs are; until then, of the completions looked at (`step.py`).
+
 Where a run asks for it, the KL to the starting model is added, over all rows whatever their kind.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +29,7 @@ from ftis_node.algorithms import (
     group_advantages,
     is_separable,
     kl_to_start,
+    likelihood_gain,
     method_parameters,
     policy_loss,
 )
@@ -48,6 +53,7 @@ class Objective:
     takes_anchor: bool
     separable: bool
     kl_to_start: float = 0.0
+    max_gain_nats: float = math.inf
 
     def separates(self, batch: Batch) -> bool:
         """Whether dL/dlp of a completion's tokens depends on no other completion's learner log-probs.
@@ -60,6 +66,16 @@ class Objective:
         """`[N]` float64."""
         return group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
 
+    def understated(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
+        """`[N]` bool: peers' completions whose log-probs are further below the learner's than honest ones get."""
+        gain = likelihood_gain(learner_logprobs, batch.behaviour_logprobs, batch.mask)
+        return ~batch.is_own & ~batch.is_text & (gain > self.max_gain_nats)
+
+    def distrusted(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
+        """`[N]` bool: all completions of the groups in which one is understated; whoever lied there may have elsewhere."""
+        liars = batch.group_ids[self.understated(learner_logprobs, batch)]
+        return torch.isin(batch.group_ids, liars)
+
     def loss(
         self,
         learner_logprobs: Tensor,
@@ -68,14 +84,19 @@ class Objective:
         *,
         anchor: Tensor | None,
         reference: Tensor | None = None,
+        distrusted: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
         """Scalar loss and metrics of `learner_logprobs` `[N, T]`.
 
-        `anchor` `[N, T]` is the learner's log-probs at the first of several updates on this batch; methods that do not
+        `distrusted` `[N]` are the completions that teach nothing; where it is not known yet, those are left out that
+        `learner_logprobs` convict by themselves. `anchor` `[N, T]` is the learner's log-probs at the first of several updates on this batch; methods that do not
         know it measure against the behaviour log-probs and need none. `reference` `[N, T]` is the starting model's
         log-probs: with it the KL to that model is part of the loss, and of the metrics as `kl_to_start`.
         """
-        loss, metrics = self._method_loss(learner_logprobs, batch, advantages, anchor)
+        if distrusted is None:
+            distrusted = self.understated(learner_logprobs, batch)
+        believed = torch.where(distrusted, 0.0, advantages)
+        loss, metrics = self._method_loss(learner_logprobs, batch, believed, anchor)
         if reference is None:
             return loss, metrics
         settings = method_parameters(self.method) | dict(self.params)
@@ -145,8 +166,11 @@ def make_objective(
     advantage_scale: Literal["std", "mean"] | None = None,
     *,
     kl_to_start: float = 0.0,
+    max_gain_nats: float = math.inf,
 ) -> Objective:
     """The objective of `method`; `advantage_scale` None takes the method's own, `kl_to_start` is the weight of that KL.
+
+    `max_gain_nats` is how far a peer's log-probs of a completion may lie below the learner's, summed up.
 
     Raises ConfigError for bad settings.
     """
@@ -160,6 +184,7 @@ def make_objective(
             takes_anchor=takes_anchor,
             separable=is_separable(method, params),
             kl_to_start=kl_to_start,
+            max_gain_nats=max_gain_nats,
         )
         one = torch.zeros(1, 1)
         policy_loss(method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **params)

@@ -1,4 +1,4 @@
-"""What rank 0 has the other ranks do, beside a step (a `TrainRequest`, as it came from the daemon).
+"""What rank 0 has the other ranks do, beside a step and an audit (as they came from the daemon).
 
 An order names a piece of work that all ranks do together, each its part; it is broadcast before the piece begins.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from ftis_node.ipc.wire import Message
-from ftis_node.learner.messages import TrainRequest
+from ftis_node.learner.messages import AuditRequest, TrainRequest
 
 
 class CheckOrder(Message, frozen=True):
@@ -29,4 +29,4 @@ class EndOrder(Message, frozen=True):
     """There will be no other order."""
 
 
-Order: TypeAlias = TrainRequest | CheckOrder | ProveOrder | GatherOrder | EndOrder
+Order: TypeAlias = TrainRequest | AuditRequest | CheckOrder | ProveOrder | GatherOrder | EndOrder

@@ -19,6 +19,7 @@ def report_of(
     outcome: StepOutcome,
     batch: Batch,
     *,
+    understated: tuple[str, ...],
     step: int,
     version_before: int,
     learning_rate: float,
@@ -63,6 +64,7 @@ def report_of(
         out_of_memory=out_of_memory,
         own_groups=batch.num_own_groups,
         foreign_groups=batch.num_foreign_groups,
+        understated=understated,
         skipped=outcome.skipped,
         refused=outcome.refused,
     )

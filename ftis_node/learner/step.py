@@ -9,6 +9,9 @@ is known as soon as its micro-batch is, so one forward and one backward pass do.
 needs all log-probs first: a pass without gradient for the whole matrix, then the same with it. Parts of dL/dlp that are
 zero (filtered, or no advantage) cost no backward pass.
 
+Where the log-probs convict the sender of a group, that group's other completions may have taught already: then the
+passes are made again without it.
+
 A step ends in one of three ways: applied; *skipped*, where no token has a gradient (an Adam step would still move the
 weights by its momentum); *refused*, where a value is not finite. Then weights and optimiser are as they were.
 """
@@ -89,18 +92,26 @@ def compute_gradients(
     *,
     anchor: Tensor | None = None,
     reference: Tensor | None = None,
+    distrusted: Tensor | None = None,
     between: Between = lambda: None,
     ranks: Ranks = ALONE,
 ) -> Gradients:
     """Add dL/dweights of the whole batch to the `.grad` of whatever `forward` depends on.
 
-    `anchor` and `reference` are as in `Objective.loss`.
+    `anchor`, `reference` and `distrusted` are as in `Objective.loss`.
     """
     logprobs = batch.behaviour_logprobs.clone()
     try:
         _check_batch(batch)
         advantages = objective.advantages(batch)
-        loss_of = partial(objective.loss, batch=batch, advantages=advantages, anchor=anchor, reference=reference)
+        loss_of = partial(
+            objective.loss,
+            batch=batch,
+            advantages=advantages,
+            anchor=anchor,
+            reference=reference,
+            distrusted=distrusted,
+        )
         if objective.separates(batch) or len(micro_batches) == 1:
             shares = _one_pass(forward, logprobs, micro_batches, loss_of, between, ranks)
         else:
@@ -225,18 +236,28 @@ def take_step(
     Later it cannot: then the step is done, with fewer updates.
     """
 
+    def passes(anchor: Tensor | None, distrusted: Tensor | None) -> Gradients:
+        return compute_gradients(
+            forward,
+            batch,
+            micro_batches,
+            objective,
+            anchor=anchor,
+            reference=reference,
+            distrusted=distrusted,
+            between=between,
+            ranks=ranks,
+        )
+
     def update(anchor: Tensor | None) -> Gradients:
         with one_out_of_memory_error():
-            gradients = compute_gradients(
-                forward,
-                batch,
-                micro_batches,
-                objective,
-                anchor=anchor,
-                reference=reference,
-                between=between,
-                ranks=ranks,
-            )
+            distrusted = None if anchor is None else objective.distrusted(anchor, batch)
+            gradients = passes(anchor, distrusted)
+            if distrusted is None and gradients.is_usable:
+                distrusted = objective.distrusted(gradients.learner_logprobs, batch)
+                if distrusted.any():
+                    optimizer.zero_grad(set_to_none=True)
+                    gradients = passes(anchor, distrusted)
             between()
             if anchor is None:
                 before_update()

@@ -8,6 +8,7 @@ the step is then not done, nothing of it is kept, and the newest state is saved 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
@@ -15,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ftis_node.errors import WorkerTaskError
+from ftis_node.errors import MachineError, WorkerTaskError
 from ftis_node.ipc.worker import run_worker
 from ftis_node.learner.launch import take_seats
 from ftis_node.learner.messages import (
+    AuditReply,
+    AuditRequest,
     CheckReply,
     CheckRequest,
     ExportReply,
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from ftis_node.learner.core import Learner
     from ftis_node.learner.launch import Seat
     from ftis_node.learner.step import Between
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -78,9 +83,13 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
             StateRequest: partial(_state, bench, learner),
             TrainRequest: partial(_train, bench, learner),
             CheckRequest: partial(_check, boot, bench, learner),
+            AuditRequest: partial(_audit, bench, learner),
             ExportRequest: partial(_export, bench, learner),
         }
-        await bench.work(lambda between: learner.save_if_behind(), emit)
+        try:
+            await bench.work(lambda between: learner.save_if_behind(), emit)
+        except MachineError as error:  # nobody listens any more: the daemon looks at what is on the disk
+            logger.error("%s", error)
         await bench.work(lambda between: learner.close(), emit)
 
 
@@ -115,6 +124,12 @@ async def _check(boot: LearnerBoot, bench: Bench, learner: Learner, request: Che
     if not boot.takes_turns:  # else the next step measures it: between steps the generator has the memory
         await bench.work(lambda between: learner.check(between=between), emit)
     return CheckReply()
+
+
+async def _audit(bench: Bench, learner: Learner, request: AuditRequest, emit: Emitter) -> AuditReply:
+    version = request.group.policy_version
+    found = await bench.work(lambda between: learner.audit(request.group, version=version, between=between), emit)
+    return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
 
 async def _export(bench: Bench, learner: Learner, request: ExportRequest, emit: Emitter) -> ExportReply:

@@ -18,7 +18,7 @@ from ftis_node.models.loading import Device, Dtype, load_causal_lm, pick_device
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.models.shape import ModelShape, read_shape, shape_of
 from ftis_node.models.size import parameter_count
-from ftis_node.models.source import ModelSource, read_json, resolve_model
+from ftis_node.models.source import ModelSource, check_name, read_json, resolve_model
 from ftis_node.models.tokenizer import PromptTokenizer, load_tokenizer
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "ModelShape",
     "ModelSource",
     "PromptTokenizer",
+    "check_name",
     "export_adapter",
     "export_model",
     "list_accelerators",

@@ -8,17 +8,38 @@ network waiting. The question runs in a thread because name look-up obeys no tim
 from __future__ import annotations
 
 import errno
+import json
 import queue
-import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ftis_node.errors import MachineError, ModelFetchError
+from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError
 from ftis_node.models.quiet import quiet_libraries
+from ftis_node.telemetry.work import unwatched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ftis_node.telemetry.work import OnProgress
+
+T = TypeVar("T")
 
 # Weights as safetensors, configuration and tokenizer; nothing that is code and nothing in sub-folders.
 WANTED_FILES = ("model*.safetensors", "*.json", "tokenizer.model", "merges.txt", "vocab.txt", "chat_template.jinja")
 UNWANTED_FILES = ("*/*",)
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """What the hub says of a model. `num_bytes` of its weights; `has_token`: whether we showed an access token."""
+
+    num_bytes: int
+    num_parameters: int | None
+    licence: str
+    has_token: bool
+    config: Mapping[str, Any]
 
 
 def cached_snapshot(repo: str) -> Path | None:
@@ -32,73 +53,123 @@ def cached_snapshot(repo: str) -> Path | None:
             return None
 
 
-def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0) -> Path:
+def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnProgress = unwatched) -> Path:
     """Download what the hub has of `repo` and is not in the cache yet; return its folder.
 
     `answer_within_s` is how long the hub may take to answer at all; the download itself takes what it takes, and goes
-    on where it was interrupted. Raises ModelFetchError, and MachineError where the disk is full.
+    on where it was interrupted. Raises ModelError where the hub answers that it has no such model or keeps it from us,
+    ModelFetchError where it does not answer, and MachineError where the disk is full.
     """
     with quiet_libraries():
         try:
-            return _snapshot(repo, revision=_ask_for_newest_revision(repo, answer_within_s))
+            revision = _ask_for_newest_revision(repo, answer_within_s)
+            return _snapshot(repo, revision=revision, on_progress=on_progress)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise MachineError(f"no room on the disk for {repo}: free some space and start again") from error
-            raise ModelFetchError(
-                f"cannot fetch {repo} from the hub ({_short_reason(error)}): give a local folder with --model DIR"
-            ) from error
+            raise _told(repo, error) from error
 
 
-def _snapshot(repo: str, *, revision: str | None = None, local_files_only: bool = False) -> Path:
+def _told(repo: str, error: Exception) -> FtisError:
+    """The error that says what to do."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return MachineError(f"no room on the disk for {repo}: free some space and start again")
+    if (refusal := _refusal(repo, error)) is not None:
+        return ModelError(refusal)
+    return ModelFetchError(
+        f"cannot fetch {repo} from the hub ({_short_reason(error)}): give a local folder with --model DIR"
+    )
+
+
+def ask_about(repo: str, *, answer_within_s: float = 8.0) -> HubModel:
+    """What the hub says of `repo`; its configuration is fetched, nothing else. Raises as `fetch_snapshot` does."""
+    with quiet_libraries():
+        try:
+            return _within(answer_within_s, lambda: _look_up(repo, answer_within_s))
+        except Exception as error:
+            raise _told(repo, error) from error
+
+
+def _look_up(repo: str, answer_within_s: float) -> HubModel:
+    from huggingface_hub import HfApi, get_token, hf_hub_download
+
+    info = HfApi().model_info(repo, timeout=answer_within_s, files_metadata=True)
+    config = Path(hf_hub_download(repo, "config.json", revision=str(info.sha)))
+    sizes = [file.size or 0 for file in info.siblings or () if file.rfilename.endswith(".safetensors")]
+    card = info.card_data
+    return HubModel(
+        num_bytes=sum(sizes),
+        num_parameters=info.safetensors.total if info.safetensors else None,
+        licence=str(card.get("license") or "") if card else "",
+        has_token=get_token() is not None,
+        config=json.loads(config.read_text(encoding="utf-8")),
+    )
+
+
+def _snapshot(
+    repo: str, *, revision: str | None = None, local_files_only: bool = False, on_progress: OnProgress = unwatched
+) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    silenced = not sys.stderr.isatty() and not are_progress_bars_disabled()
-    if silenced:
-        disable_progress_bars()
-    try:
-        folder = snapshot_download(
-            repo,
-            revision=revision,
-            allow_patterns=list(WANTED_FILES),
-            ignore_patterns=list(UNWANTED_FILES),
-            local_files_only=local_files_only,
-        )
-    finally:
-        if silenced:
-            enable_progress_bars()
+    from ftis_node.models.download_bar import telling_bar
+
+    folder = snapshot_download(
+        repo,
+        revision=revision,
+        allow_patterns=list(WANTED_FILES),
+        ignore_patterns=list(UNWANTED_FILES),
+        local_files_only=local_files_only,
+        tqdm_class=telling_bar(repo, on_progress),
+    )
     return Path(folder)
 
 
 def _ask_for_newest_revision(repo: str, answer_within_s: float) -> str:
     """The commit that the hub serves now. Raises what the library raises, or TimeoutError at the deadline."""
-    answers: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def ask() -> str:
         from huggingface_hub import HfApi
 
-        try:
-            answers.put(str(HfApi().model_info(repo, timeout=answer_within_s).sha))
-        except Exception as error:
-            answers.put(error)
+        return str(HfApi().model_info(repo, timeout=answer_within_s).sha)
 
-    threading.Thread(target=ask, name="ask-the-hub", daemon=True).start()
+    return _within(answer_within_s, ask)
+
+
+def _within(limit_s: float, ask: Callable[[], T]) -> T:
+    """What `ask` returns or raises, or TimeoutError at the limit, when its thread is left to itself."""
+    answers: queue.SimpleQueue[tuple[T, None] | tuple[None, Exception]] = queue.SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put((ask(), None))
+        except Exception as error:
+            answers.put((None, error))
+
+    threading.Thread(target=answer, name="ask-the-hub", daemon=True).start()
     try:
-        answer = answers.get(timeout=answer_within_s)
+        value, error = answers.get(timeout=limit_s)
     except queue.Empty:
-        raise TimeoutError(f"no answer within {answer_within_s:g} s") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        raise TimeoutError(f"no answer within {limit_s:g} s") from None
+    if error is not None:
+        raise error
+    return cast("T", value)
+
+
+def _refusal(repo: str, error: Exception) -> str | None:
+    """What to do about an answer of the hub that asking again would not change; None for anything else."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return f"{repo} is gated: accept its terms on the hub, then set HF_TOKEN to an access token of that account"
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"the hub has no model {repo}, or it is private: check the spelling, set HF_TOKEN, or give a local folder "
+            "with --model DIR"
+        )
+    return None
 
 
 def _short_reason(error: Exception) -> str:
-    from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
-    if isinstance(error, GatedRepoError):
-        return "gated: accept its terms on the hub and set HF_TOKEN"
-    if isinstance(error, RepositoryNotFoundError):
-        return "no such model, or a private one: set HF_TOKEN"
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set and it is not in the cache"
     lines = str(error).strip().splitlines()

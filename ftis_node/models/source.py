@@ -7,15 +7,21 @@ no file cut short) and a tokenizer. Only safetensors are read, never a pickled c
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ftis_node.errors import ModelError
 from ftis_node.models.hub import cached_snapshot, fetch_snapshot
 from ftis_node.models.safetensors_file import read_header
+from ftis_node.telemetry.work import unwatched
+
+if TYPE_CHECKING:
+    from ftis_node.telemetry.work import OnProgress
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +34,7 @@ TOKENIZER_FILE_SETS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("toke
 TOKENIZER_HINT = "tokenizer.json, vocab.json with merges.txt, or tokenizer.model"
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+NEAR = 0.75  # of 1: how much alike two names are, one of which may be a typo of the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +54,50 @@ class ModelSource:
         return _weights_files(self.folder)
 
 
-def resolve_model(model: str) -> ModelSource:
+def resolve_model(model: str, *, on_progress: OnProgress = unwatched) -> ModelSource:
     """Find `model`, a folder or a hub id `org/name`, and check that it is complete.
 
-    A hub id is looked for in the local cache first, then fetched. Raises ModelError (no such folder, or what it
-    lacks) and ModelFetchError (the hub did not give it).
+    A hub id is looked for in the local cache first, then fetched; only then there is progress. Raises ModelError (no
+    such folder, or what it lacks) and ModelFetchError (the hub did not give it).
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         folder = folder.resolve()
         return _checked(ModelSource(name=folder.name, folder=folder))
+    check_name(model)
+    return _from_hub(model, on_progress)
+
+
+def check_name(model: str) -> None:
+    """Asks nobody. Raises ModelError where `model` is neither a folder nor like an id on the hub, or is the typo of a
+    folder: something else lies beside it, under nearly that name."""
+    if Path(model).expanduser().is_dir():
+        return
+    near = _near_folder(Path(model).expanduser())
+    if near is not None:
+        raise ModelError(f"no such folder: {model}; did you mean --model {near} ?")
     if not HUB_ID.fullmatch(model):
         raise ModelError(f"no such folder: {model} (an id on the hub looks like org/name)")
-    return _from_hub(model)
 
 
-def _from_hub(repo: str) -> ModelSource:
+def _near_folder(path: Path) -> Path | None:
+    """The folder beside `path` whose name is nearly its, if there is one."""
+    try:
+        beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()]
+    except OSError:
+        return None
+    close = difflib.get_close_matches(path.name, beside, n=1, cutoff=NEAR)
+    return path.parent / close[0] if close else None
+
+
+def _from_hub(repo: str, on_progress: OnProgress) -> ModelSource:
     cached = cached_snapshot(repo)
     if cached is not None:
         try:
             return _checked(ModelSource(name=repo, folder=cached))
         except ModelError as error:
             logger.info("the cached copy of %s is incomplete, fetching the rest: %s", repo, error)
-    return _checked(ModelSource(name=repo, folder=fetch_snapshot(repo)))
+    return _checked(ModelSource(name=repo, folder=fetch_snapshot(repo, on_progress=on_progress)))
 
 
 def _checked(source: ModelSource) -> ModelSource:

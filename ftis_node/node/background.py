@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwa
             result, error = function(*args, **kwargs), None
         except BaseException as caught:
             result, error = None, caught
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, name=getattr(function, "__name__", "background"), daemon=True).start()

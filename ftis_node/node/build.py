@@ -1,10 +1,9 @@
 """Makes the parts of a node in the order in which they can fail cheaply, and takes them down in reverse.
 
-    model found -> memory planned -> tokenizer and task loaded -> buffer opened
-                -> workers and network started side by side -> buffer and learner agree on the step
-                -> the generator serves the learner's weights
+    prepared (prepare.py) -> buffer opened -> workers and network started side by side
+                          -> buffer and learner agree on the step -> the generator serves the learner's weights
 
-What a user can have done wrong (model, memory, task, port, address) is found before anything slow or lasting happens.
+What a user can have done wrong is found in the first of these, before anything slow or lasting happens.
 """
 
 from __future__ import annotations
@@ -14,44 +13,59 @@ import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from ftis_node.models import load_tokenizer, parameter_count, read_shape, resolve_model
-from ftis_node.node.background import in_background
+from ftis_node.config.limits import KEPT_EVENT_FILES
+from ftis_node.models import parameter_count
+from ftis_node.node.absent import NoGeneration, NoLearner
 from ftis_node.node.disk import Disk
 from ftis_node.node.figures import Figures
-from ftis_node.node.makers import Ingredients, ProcessMakers, dtype_of, serves_adapters
+from ftis_node.node.heal import set_right
+from ftis_node.node.home_limit import num_versions, version_bytes
+from ftis_node.node.makers import Ingredients
 from ftis_node.node.parts import Parts
+from ftis_node.node.peer_book import PeerBook
+from ftis_node.node.prepare import prepare
+from ftis_node.node.room import Room
 from ftis_node.node.serve import Served
+from ftis_node.node.signals import first_of_ours
 from ftis_node.node.slots import Slots
 from ftis_node.node.tracking import make_tracking
 from ftis_node.node.weights_folder import weights_folder
-from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring import IsolatedScorer
-from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.remembered import read_remembered
 from ftis_node.telemetry.status import EvalStatus
-from ftis_node.telemetry.trackers import check_installed
+from ftis_node.telemetry.work import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
+    from ftis_node.gossip.base import Gossip
     from ftis_node.models import ModelSource
     from ftis_node.node.makers import Makers
+    from ftis_node.node.parts import Generation, Learning
     from ftis_node.node.plan import RunPlan
-    from ftis_node.tasks.base import Task
+    from ftis_node.node.prepare import Prepared
+    from ftis_node.telemetry.remembered import Remembered
+    from ftis_node.telemetry.work import OnProgress
 
 log = logging.getLogger(__name__)
 
 NAME_LENGTH = 8
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+LARGE_BYTES = 1e9
 
 
 @asynccontextmanager
 async def built_parts(
-    settings: NodeSettings, plan: RunPlan, home: Home, makers: Makers | None = None
+    settings: NodeSettings,
+    plan: RunPlan,
+    home: Home,
+    makers: Makers | None = None,
+    *,
+    on_progress: OnProgress = unwatched,
 ) -> AsyncIterator[Parts]:
     """The running parts of a node; everything is stopped and saved when the block ends, however it ends.
 
@@ -59,80 +73,145 @@ async def built_parts(
 
     Raises ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError, WorkerError.
     """
-    makers = makers or ProcessMakers(settings, home)  # a malformed address is found before anything starts
-    check_installed(settings.tracking.to)
-    identity = Identity.load_or_create(home.identity)
-    name = settings.name or identity.peer_id[-NAME_LENGTH:]
-    source = await in_background(resolve_model, settings.model)
-    arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
-    tokenizer = await in_background(load_tokenizer, source)
-    task, eval_tasks = await in_background(load_tasks, plan)
-    home.run_toml.write_text(plan.manifest.to_toml())
-    home.settings.write_text(settings.model_dump_json(indent=1))
+    makers, prepared = await prepare(settings, plan, home, makers, on_progress)
     async with AsyncExitStack() as stack:
-        events = EventTrail(home.events)
-        stack.callback(events.close)
-        disk = Disk()
-        stack.callback(disk.close)
-        buffer = ReplayBuffer(home.replay)
-        stack.callback(buffer.close)
-        reader = ReplayReader(home.replay)
-        stack.callback(reader.close)
-        manifest, step = plan.manifest, plan.manifest.step
-        weights = stack.enter_context(weights_folder(home, version_bytes=_version_bytes(settings, source)))
-        ingredients = Ingredients(settings, manifest, home, identity, source, tokenizer, events, arrangement, weights)
-        generation = makers.generation(ingredients)
-        parts = Parts(
-            settings=settings,
-            manifest=manifest,
-            home=home,
-            identity=identity,
-            name=name,
-            source=source,
-            tokenizer=tokenizer,
-            task=task,
-            eval_tasks=eval_tasks,
-            scorer=IsolatedScorer(task, *eval_tasks),
-            generation=generation,
-            evaluated=generation.newest,
-            learner=makers.learner(ingredients),
-            gossip=makers.gossip(ingredients),
-            buffer=buffer,
-            reader=reader,
-            disk=disk,
-            slots=Slots(step.own_groups * (1 + step.steps_ahead), held=reader.own_held()),
-            events=events,
-            figures=Figures(evaluations=_past_evaluations(home), step=_last_noted_step(home)),
-            arrangement=arrangement,
-            tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
-        )
+        parts = _assembled(stack, prepared, makers)
         served = Served(parts)
-        parts.gossip.serve(served.lookup, on_confirm=served.confirmed, answer=served.answer, retell=served.retell)
+        parts.gossip.serve(
+            served.lookup,
+            on_confirm=served.confirmed,
+            answer=served.answer,
+            retell=served.retell,
+            is_refused=parts.peers.is_banned,
+        )
         try:
-            await _start(parts)
+            await _start(parts, on_progress)
             yield parts
+        except Exception as error:
+            first = first_of_ours(error)
+            parts.events.write("failed", where="the node", error=f"{type(first).__name__}: {first}")
+            raise
         finally:
             await _stop(parts)
 
 
-def _version_bytes(settings: NodeSettings, source: ModelSource) -> int:
-    """What one hand-over of new weights takes."""
-    if serves_adapters(settings):
-        num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
-    else:
-        num_values = parameter_count(source)
-    return num_values * DTYPE_BYTES[dtype_of(settings)]
+def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Parts:
+    """All parts, none of them started; `stack` closes the files that they keep open."""
+    settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
+    source, step = prepared.source, prepared.manifest.step
+    events = EventTrail(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
+    stack.callback(events.close)
+    peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.door, events=events)
+    stack.callback(peers.close)
+    disk = Disk()
+    stack.callback(disk.close)
+    buffer = ReplayBuffer(home.replay)
+    stack.callback(buffer.close)
+    reader = ReplayReader(home.replay)
+    stack.callback(reader.close)
+    remembered = read_remembered(home.events)
+    set_right(buffer, remembered, events, peer_id=identity.peer_id)
+    weights = stack.enter_context(
+        weights_folder(home, version_bytes=version_bytes(settings, source), num_versions=num_versions(settings))
+    )
+    ingredients = Ingredients(
+        settings, manifest, home, identity, source, prepared.tokenizer, events, prepared.arrangement, weights
+    )
+    figures = Figures(step=remembered.step)
+    for entry in _past_evaluations(remembered):
+        figures.evaluated(entry)
+    generation, learner = _workers(makers, ingredients, figures)
+    name = settings.name or identity.peer_id[-NAME_LENGTH:]
+    return Parts(
+        settings=settings,
+        manifest=manifest,
+        home=home,
+        identity=identity,
+        name=name,
+        source=source,
+        tokenizer=prepared.tokenizer,
+        task=prepared.task,
+        eval_tasks=prepared.eval_tasks,
+        scorer=IsolatedScorer(prepared.task, *prepared.eval_tasks),
+        generation=generation,
+        evaluated=generation.newest,
+        learner=learner,
+        gossip=makers.gossip(ingredients),
+        buffer=buffer,
+        reader=reader,
+        disk=disk,
+        slots=Slots(step.own_groups * (1 + step.steps_ahead), held=reader.own_held()),
+        events=events,
+        figures=figures,
+        peers=peers,
+        arrangement=prepared.arrangement,
+        room=Room(prepared.limit),
+        tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
+    )
 
 
-async def _start(parts: Parts) -> None:
+def _workers(makers: Makers, ingredients: Ingredients, figures: Figures) -> tuple[Generation, Learning]:
+    """Both, or what stands in the place of the one that the node's role does without."""
+    settings = ingredients.settings
+    generation: Generation = (
+        makers.generation(ingredients) if settings.generates else NoGeneration(lambda: figures.policy_version)
+    )
+    learner: Learning = (
+        makers.learner(ingredients) if settings.learns else NoLearner(parameter_count(ingredients.source))
+    )
+    return generation, learner
+
+
+async def _start(parts: Parts, on_progress: OnProgress) -> None:
     """The slow parts, side by side: two workers and the network."""
+    model = f"{parts.source.name} ({_size_of(parts.source)})"
+    waited_for = ["generation", "learner", "gossip"]
+
+    async def start(name: str, part: Generation | Learning | Gossip) -> None:
+        await part.start()
+        waited_for.remove(name)
+        on_progress(None, _waiting(waited_for, model))
+
+    on_progress(None, _waiting(waited_for, model))
     parts.events.write("start", run=parts.manifest.run_id, peer=parts.identity.peer_id, model=parts.source.name)
+    log.info("%s; what they print is in %s", _who_starts(parts.settings), parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
         for name, part in (("generation", parts.generation), ("learner", parts.learner), ("gossip", parts.gossip)):
-            tasks.create_task(part.start(), name=f"start-{name}")
+            tasks.create_task(start(name, part), name=f"start-{name}")
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
-    log.info("%s: %s parameters, resumed at step %d", parts.source.name, f"{state.parameters:,}", state.step)
+    if parts.settings.learns and state.step < parts.figures.step:
+        log.warning("step %d was done, and the newest checkpoint to be read is of %d", parts.figures.step, state.step)
+        parts.events.write("fell_back", step=state.step, done=parts.figures.step)
+    where = _begins_at(state.step) if parts.settings.learns else f"following {parts.settings.roles.follow}"
+    log.info("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
+    if not parts.settings.generates:
+        log.info("generators take this learner's weights by --role generator --follow %s", parts.identity.peer_id)
+
+
+def _waiting(waited_for: Sequence[str], model: str) -> str:
+    """What is waited for: `loading m (3.2 MB) into generator and learner; connecting`; nothing where nothing is."""
+    names = {"generation": "generator", "learner": "learner"}
+    workers = " and ".join(names[name] for name in waited_for if name in names)
+    doing = [f"loading {model} into {workers}"] if workers else []
+    return "; ".join([*doing, *(["connecting"] if "gossip" in waited_for else [])])
+
+
+def _size_of(source: ModelSource) -> str:
+    num_bytes = sum(path.stat().st_size for path in source.weights_files)
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= LARGE_BYTES else f"{num_bytes / 1e6:.1f} MB"
+
+
+def _who_starts(settings: NodeSettings) -> str:
+    if not settings.learns:
+        return "loading the model into the generator, which takes a minute or more"
+    if not settings.generates:
+        return "loading the model into the learner, which takes a minute or more"
+    return "loading the model into the generator and the learner, which takes a minute or more"
+
+
+def _begins_at(step: int) -> str:
+    return f"goes on after step {step}" if step else "begins at step 0"
 
 
 async def _stop(parts: Parts) -> None:
@@ -152,17 +231,8 @@ async def _stop(parts: Parts) -> None:
     parts.events.write("stop", step=parts.figures.step, **tracked)
 
 
-def load_tasks(plan: RunPlan) -> tuple[Task, tuple[Task, ...]]:
-    """The task to train on and the held-out ones to evaluate on."""
-    return load_task(plan.task_spec, split="train"), tuple(load_task(spec, split="test") for spec in plan.eval_specs)
-
-
-def _past_evaluations(home: Home) -> list[EvalStatus]:
-    """The evaluations of former starts, from the event trail."""
+def _past_evaluations(remembered: Remembered) -> list[EvalStatus]:
+    """The evaluations of former starts, from the event trail; one whose line has lost a field is left out."""
     fields = EvalStatus.__struct_fields__
-    return [EvalStatus(**{name: event[name] for name in fields}) for event in read_events(home.events, name="eval")]
-
-
-def _last_noted_step(home: Home) -> int:
-    """The newest step in the event trail; the learner may have done one more."""
-    return max((event["step"] for event in read_events(home.events, name="step")), default=0)
+    whole = (event for event in remembered.evaluations if all(name in event for name in fields))
+    return [EvalStatus(**{name: event[name] for name in fields}) for event in whole]

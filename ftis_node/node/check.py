@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
 from ftis_node.node.train import train_group
+from ftis_node.node.waits import waiting_for
 from ftis_node.replay.buffer import StoredGroup
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class CheckLoop:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            accepted = await self._intake.next_own()
+            with waiting_for("an own group"):
+                accepted = await self._intake.next_own()
             version = self._parts.figures.policy_version
             if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
                 self._sent_version = version
@@ -49,7 +51,10 @@ class CheckLoop:
             id=accepted.envelope.id, own=True, group=part, rewards=part.rewards, prompt_ids=accepted.prompt_ids
         )
         try:
-            await self._parts.learner.check(train_group(stored, share=self._parts.manifest.step.share))
+            with waiting_for("the learner's measurement"):  # after the step that is under way
+                await self._parts.learner.check(
+                    train_group(stored, share=self._parts.manifest.step.share, ours=self._parts.identity.peer_id)
+                )
         except WorkerError as error:  # the train loop sees to the learner; the next version has its own check
             self._parts.events.write("check_failed", group=stored.id, error=str(error))
             log.warning("the mismatch of version %d was not measured: %s", self._sent_version, error)

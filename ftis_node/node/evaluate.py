@@ -13,9 +13,10 @@ from ftis_node.generation.local import LocalGenerator
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.telemetry.work import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from ftis_node.telemetry.work import OnProgress
 
 ENGINE_NAMES = ("auto", "vllm", "torch")
 
@@ -28,7 +29,7 @@ def evaluate_model(
     k: int,
     max_tokens: int,
     engine: str,
-    on_progress: Callable[[int, int], None],
+    on_progress: OnProgress = unwatched,
 ) -> EvalResult:
     """pass@1, and pass@k for k > 1, on the test problems of a task. `max_tokens` bounds prompt and completion together.
 
@@ -39,12 +40,16 @@ def evaluate_model(
     return asyncio.run(_evaluate(model, task, engine, max_tokens, limit=limit, k=k, on_progress=on_progress))
 
 
-async def _evaluate(model: str, task: str, engine: Any, max_tokens: int, **options: Any) -> EvalResult:
+async def _evaluate(
+    model: str, task: str, engine: Any, max_tokens: int, *, on_progress: OnProgress, **options: Any
+) -> EvalResult:
     open_engine = choose_engine(engine)
-    source = resolve_model(model)
+    source = resolve_model(model, on_progress=on_progress)
+    on_progress(None, f"loading the problems of {task}")
     problems = load_task(task, split="test")
     tokenizer = load_tokenizer(source)
     settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
+    on_progress(None, f"loading {source.name} into the engine")
     opened = await open_engine(source, settings, lambda: None)
     try:
         async with IsolatedScorer(problems) as scorer:
@@ -54,6 +59,7 @@ async def _evaluate(model: str, task: str, engine: Any, max_tokens: int, **optio
                 tokenizer,
                 scorer=scorer,
                 completion_limit=lambda num_prompt_tokens: max_tokens - num_prompt_tokens,
+                on_progress=lambda done, total: on_progress(done / total, f"{done} of {total} problems"),
                 **options,
             )
     finally:

@@ -11,15 +11,18 @@ from ftis_node.errors import ConfigError
 from ftis_node.models import resolve_model
 from ftis_node.node.makers import learner_boot
 from ftis_node.node.placement import Arrangement
+from ftis_node.node.upgrade import bring_up_to_date
+from ftis_node.telemetry.work import unwatched
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
+    from ftis_node.telemetry.work import OnProgress
 
 
-def export_model_of(home: Home, out: Path, *, merge: bool) -> int:
-    """Writes the model to `out` and returns the step it was trained for. Reads the home only.
+def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
+    """Writes the model to `out` and returns the step it was trained for. Reads the home; an older one is upgraded.
 
     Raises ConfigError where no node has run with the home, or `out` is in use.
     """
@@ -27,8 +30,9 @@ def export_model_of(home: Home, out: Path, *, merge: bool) -> int:
 
     if not home.settings.exists() or not home.run_toml.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
+    bring_up_to_date(home)
     settings = NodeSettings.model_validate(json.loads(home.settings.read_text()))
     manifest = load_manifest(str(home.run_toml))
-    source, nothing_planned = resolve_model(settings.model), Arrangement()
+    source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), Arrangement()
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
-    return export_newest(boot, out, merge=merge)
+    return export_newest(boot, out, merge=merge, on_progress=on_progress)

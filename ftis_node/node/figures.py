@@ -7,12 +7,24 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.errors import SchemaRecordError
+from ftis_node.records.reading import SCHEMA
+from ftis_node.swarm.unconfirmed import Unconfirmed
+from ftis_node.swarm.wire_versions import other_versions, peer_words
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ftis_node.errors import RecordError
     from ftis_node.learner.messages import StepReport
     from ftis_node.records.envelope import PeerRecord
+    from ftis_node.swarm.wire_versions import OtherVersions
     from ftis_node.telemetry.status import EvalStatus
 
 LARGEST_CONFIRMED = 1 << 16
+REANNOUNCE_S = 10.0  # a group that nobody confirmed for so long is announced again
+MAX_PEERS = 4096
+MAX_EVALUATIONS = 1024  # in the status, which is told every second; all are in the event trail
 
 
 @dataclass(slots=True)
@@ -25,6 +37,7 @@ class PeerFigures:
     failed_pulls: int = 0
     confirmed: int = 0
     last_seen: float = 0.0
+    wire_schema: int | None = None  # of what it said last; None before it said anything
 
     def as_dict(self) -> dict[str, Any]:
         """The row of `peers --json`, less the peer's id."""
@@ -40,6 +53,8 @@ class PeerFigures:
             "failed_pulls": self.failed_pulls,
             "groups_confirmed": self.confirmed,
             "last_seen": self.last_seen,
+            "wire_schema": self.wire_schema,
+            "wire_words": peer_words(self.wire_schema, ours=SCHEMA),
         }
 
 
@@ -57,17 +72,43 @@ class Figures:
     confirmed_ids: dict[bytes, None] = field(default_factory=dict)
     groups_confirmed: int = 0
     evaluations: list[EvalStatus] = field(default_factory=list)
+    unconfirmed: Unconfirmed = field(default_factory=lambda: Unconfirmed(first_wait_s=REANNOUNCE_S))
+    read_shards: frozenset[int] = frozenset()
     skipped_prompts: int = 0
     step: int = 0
     policy_version: int = 0
+    saved_step: int | None = 0  # of the newest checkpoint; the groups of later steps may be needed again
     last_report: StepReport | None = None
     mismatch_report: StepReport | None = None  # the last one that measured it
+    weights_refused: Counter[str] = field(default_factory=Counter)
+    weights_created_at: float | None = None  # when the followed learner offered what is served, by its clock
+
+    def evaluated(self, evaluation: EvalStatus) -> None:
+        """Adds one; of too many the oldest go, but for those of the very first step, to which people compare."""
+        known = [*self.evaluations, evaluation]
+        first = [entry for entry in known if entry.step == known[0].step]
+        num_later = max(1, MAX_EVALUATIONS - len(first))
+        self.evaluations = first + known[len(first) :][-num_later:]
 
     def peer(self, peer_id: str) -> PeerFigures:
-        """The figures of a peer, made at first sight."""
+        """The figures of a peer, made at first sight; of too many, those of the peer seen longest ago are dropped."""
         figures = self.peers.setdefault(peer_id, PeerFigures())
+        if len(self.peers) > MAX_PEERS:
+            del self.peers[min(self.peers, key=lambda known: (known == peer_id, self.peers[known].last_seen))]
         figures.last_seen = time.time()
         return figures
+
+    def note_refusal(self, peer_id: str, what: str, error: RecordError) -> None:
+        """Counts something of a peer's that was no record; of another version of the wire, also which."""
+        reason, figures = f"{what}_{error.reason}", self.peer(peer_id)
+        figures.refused[reason] += 1
+        if isinstance(error, SchemaRecordError):
+            figures.wire_schema = error.schema
+
+    def other_versions(self, members: Iterable[str]) -> OtherVersions:
+        """What the connected members speak, where it is not what this node does."""
+        known = (self.peers.get(peer_id) for peer_id in members)
+        return other_versions((figures.wire_schema if figures else None for figures in known), ours=SCHEMA)
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
         """Counts that `peer_id` holds the group; True where it is the first peer that does."""
@@ -75,6 +116,7 @@ class Figures:
         if group_id in self.confirmed_ids:
             return False
         self.confirmed_ids[group_id] = None
+        self.unconfirmed.confirmed(group_id)
         self.groups_confirmed += 1
         if len(self.confirmed_ids) > LARGEST_CONFIRMED:
             del self.confirmed_ids[next(iter(self.confirmed_ids))]

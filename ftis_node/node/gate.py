@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.node.patience import Outlook, StepNeeds, may_start
+from ftis_node.node.patience import Outlook, StepNeeds, may_start, stand_in
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class PatientGate:
         self._intake = intake
         self._started_at = time.monotonic()
         self._own_ready_since: float | None = None
-        step = parts.manifest.step
-        self._needs = StepNeeds(own=step.own_groups, foreign=step.foreign_groups, patience_s=step.patience_s)
+        self._needs = StepNeeds.of(parts.manifest)
 
     async def wait(self, step: int) -> None:
         """Returns when the step may start; releases on the way what has grown stale."""
@@ -54,6 +53,8 @@ class PatientGate:
 
     async def _outlook(self) -> Outlook:
         own_ready, foreign_ready = self._parts.reader.ready_counts()
+        if not self._parts.settings.generates:
+            own_ready, foreign_ready = stand_in(foreign_ready, needs=self._needs)
         now = time.monotonic()
         if own_ready < self._needs.own:
             self._own_ready_since = None
@@ -74,11 +75,19 @@ class PatientGate:
             max_age_s=parts.manifest.step.max_age_s,
             policy_version=parts.figures.policy_version,
             max_version_lag=parts.manifest.step.max_version_lag,
+            peer_id=parts.identity.peer_id,
         )
         stale = await parts.disk(parts.buffer.release_stale, freshness)
-        evicted = await parts.disk(parts.buffer.evict_foreign, keep=parts.settings.buffer.max_ready_groups)
-        for groups, reason in ((stale, ReleaseReason.STALE), (evicted, ReleaseReason.EVICTED)):
-            for group in groups:
-                parts.events.write("released", group=group.id, reason=reason)
+        for group in stale:
+            parts.events.write("released", group=group.id, reason=ReleaseReason.STALE)
         if stale:
             parts.slots.hold(parts.reader.own_held())
+        await evict_foreign(parts)
+
+
+async def evict_foreign(parts: Parts) -> None:
+    """Makes room where foreign groups are more or larger than the buffer keeps, or one peer's more than its places."""
+    limits = parts.settings.buffer
+    keep = {"keep": limits.max_ready_groups, "keep_bytes": limits.max_ready_bytes}
+    for group in await parts.disk(parts.buffer.evict_foreign, **keep, cap=parts.peers.share_cap()):
+        parts.events.write("released", group=group.id, reason=ReleaseReason.EVICTED)

@@ -2,6 +2,7 @@
 
 consumes: prompts of the node's own order     produces: scored groups, onto the publish queue
 waits for: a free slot                        unblocked by: the hand-over of a step's weights (train loop)
+           room in the home                               the room loop
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import WorkerError
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.node.prompts import PromptOrder
+from ftis_node.node.waits import waiting_for
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
 
@@ -54,8 +56,12 @@ class GenerateLoop:
         in_flight = asyncio.Semaphore(groups_in_flight(self._parts))
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._parts.slots.charge()
-                await in_flight.acquire()
+                with waiting_for("a free slot"):
+                    await self._parts.slots.charge()
+                with waiting_for("a group under way to end"):  # each has its own limits
+                    await in_flight.acquire()
+                with waiting_for("room on the disk"):  # last: it may have filled up while a slot was waited for
+                    await self._parts.room.until_there()
                 task = tasks.create_task(self._make_group(self._next_prompt()), name=f"group-{self._position}")
                 task.add_done_callback(lambda _: in_flight.release())
 
@@ -108,6 +114,7 @@ class GenerateLoop:
             model=parts.source.name,
             tokenizer=parts.tokenizer.fingerprint,
             created_at=time.time(),
+            weights_of=parts.settings.roles.follow or None,
         )
 
 

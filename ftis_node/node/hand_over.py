@@ -12,16 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import WorkerError
 from ftis_node.ipc.weights import PublishedWeights
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ftis_node.generation.client import ProofToCome
     from ftis_node.ipc.weights import WeightProof
     from ftis_node.learner.messages import TrainReply
     from ftis_node.node.parts import Parts
+
+GiveWeights: TypeAlias = "Callable[[Parts, PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
+"""Whom new weights are given to: `hand_over`, or a learner node's `OfferLoop.take`."""
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +34,9 @@ log = logging.getLogger(__name__)
 class HandOver:
     """One step's. `take` what the learner says while it works, then `finish` with its reply, or `give_up`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, give_weights: GiveWeights) -> None:
         self._parts = parts
+        self._give_weights = give_weights
         self._proof: ProofToCome = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
 
@@ -39,14 +45,17 @@ class HandOver:
         if not isinstance(news, PublishedWeights):
             self._proof.set_result(news)
         elif self._task is None:
-            self._task = asyncio.create_task(hand_over(self._parts, news, self._proof), name="hand-over")
+            self._task = asyncio.create_task(self._work(news), name="hand-over")
 
     async def finish(self, reply: TrainReply) -> None:
         """Return when the generator serves what the step made, and has proved it."""
         if self._task is not None:
             await self._task
         elif reply.weights is not None:  # the step had been done before: nothing was told on the way
-            await hand_over(self._parts, reply.weights, reply.proof)
+            await self._give_weights(self._parts, reply.weights, reply.proof)
+
+    async def _work(self, weights: PublishedWeights) -> None:
+        await self._give_weights(self._parts, weights, self._proof)
 
     async def give_up(self) -> None:
         """The learner died: whatever the generator has begun, it ends."""

@@ -1,4 +1,8 @@
-"""The local HTTP port: `/status`, `/peers`, `/metrics`, `/events`. It listens on 127.0.0.1 and changes nothing."""
+"""The local HTTP port: `/status`, `/peers`, `/events`; `probes.py` adds metrics and health, `control_port.py` changes.
+
+It listens on 127.0.0.1, and answers those alone who call it so. Whoever may use this machine may read; changes ask for
+the token in the home.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ftis_node.errors import UsageError
-from ftis_node.telemetry.metrics import render_metrics
+from ftis_node.node.access import own_names_only
+from ftis_node.node.control_port import add_control
+from ftis_node.node.probes import Observed, add_probes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,12 +41,6 @@ class StatusPort:
         """The peer table."""
         return web.json_response(self._status.peers())
 
-    async def show_metrics(self, request: web.Request) -> web.Response:
-        """The snapshot for Prometheus."""
-        return web.Response(
-            body=render_metrics(self._status.latest), headers={"Content-Type": "text/plain; version=0.0.4"}
-        )
-
     async def stream_events(self, request: web.Request) -> web.StreamResponse:
         """The snapshot as server-sent events, one a second."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -54,11 +54,12 @@ class StatusPort:
 async def serve_status(status: StatusLoop, *, port: int) -> AsyncIterator[str]:
     """Serves while the block runs; gives the base URL. Raises UsageError where the port is taken."""
     handlers = StatusPort(status)
-    app = web.Application()
+    app = web.Application(middlewares=[own_names_only])
     app.router.add_get("/status", handlers.show_status)
     app.router.add_get("/peers", handlers.show_peers)
-    app.router.add_get("/metrics", handlers.show_metrics)
     app.router.add_get("/events", handlers.stream_events)
+    add_probes(app, Observed(status))
+    add_control(app, status.control, status.token_file)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftis_node.config.node import MAX_SERVED_RANK
@@ -18,6 +20,7 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.gossip import GossipLimits, NetworkSettings
+from ftis_node.gossip.secret import read_secret
 from ftis_node.ipc.spec import Timing
 from ftis_node.ipc.weights import PROBE_LENGTH
 from ftis_node.learner.client import LearnerClient
@@ -25,20 +28,18 @@ from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.learner.schedule import Schedule
 from ftis_node.models import pick_device
 from ftis_node.node.memory_parts import micro_batch_tokens_of, recomputes
-from ftis_node.node.placement import arrange, visible_gpus
+from ftis_node.node.placement import Arrangement, arrange, visible_gpus
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.optimizer import OptimizerSection
     from ftis_node.gossip.base import Gossip
+    from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.learner.messages import CheckpointSkipped
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.parts import Generation, Learning
-    from ftis_node.node.placement import Arrangement
     from ftis_node.records.identity import Identity
     from ftis_node.telemetry.events import EventTrail
 
@@ -73,11 +74,29 @@ class ProcessMakers:
     """Two worker processes and libp2p: what `ftis-node join` runs on."""
 
     def __init__(self, settings: NodeSettings, home: Home) -> None:
-        """Raises ConfigError for a malformed address."""
-        self._network = NetworkSettings(sockets_dir=home.sockets / "net", listen=settings.listen, peers=settings.peers)
+        """Raises ConfigError for a malformed address, and for a secret file that is missing, short or not private."""
+        secret_file = settings.swarm.secret_file
+        self._secret = read_secret(Path(secret_file).expanduser()) if secret_file else None
+        self._network = NetworkSettings(
+            sockets_dir=home.sockets / "net", listen=settings.listen, announce=settings.announce, peers=settings.peers
+        )
+
+    @property
+    def listen_addresses(self) -> tuple[ListenAddress, ...]:
+        """Where the network will listen."""
+        return self._network.listen_addresses
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
-        """As the memory plan has it. Raises MachineError where the model does not fit, ConfigError for GPUs."""
+        """As the memory plan has it. Raises MachineError where the model does not fit, ConfigError for GPUs.
+
+        The plan is for two workers on one machine; one alone has all that the settings give it.
+        """
+        if settings.role != "full":
+            return Arrangement(
+                memory_share=settings.generation.memory_share,
+                generator_gpus=settings.generation.gpus,
+                learner_gpus=settings.learner.gpus,
+            )
         return arrange(settings, manifest, source)
 
     def generation(self, of: Ingredients) -> GenerationClient:
@@ -124,8 +143,24 @@ class ProcessMakers:
     def gossip(self, of: Ingredients) -> Gossip:
         from ftis_node.gossip.libp2p import Libp2pGossip
 
-        limits = GossipLimits(max_body_bytes=of.manifest.wire.max_envelope_bytes)
-        return Libp2pGossip(self._network, identity=of.identity, run_id=of.manifest.run_id, limits=limits)
+        return Libp2pGossip(
+            self._network,
+            identity=of.identity,
+            run_id=of.manifest.run_id,
+            limits=gossip_limits(of.settings, of.manifest),
+            num_shards=of.manifest.wire.announcement_shards,
+            secret=self._secret,
+        )
+
+
+def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:
+    """What this node takes from its peers and gives to them."""
+    return GossipLimits(
+        max_body_bytes=manifest.wire.max_envelope_bytes,
+        max_streams=settings.swarm.max_streams,
+        max_upload_bytes_per_s=settings.swarm.max_upload_bytes_per_s,
+        max_requests_per_minute=settings.swarm.max_requests_per_minute,
+    )
 
 
 def generation_boot(
@@ -195,6 +230,7 @@ def learner_boot(
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         kl_to_start=optimizer.kl_to_start,
+        max_gain_nats=math.inf if manifest.sampling.is_cut else settings.door.max_gain_nats,
         updates_per_batch=optimizer.updates_per_batch,
         optimizer_states=settings.learner.optimizer_states,
         micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
@@ -233,6 +269,8 @@ def serves_adapters(settings: NodeSettings) -> bool:
     wanted = settings.generation.adapters
     if not settings.lora or wanted == "merge" or settings.engine == "torch":
         return False
+    if not settings.generates:
+        return wanted == "serve"  # whoever says so knows that the generators can
     if wanted == "serve":
         choose_engine("vllm")
         return True

@@ -6,8 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.settings import NetworkSettings
+from ftis_node.node.process_limits import allow_open_files
 from ftis_node.node.signals import until_signalled
+from ftis_node.node.upgrade import opened
 from ftis_node.records.identity import Identity
+from ftis_node.telemetry.secrets import keep_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,15 +21,27 @@ ALL_INTERFACES = ("/ip4/0.0.0.0/tcp/0",)
 
 
 def run_meeting_point(
-    home: Home, *, listen: tuple[str, ...], peers: tuple[str, ...], show: Callable[[list[str]], None]
+    home: Home,
+    *,
+    listen: tuple[str, ...],
+    peers: tuple[str, ...],
+    announce: tuple[str, ...] = (),
+    show: Callable[[list[str]], None],
 ) -> None:
     """Serves until SIGINT or SIGTERM. `show` gets the dialable addresses as soon as they are.
 
+    `announce` are addresses to tell others instead of what is found, without `/p2p/ID`.
+
     Raises ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
     """
-    with home.owned():
-        settings = NetworkSettings(sockets_dir=home.sockets / "net", listen=listen or ALL_INTERFACES, peers=peers)
-        asyncio.run(until_signalled(_serve(settings, Identity.load_or_create(home.identity), show)))
+    allow_open_files()
+    with opened(home):
+        settings = NetworkSettings(
+            sockets_dir=home.sockets / "net", listen=listen or ALL_INTERFACES, announce=announce, peers=peers
+        )
+        identity = Identity.load_or_create(home.identity)
+        keep_secret(identity.seed)
+        asyncio.run(until_signalled(_serve(settings, identity, show)))
 
 
 async def _serve(settings: NetworkSettings, identity: Identity, show: Callable[[list[str]], None]) -> None:

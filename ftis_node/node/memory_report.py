@@ -10,7 +10,6 @@ import psutil
 from ftis_node.config.manifest import load_manifest, parse_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.errors import FtisError
-from ftis_node.models import read_shape, resolve_model
 from ftis_node.node.findings import GIB, Finding, in_gib
 from ftis_node.node.memory_plan import plan
 from ftis_node.node.placement import find_seats, look_around
@@ -59,19 +58,12 @@ def ask(
     return MemoryQuestion(settings, manifest, tuple(int(gib * GIB) for gib in gpus_gib) or None)
 
 
-def answer(question: MemoryQuestion) -> Iterator[Finding]:
-    """Whether the model is there, and the plan for it."""
-    try:
-        source = resolve_model(question.settings.model)
-        shape = read_shape(source)
-    except FtisError as error:
-        yield Finding("model", "problem", str(error))
-        return
-    yield Finding("model", "ok", f"{source.name}: {shape.num_parameters:,} parameters")
+def answer(question: MemoryQuestion, shape: ModelShape) -> Iterator[Finding]:
+    """The plan for a model of this shape."""
     try:
         made = _plan(question, shape)
     except FtisError as error:
-        yield Finding("plan", "problem", str(error))
+        yield Finding("memory.plan", "fail", str(error))
         return
     trains = "a LoRA adapter" if question.settings.lora else "all weights"
     yield from report(made, title=f"{question.manifest.name}, {trains}")
@@ -91,13 +83,15 @@ def report(made: MemoryPlan, *, title: str) -> Iterator[Finding]:
     """A plan as findings: the verdict, its parts, the cache's share, and the changes."""
     verdict = f"{title}: {PLACES[made.placement]}: {in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
     advice = "" if made.fits else _advice(made)
-    yield Finding("plan", "ok" if made.fits else "problem", verdict, advice, made.peak_bytes)
+    yield Finding("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
     for name, num_bytes in made.parts.items():
         if num_bytes:
-            yield Finding("plan", "ok", f"{in_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
+            yield Finding("memory.part", "ok", f"{in_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
     if made.gpu_memory_utilization is not None:
-        yield Finding("plan", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
-        yield Finding("plan", "ok", f"host memory beside it: {in_gib(made.host_bytes)}", num_bytes=made.host_bytes)
+        yield Finding("memory.part", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
+        yield Finding(
+            "memory.part", "ok", f"host memory beside it: {in_gib(made.host_bytes)}", num_bytes=made.host_bytes
+        )
     yield from map(_change, made.changes)
 
 
@@ -110,5 +104,5 @@ def _advice(made: MemoryPlan) -> str:
 def _change(change: Change) -> Finding:
     verdict = f"would fit ({change.placement})" if change.fits else "would not fit"
     return Finding(
-        "change", "note", f"{change.name}: {in_gib(change.peak_bytes)}, {verdict}", num_bytes=change.peak_bytes
+        "memory.change", "warn", f"{change.name}: {in_gib(change.peak_bytes)}, {verdict}", num_bytes=change.peak_bytes
     )

@@ -1,4 +1,4 @@
-"""The node: eight loops over shared parts. This is the picture of the whole pipeline.
+"""The node: named loops over shared parts. This is the picture of the whole pipeline.
 
                      +------------------------------ slots freed ------------------------------+
                      v                                                                         |
@@ -20,11 +20,35 @@
 | intake    | envelopes              | READY groups, refusals                | an envelope          | publish, pull|
 | train     | groups of one step     | weights n+1, evaluations              | groups, or patience  | intake       |
 | check     | an own new group       | nothing: the next report has the mismatch | a new version's group | intake  |
+| audit     | a peer's new group     | its standing lowered, where it lies   | one we can compare   | intake       |
+| peers     | connected peers        | peers.sqlite, room in a full buffer   | clock                | time         |
+| reannounce| what nobody confirmed  | announcements                         | clock                | time         |
+| shards    | announcements counted  | subscriptions, catch-up               | clock                | time         |
 | directory | own and peers' records | peer table, catch-up                  | clock                | time         |
+| room      | the home's files       | room in a full home, else a pause     | clock                | time         |
 | status    | gauges                 | snapshot, metrics                     | clock                | time         |
 
-One TaskGroup owns them all: the first that fails ends the node with its error; the train loop's last step, or a signal,
-ends it in order.
+That is a node that generates and learns. Two roles do one of the two, and weights cross the network between them
+(docs/roles.md); the part that a role lacks is a null object (`absent.py`), so that the loops need not know:
+
+    learner     peers --bodies--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --chunks--> generators
+    generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
+                                                        slots freed <-- [deliver] <-- confirmations of peers
+
+| loop                          | full | learner | generator | consumes                 | produces                  |
+|-------------------------------|------|---------|-----------|--------------------------|---------------------------|
+| generate, publish, reannounce | x    | -       | x         | as above                 |                           |
+| pull, shards, train, check    | x    | x       | -         | as above                 |                           |
+| audit                         | x    | x       | -         | as above                 |                           |
+| intake, directory, peers      | x    | x       | x         | as above                 |                           |
+| room, status                  | x    | x       | x         | as above                 |                           |
+| offer                         | -    | x       | -         | weights n+1, their proof | signed offer, chunks      |
+| follow                        | -    | -       | x         | the learner's offers     | weights n+1 in the engine |
+| deliver                       | -    | -       | x         | confirmations            | freed slots               |
+
+One TaskGroup owns them all: the first that fails, or ends, ends the node with its error; the train loop's last step, or
+a signal, ends it in order: loops, workers, network and scorer all at once. What each waits for stands on the board
+(waits.py), and the watchdog tells of one that gets nowhere.
 """
 
 from __future__ import annotations
@@ -32,23 +56,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftis_node.errors import FtisError
+from ftis_node.node.absent import NothingToPull
+from ftis_node.node.audit import AuditLoop
 from ftis_node.node.check import CheckLoop
+from ftis_node.node.deliver import DeliverLoop
 from ftis_node.node.directory import DirectoryLoop
 from ftis_node.node.gate import PatientGate
 from ftis_node.node.generate import GenerateLoop
+from ftis_node.node.health import RunningLoops
 from ftis_node.node.http import serve_status
 from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.peers_loop import PeersLoop
 from ftis_node.node.publish import PublishLoop
 from ftis_node.node.pull import PullLoop
+from ftis_node.node.reannounce import ReannounceLoop
+from ftis_node.node.room import RoomLoop
+from ftis_node.node.shards import ShardsLoop
 from ftis_node.node.status import StatusLoop
 from ftis_node.node.train import TrainLoop
+from ftis_node.node.weights_follow import FollowLoop
+from ftis_node.node.weights_offer import OfferLoop
+from ftis_node.swarm.shards import shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
+    from ftis_node.config.roles import Role
     from ftis_node.node.parts import Parts
+    from ftis_node.node.probes import Observed
+    from ftis_node.node.watchdog import Watchdog
     from ftis_node.records.group import Group
 
 log = logging.getLogger(__name__)
@@ -56,32 +96,125 @@ log = logging.getLogger(__name__)
 LINGER_LOOK_S = 0.2
 
 
-async def run_loops(parts: Parts, *, steps: int | None) -> None:
-    """Runs the loops until the last step is done or until cancelled. Raises what a loop raised."""
+async def run_loops(
+    parts: Parts, *, steps: int | None, observed: Observed | None = None, watchdog: Watchdog | None = None
+) -> None:
+    """Runs the loops until the last step is done or until cancelled. Raises what a loop raised.
+
+    `observed` is shown the status from now on; `watchdog` watches already.
+    """
     intake = IntakeLoop(parts)
-    pull = PullLoop(parts, intake)
-    train = TrainLoop(parts, PatientGate(parts, intake), last_step=steps)
-    status = StatusLoop(parts)
-    loops = rollout_loops(parts, intake, pull) | {
-        "check": CheckLoop(parts, intake).run(),
-        "directory": DirectoryLoop(parts, pull).run(),
+    health = RunningLoops({"intake": lambda: intake.turn})
+    status = StatusLoop(parts, loops=health, watchdog=watchdog)
+    await status.refresh()
+    work = await WORK_OF_ROLE[parts.settings.role](parts, intake, steps)
+    endless = work.loops | {
+        "peers": PeersLoop(parts).run(),
+        "room": RoomLoop(parts).run(),
         "status": status.run(),
+    }
+    loops = {name: _without_end(name, loop) for name, loop in endless.items()} | {
         "generation worker": parts.generation.run(),
         "learner worker": parts.learner.run(),
+        "network": _ended_by(parts.gossip.close),
+        "scorer": _ended_by(parts.scorer.close),
     }
+    if observed is not None:
+        observed.status = status
     async with serve_status(status, port=parts.settings.status_port) as url:
         parts.home.publish_address(url)
-        log.info("node %s is up; status at %s/status", parts.name, url)
+        log.info("node %s is up; watch it with: ftis-node dashboard --home %s", parts.name, parts.home.root)
+        log.info("its figures are at %s/status; ctrl-C ends it, and the same command goes on where it was", url)
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-                await tasks.create_task(train.run(), name="train")
+                health.tasks = running
+                await tasks.create_task(work.until_done, name="work")
                 await _linger(parts)
                 for task in running:
                     task.cancel()
         finally:
+            health.tasks = ()
             await status.refresh(state="stopped")
             await parts.disk(status.save)
+
+
+async def _without_end(name: str, loop: Coroutine[None, None, None]) -> None:
+    """A loop that ends by itself leaves a node that is half alive: that is a fault."""
+    await loop
+    raise FtisError(f"internal fault: the {name} loop ended by itself; run with --debug and report it")
+
+
+async def _ended_by(close: Callable[[], Awaitable[None]]) -> None:
+    """Takes a part down when the loops are cancelled: at the same time as the workers, not after them."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await close()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A role's loops, and what the node is there for: when that is done, the node ends."""
+
+    loops: dict[str, Coroutine[None, None, None]]
+    until_done: Coroutine[None, None, None]
+
+
+async def full_work(parts: Parts, intake: IntakeLoop, steps: int | None) -> Work:
+    """Generates, and trains on own and foreign groups."""
+    pull = PullLoop(parts, intake)
+    loops = rollout_loops(parts, intake, pull) | {
+        "check": CheckLoop(parts, intake).run(),
+        "audit": AuditLoop(parts, intake).run(),
+        "reannounce": ReannounceLoop(parts).run(),
+        "shards": ShardsLoop(parts, pull).run(),
+        "directory": DirectoryLoop(parts, pull).run(),
+    }
+    return Work(loops, TrainLoop(parts, PatientGate(parts, intake), last_step=steps).run())
+
+
+async def learner_work(parts: Parts, intake: IntakeLoop, steps: int | None) -> Work:
+    """Trains on groups that others made, and offers them its weights."""
+    pull, offers = PullLoop(parts, intake), OfferLoop(parts)
+    parts.gossip.serve_weights(offers.give)
+    loops = {
+        "pull": pull.run(),
+        "intake": intake.run(),
+        "check": CheckLoop(parts, intake).run(),
+        "audit": AuditLoop(parts, intake).run(),
+        "shards": ShardsLoop(parts, pull).run(),
+        "directory": DirectoryLoop(parts, pull).run(),
+        "offer": offers.run(),
+    }
+    gate = PatientGate(parts, intake)
+    return Work(loops, TrainLoop(parts, gate, last_step=steps, give_weights=offers.take).run())
+
+
+async def generator_work(parts: Parts, intake: IntakeLoop, steps: int | None) -> Work:
+    """Generates by the weights of the learner that it follows, until it is stopped."""
+    follow = FollowLoop(parts)
+    await follow.resume()
+    await parts.gossip.read_shards(
+        frozenset({shard_of(parts.identity.peer_id, parts.manifest.wire.announcement_shards)})
+    )
+    scored: asyncio.Queue[Group] = asyncio.Queue(parts.slots.capacity)
+    loops = {
+        "generate": GenerateLoop(parts, scored).run(),
+        "publish": PublishLoop(parts, scored, intake).run(),
+        "intake": intake.run(),
+        "deliver": DeliverLoop(parts).run(),
+        "reannounce": ReannounceLoop(parts).run(),
+        "directory": DirectoryLoop(parts, NothingToPull()).run(),
+    }
+    return Work(loops, follow.run())
+
+
+WORK_OF_ROLE: dict[Role, Callable[[Parts, IntakeLoop, int | None], Awaitable[Work]]] = {
+    "full": full_work,
+    "learner": learner_work,
+    "generator": generator_work,
+}
 
 
 def rollout_loops(parts: Parts, intake: IntakeLoop, pull: PullLoop) -> dict[str, Coroutine[None, None, None]]:

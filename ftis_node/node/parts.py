@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.generation.evaluate import Generator
 from ftis_node.node.placement import Arrangement
+from ftis_node.node.room import Room
 from ftis_node.telemetry.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.generation.client import ProofToCome
     from ftis_node.gossip.base import Gossip
-    from ftis_node.ipc.supervisor import WorkerState
     from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.client import OnPublished
-    from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
+    from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.disk import Disk
     from ftis_node.node.figures import Figures
+    from ftis_node.node.peer_book import PeerBook
     from ftis_node.node.slots import Slots
     from ftis_node.records.identity import Identity
     from ftis_node.replay.buffer import ReplayBuffer
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
 
 class Generation(Generator, Protocol):
-    """What the loops want of generation: `generation.client.GenerationClient`, or an engine in this process.
+    """What the loops want of generation: `generation.client.GenerationClient`, an engine in this process, or none.
+
+    A `state` is a `WorkerState`, or "off" where the node has no such worker (`absent.py`).
 
     `newest` is what evaluations ask: the part itself, unless it serves old weights on purpose.
     """
@@ -46,7 +49,7 @@ class Generation(Generator, Protocol):
     @property
     def newest(self) -> Generator: ...
     @property
-    def state(self) -> WorkerState: ...
+    def state(self) -> str: ...
     @property
     def is_alive(self) -> bool: ...
     @property
@@ -61,13 +64,14 @@ class Generation(Generator, Protocol):
     async def update_weights(
         self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None
     ) -> None: ...
+    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None: ...
 
 
 class Learning(Protocol):
-    """What the loops want of the learner: `learner.client.LearnerClient`, or a learner in this process."""
+    """What the loops want of the learner: `learner.client.LearnerClient`, a learner in this process, or none."""
 
     @property
-    def worker_state(self) -> WorkerState: ...
+    def worker_state(self) -> str: ...
     @property
     def state(self) -> LearnerState | None: ...
     @property
@@ -79,6 +83,7 @@ class Learning(Protocol):
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply: ...
     async def check(self, group: TrainGroup) -> None: ...
+    async def audit(self, group: TrainGroup) -> AuditReply: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +110,7 @@ class Parts:
     slots: Slots
     events: EventTrail
     figures: Figures
+    peers: PeerBook
     arrangement: Arrangement = Arrangement()
+    room: Room = field(default_factory=Room)
     tracking: Tracking = field(default_factory=Tracking)

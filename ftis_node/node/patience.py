@@ -2,11 +2,18 @@
 
 A step takes I own and J foreign groups. It waits for its own groups as long as it takes; for foreign ones only up to
 the run's patience, and not at all when there is nobody who could send any.
+
+A learner that generates nothing takes I + J groups that others made, whoever they follow: the first I stand in for its
+own ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ftis_node.config.manifest import RunManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +23,23 @@ class StepNeeds:
     own: int
     foreign: int
     patience_s: float
+
+    @classmethod
+    def of(cls, manifest: RunManifest) -> StepNeeds:
+        """The run's."""
+        step = manifest.step
+        return cls(own=step.own_groups, foreign=step.foreign_groups, patience_s=step.patience_s)
+
+
+def shares_of_step(needs: StepNeeds, *, generates: bool) -> tuple[int, int]:
+    """How many own and foreign groups a step takes, by who signed them."""
+    return (needs.own, needs.foreign) if generates else (0, needs.own + needs.foreign)
+
+
+def stand_in(foreign_ready: int, *, needs: StepNeeds) -> tuple[int, int]:
+    """READY foreign groups of a node that generates nothing, counted as (own, foreign)."""
+    standing_in = min(foreign_ready, needs.own)
+    return standing_in, foreign_ready - standing_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,12 @@ other and only to groups that passed the door: a gap in them means a loss on the
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ftis_node.node.announce import announce
+from ftis_node.node.waits import waiting_for
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.validation import Accepted
 
@@ -38,21 +41,24 @@ class PublishLoop:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self._publish(await self._scored.get())
+            with waiting_for("a scored group"):
+                group = await self._scored.get()
+            await self._publish(group)
 
     async def _publish(self, group: Group) -> None:
         parts = self._parts
         group = replace(group, number=self._last_number + 1)
-        envelope = seal_group(group, parts.identity)
+        envelope = seal_group(group, parts.identity, codec=parts.settings.swarm.codec)
         data = envelope.to_bytes()
-        verdict = await self._intake.submit(data, origin=parts.identity.peer_id, own=True)
+        with waiting_for("the verdict of the door"):  # behind those of peers; the intake loop has the limits
+            verdict = await self._intake.submit(data, origin=parts.identity.peer_id, own=True)
         if not isinstance(verdict, Accepted):
             log.error("the door refuses a group of our own: %s", verdict.refusal.detail)
             parts.slots.cancel()
             return
         self._last_number = group.number
         parts.slots.fill()
-        announcement = announce_group(envelope, group, envelope_bytes=len(data))
-        if await parts.gossip.announce(announcement.to_bytes()):
+        if await announce(parts, announce_group(envelope, group, envelope_bytes=len(data))):
             parts.figures.groups_sent += 1
+            parts.figures.unconfirmed.announced(envelope.id, now=time.monotonic())
             parts.events.write("announced", group=envelope.id, number=group.number)

@@ -1,11 +1,16 @@
 """The pull loop: announcements of peers become envelopes at the door.
 
-consumes: announcements; members that are new     produces: envelopes to intake, confirmations to their senders
-waits for: an announcement                        unblocked by: gossip
+consumes: announcements; answers of peers     produces: envelopes to intake, confirmations to their senders
+waits for: an announcement                    unblocked by: gossip
+           room in the home and in memory                   the room loop; intake
 
-Bodies are pulled once, from the announcing peer, several in one request. Gossipsub loses messages without an error:
-before its mesh stands, and when a reader is slow. So a peer is asked for what it made lately when it is first seen,
-when its running numbers show a gap, and when the learner waits for foreign groups and nothing comes.
+                       +--> [listen]  (hear.py)  ---+
+    gossip --messages--+                            +--> wants --> [dispatch] --batches--> fetch --> intake
+                       +--> [repair]  (repair.py) --+      ^                                 |
+                                                           +----- missed: ask another -------+
+
+A body is pulled once: from its sender, or from anyone who holds it where the sender cannot be reached. In a small swarm
+everything is pulled; in a large one what the learner will use (`swarm/demand.py`) and what this node is on duty for.
 
 Where the run says so, a group of another tokenizer is pulled as text; only its sender can tell it so.
 """
@@ -14,166 +19,264 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter, defaultdict
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from ftis_node.errors import RecordError
 from ftis_node.gossip.base import FetchOutcome
-from ftis_node.records.envelope import open_announcement
-from ftis_node.validation import Accepted
+from ftis_node.node.hear import Ear, Members
+from ftis_node.node.held_bytes import HeldBytes
+from ftis_node.node.patience import StepNeeds, shares_of_step
+from ftis_node.node.repair import Repair
+from ftis_node.node.waits import waiting_for
+from ftis_node.swarm.allowance import Allowance
+from ftis_node.swarm.demand import Demand, demand
+from ftis_node.swarm.later import Later
+from ftis_node.swarm.pauses import Pauses
+from ftis_node.swarm.reputation import Conduct
+from ftis_node.validation import Accepted, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ftis_node.node.intake import IntakeLoop
     from ftis_node.node.parts import Parts
-    from ftis_node.records.envelope import Announcement
+    from ftis_node.records.envelope import PeerRecord
+    from ftis_node.swarm.wants import Batch
+    from ftis_node.validation import Verdict
 
 log = logging.getLogger(__name__)
 
-RECENT_QUESTION = b"ftis/recent/1"  # "announce again what you made lately"
-MAX_WANTED_PER_PEER = 1024  # ids; the oldest are forgotten
 GATHER_S = 0.02  # announcements that come together are pulled together
-REPAIR_PERIOD_S = 1.0
-SILENCE_S = 3.0  # without an announcement of a peer while the learner lacks groups
-
-
-@dataclass(slots=True)
-class Heard:
-    """What was heard of a peer: its highest running number, when, and whether a number was left out."""
-
-    number: int = 0
-    at: float = 0.0
-    has_gap: bool = False
-
-    def note(self, number: int, *, at: float) -> None:
-        """An announcement with this number arrived at this time (seconds, monotonic)."""
-        self.has_gap |= number > self.number + 1
-        self.number, self.at = max(self.number, number), at
-
-
-class Source(NamedTuple):
-    """Where groups are to be had, and in which form."""
-
-    peer_id: str
-    as_text: bool
+LOOK_AGAIN_S = 1.0  # the learner's needs change without an event here
+MAX_BATCH_BYTES = 8 << 20
+BUSY_REST_S = 0.5
+FAILED_REST_S = 5.0
+PASSING = frozenset({"quota", "unscored", "banned"})  # refusals that say nothing of the group itself
+FAULTS = {FetchOutcome.TOO_LARGE: Conduct.REFUSED}
+NUM_OTHERS = 3  # members asked for what its sender does not give
+NUM_SHOWN = 4  # ids of groups given up that one event names
+BURST_S = 2.0  # the download budget of so many seconds may be used at once
 
 
 class PullLoop:
-    """Who announced what, and the pulls under way. A body is asked for once at a time."""
+    """What is wanted, and the pulls under way. A body is asked for once at a time."""
 
     def __init__(self, parts: Parts, intake: IntakeLoop) -> None:
         self._parts = parts
         self._intake = intake
-        self._wanted: dict[Source, dict[bytes, bool]] = defaultdict(dict)  # id -> whether a repair brought it
-        self._pulling: set[bytes] = set()
-        self._changed = asyncio.Event()
-        self._heard: dict[str, Heard] = {}
+        self._ear = Ear(parts)
+        self._wants = self._ear.wants
+        self._later = Later()
+        self._repair = Repair(parts, self._ear)
+        self._pauses = Pauses(first_s=FAILED_REST_S)
+        self._asking: Counter[str] = Counter()  # pulls under way, by the peer asked
+        self._pulls_in_flight = asyncio.Semaphore(parts.settings.swarm.pulls_in_flight)
+        rate = parts.settings.swarm.max_download_bytes_per_s
+        self._allowance = Allowance(rate_per_s=rate, burst=rate * BURST_S) if rate else None
+        self._in_memory = HeldBytes(parts.settings.limits.bodies_in_memory_bytes)
+
+    @property
+    def ear(self) -> Ear:
+        """What was heard, for the loop that chooses shards."""
+        return self._ear
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listen(), name="pull-listen")
-            tasks.create_task(self._pull_what_is_wanted(tasks), name="pull-dispatch")
-            tasks.create_task(self._repair(), name="pull-repair")
+            tasks.create_task(self._ear.listen(), name="pull-listen")
+            tasks.create_task(self._dispatch(tasks), name="pull-dispatch")
+            tasks.create_task(self._repair.run(), name="pull-repair")
 
     async def catch_up(self, peer_id: str) -> None:
-        """Asks a peer for what it made lately and puts on the list what was missed."""
-        heard = self._heard.setdefault(peer_id, Heard())
-        heard.has_gap, heard.at = False, time.monotonic()
-        fetched = await self._parts.gossip.ask(peer_id, RECENT_QUESTION)
-        for payload in fetched.bodies:
-            self._consider(peer_id, payload, is_repair=True)
+        """Asks a new member for what was missed."""
+        await self._repair.catch_up(peer_id)
 
-    async def _repair(self) -> None:
+    def follow(self, shards: frozenset[int]) -> None:
+        """Only the senders of these shards are asked for what is missing from now on."""
+        self._repair.read_shards(shards)
+
+    def note_record(self, record: PeerRecord) -> None:
+        """A member's directory record: the last number in it shows a missing tail."""
+        self._repair.note_record(record)
+
+    async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+        """Requests for what is wanted, as soon as there is something, and again while something is left."""
         while True:
-            await asyncio.sleep(REPAIR_PERIOD_S)
-            _, foreign_ready = self._parts.reader.ready_counts()
-            is_short = foreign_ready < self._parts.manifest.step.foreign_groups
-            for peer_id in await self._parts.gossip.members():
-                heard = self._heard.setdefault(peer_id, Heard())
-                if heard.has_gap or (is_short and time.monotonic() - heard.at > SILENCE_S):
-                    await self.catch_up(peer_id)
+            with suppress(TimeoutError), waiting_for("something to pull"):
+                async with asyncio.timeout(LOOK_AGAIN_S if len(self._wants) or len(self._later) else None):
+                    await self._ear.changed.wait()
+            if self._asking:  # the first one goes at once
+                await asyncio.sleep(GATHER_S)
+            self._ear.changed.clear()
+            await self._pull_what_is_needed(tasks)
 
-    async def _listen(self) -> None:
-        async for message in self._parts.gossip.announcements():
-            if announcement := self._consider(message.sender, message.payload):
-                self._heard.setdefault(message.sender, Heard()).note(announcement.number, at=time.monotonic())
-
-    def _consider(self, peer_id: str, payload: bytes, *, is_repair: bool = False) -> Announcement | None:
-        """Puts an announced group on the list of what to pull, if the learner could use it; None if it could not."""
-        figures = self._parts.figures.peer(peer_id)
-        try:
-            announcement = open_announcement(payload)
-        except RecordError as error:
-            figures.refused[f"announcement_{error.reason}"] += 1
-            self._parts.figures.refused[f"announcement_{error.reason}"] += 1
-            return None
-        source = Source(peer_id, announcement.tokenizer != bytes.fromhex(self._parts.tokenizer.fingerprint)[:8])
-        is_ignored = source.as_text and self._parts.manifest.step.other_tokenizers == "ignore"
-        fits = announcement.envelope_bytes <= self._parts.manifest.wire.max_envelope_bytes
-        if is_ignored or not fits or self._was_pulled(source, announcement):
-            return None
-        wanted = self._wanted[source]
-        wanted[announcement.id] = is_repair
-        if len(wanted) > MAX_WANTED_PER_PEER:
-            del wanted[next(iter(wanted))]
-        self._changed.set()
-        return announcement
-
-    def _was_pulled(self, source: Source, announcement: Announcement) -> bool:
-        """Whether the group is here or on its way. A text is stored under an id of its own, but the same number."""
-        if source.as_text and self._parts.reader.has_number(source.peer_id, announcement.number):
-            return True
-        return self._is_here(announcement.id)
-
-    def _is_here(self, group_id: bytes) -> bool:
-        return group_id in self._pulling or self._parts.reader.is_known(group_id)
-
-    async def _pull_what_is_wanted(self, tasks: asyncio.TaskGroup) -> None:
-        pulls_in_flight = asyncio.Semaphore(self._parts.settings.swarm.pulls_in_flight)
+    async def _pull_what_is_needed(self, tasks: asyncio.TaskGroup) -> None:
+        oldest = time.time() - self._parts.manifest.step.max_age_s
+        self._wants.drop_older(oldest)
+        for want in self._later.due(now=time.monotonic()):
+            if want.created_at > oldest and not self._ear.has(want):
+                self._wants.add(want, holder=want.sender)
+        self._wants.reroute(self._is_able)
+        if self._parts.room.why_full:
+            return
+        wanted = await self._demand()
+        need = wanted.need
         while True:
-            await self._changed.wait()
-            await asyncio.sleep(GATHER_S)
-            self._changed.clear()
-            for source in list(self._wanted):
-                while batch := self._next_batch(source):
-                    await pulls_in_flight.acquire()
-                    task = tasks.create_task(self._pull(source, batch), name=f"pull-{source.peer_id[-6:]}")
-                    task.add_done_callback(lambda _: pulls_in_flight.release())
+            with waiting_for("a pull under way to end"):  # each has its own limits
+                await self._pulls_in_flight.acquire()
+            batch = self._wants.next_batch(
+                most=self._parts.settings.swarm.pull_batch,
+                need=need,
+                max_bytes=MAX_BATCH_BYTES,
+                may_ask=self._may_ask,
+            )
+            if batch is None:
+                self._pulls_in_flight.release()
+                return
+            if need is not None:
+                need -= sum(not want.is_duty for want in batch.wants)
+            await self._keep_to_budget(batch)
+            self._asking[batch.source.peer_id] += 1
+            tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
 
-    def _next_batch(self, source: Source) -> dict[bytes, bool]:
-        """The newest wanted ids of a source, taken off the list and marked as being pulled."""
-        wanted = self._wanted[source]
-        batch: dict[bytes, bool] = {}
-        while wanted and len(batch) < self._parts.settings.swarm.pull_batch:
-            group_id, is_repair = wanted.popitem()
-            if not self._is_here(group_id):
-                batch[group_id] = is_repair
-                self._pulling.add(group_id)
-        if not wanted:
-            del self._wanted[source]
-        return batch
-
-    async def _pull(self, source: Source, batch: Mapping[bytes, bool]) -> None:
-        peer_id, as_text = source
-        timeout_s = self._parts.settings.swarm.pull_timeout_s
+    async def _pull_and_release(self, batch: Batch) -> None:
         try:
-            fetched = await self._parts.gossip.fetch(peer_id, list(batch), as_text=as_text, timeout_s=timeout_s)
-            if fetched.outcome is not FetchOutcome.COMPLETE:
-                self._parts.figures.peer(peer_id).failed_pulls += 1
-                self._parts.events.write("pull_failed", peer=peer_id, outcome=fetched.outcome, num_ids=len(batch))
-            checked = await self._bring_to_door(peer_id, fetched.bodies)
-            self._parts.figures.groups_repaired += sum(batch.get(group_id, False) for group_id in checked)
+            await self._pull(batch)
         finally:
-            self._pulling.difference_update(batch)
+            self._pulls_in_flight.release()
+            self._asking -= Counter([batch.source.peer_id])  # drops what comes to 0
+            self._ear.changed.set()  # the next of this peer may be asked for
 
-    async def _bring_to_door(self, peer_id: str, bodies: Sequence[bytes]) -> list[bytes]:
-        """The ids, as announced, of those that passed, which the peer is told."""
-        verdicts = [await self._intake.submit(data, origin=peer_id, own=False) for data in bodies]
-        checked = [verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)]
-        if checked and not await self._parts.gossip.confirm(peer_id, checked):
-            log.info("%s could not be told that %d groups arrived", peer_id, len(checked))
-        return checked
+    async def _demand(self) -> Demand:
+        """What to pull now; tells the ear whether duties are taken."""
+        parts = self._parts
+        _, num_ready = parts.reader.ready_counts()
+        known = await parts.gossip.known_members()
+        wanted = demand(
+            parts.settings.swarm.pull,
+            num_members=len(known),
+            small_swarm=parts.settings.swarm.small_swarm,
+            per_step=shares_of_step(StepNeeds.of(parts.manifest), generates=parts.settings.generates)[1],
+            num_ready=num_ready,
+            num_in_flight=self._wants.num_in_flight,
+        )
+        takes_duties = wanted.need is not None and wanted.takes_duties
+        self._ear.members = Members(known, await parts.gossip.shard_members()) if takes_duties else None
+        return wanted
+
+    def _is_able(self, peer_id: str) -> bool:
+        """Whether a peer is neither refused nor left in peace just now."""
+        return not self._parts.peers.is_banned(peer_id) and self._pauses.may_ask(peer_id, now=time.monotonic())
+
+    def _may_ask(self, peer_id: str) -> bool:
+        """Whether one more pull of a peer may start.
+
+        All peers that failed last have one place together; of those that have given nothing yet each has one, and all
+        of them together leave one free: whoever is slow, or gone, does not keep others waiting.
+        """
+        if not self._is_able(peer_id):
+            return False
+        num_places = self._parts.settings.swarm.pulls_in_flight
+        if self._pauses.has_failed(peer_id):
+            return not any(map(self._pauses.has_failed, self._asking))
+        if self._is_proven(peer_id):
+            return self._asking[peer_id] < max(1, num_places // 2)
+        num_unproven = sum(not self._is_proven(asked) for asked in self._asking)
+        return not self._asking[peer_id] and num_unproven < max(1, num_places - 1)
+
+    def _is_proven(self, peer_id: str) -> bool:
+        figures = self._parts.figures.peers.get(peer_id)
+        return figures is not None and figures.accepted > 0
+
+    async def _keep_to_budget(self, batch: Batch) -> None:
+        if self._allowance is not None:
+            with waiting_for("download budget"):
+                await asyncio.sleep(self._allowance.spend(_announced_bytes(batch), now=time.monotonic()))
+
+    def _spend_the_rest(self, batch: Batch, bodies: Sequence[bytes]) -> None:
+        """What came beyond what was announced counts, too: the next pulls wait for it."""
+        if self._allowance is not None:
+            more_bytes = sum(map(len, bodies)) - _announced_bytes(batch)
+            self._allowance.spend(max(0, more_bytes), now=time.monotonic())
+
+    async def _pull(self, batch: Batch) -> None:
+        most_bytes = len(batch.wants) * self._parts.manifest.wire.max_envelope_bytes
+        async with self._in_memory.of(most_bytes):
+            await self._pull_now(batch)
+
+    async def _pull_now(self, batch: Batch) -> None:
+        peer_id, as_text = batch.source
+        ids = [want.id for want in batch.wants]
+        timeout_s = self._parts.settings.swarm.pull_timeout_s
+        fetched = await self._parts.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
+        self._spend_the_rest(batch, fetched.bodies)
+        asked = None if as_text else frozenset(ids)  # a text has an id of its own
+        judged = [self._intake.submit(data, origin=peer_id, own=False, asked=asked) for data in fetched.bodies]
+        with waiting_for("verdicts of the door"):  # the intake loop has the limits
+            verdicts = await asyncio.gather(*judged)
+        here = self._settle(batch, verdicts)
+        if fetched.outcome is FetchOutcome.BUSY:
+            self._pauses.rest(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
+            self._wants.put_back(batch)
+        else:
+            self._note_outcome(batch, fetched.outcome, is_empty=not fetched.bodies)
+            missing = [group_id for group_id in ids if group_id not in here]
+            await self._ask_others(batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE)
+        await self._confirm(batch, verdicts)
+
+    def _settle(self, batch: Batch, verdicts: Sequence[Verdict]) -> set[bytes]:
+        """Takes what was judged, well or ill, off the list; returns those ids."""
+        judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts}
+        here = {want.id for want in batch.wants if want.id in judged}
+        self._ear.refuse(v.group_id for v in verdicts if isinstance(v, Refused) and v.refusal.reason not in PASSING)
+        self._wants.arrived(here)
+        accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
+        self._parts.figures.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.wants)
+        return here
+
+    def _note_outcome(self, batch: Batch, outcome: FetchOutcome, *, is_empty: bool) -> None:
+        """A pull that failed, or in which a peer has nothing of what it announced as its own, is held against it."""
+        peer_id = batch.source.peer_id
+        is_broken_promise = is_empty and all(want.sender == peer_id for want in batch.wants)
+        if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
+            self._pauses.succeeded(peer_id)
+            return
+        self._pauses.failed(peer_id, now=time.monotonic())
+        self._parts.figures.peer(peer_id).failed_pulls += 1
+        conduct = FAULTS.get(outcome, Conduct.PULL_FAILED)
+        self._parts.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
+        self._parts.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.wants))
+
+    async def _ask_others(self, batch: Batch, *, missing: Sequence[bytes], is_answered: bool) -> None:
+        """What this peer did not give is asked of others who may hold it; what nobody has is given up."""
+        if not missing:
+            return
+        members = await self._parts.gossip.members()
+        others = random.sample(members, min(NUM_OTHERS, len(members)))
+        given_up = self._wants.missed(batch, missing=missing, others=others)
+        if batch.source.as_text and is_answered:
+            self._ear.refuse(missing)  # told, and of no use: a text is stored under an id of its own
+        for_good = [want for want in given_up if want.as_text or not self._later.put(want, now=time.monotonic())]
+        if for_good:  # one line, however many: an attacker may announce what nobody has
+            shown = [want.id.hex() for want in for_good[:NUM_SHOWN]]
+            self._parts.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
+        self._ear.changed.set()
+
+    async def _confirm(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
+        """Tells the senders which of their groups passed."""
+        checked: dict[str, list[bytes]] = defaultdict(list)
+        for verdict in verdicts:
+            if isinstance(verdict, Accepted):
+                checked[verdict.group.sender].append(verdict.announced_id)
+                self._ear.heard(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
+        reachable = {batch.source.peer_id, *await self._parts.gossip.members()} if checked else set()
+        for sender, ids in checked.items():
+            if sender in reachable and not await self._parts.gossip.confirm(sender, ids):
+                log.info("%s could not be told that %d groups arrived", sender, len(ids))
+
+
+def _announced_bytes(batch: Batch) -> int:
+    return sum(want.num_bytes for want in batch.wants)

@@ -1,20 +1,26 @@
-"""What this node gives to peers who ask: bodies it holds, its own as text, what it made lately. What they confirm."""
+"""What this node gives to peers who ask: bodies it holds, its own as text, which groups it has. What they confirm."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.node.pull import RECENT_QUESTION
+from ftis_node.errors import RecordError
+from ftis_node.node.announce import announcement_of
 from ftis_node.node.retell import retell_group
 from ftis_node.records.codec import unpack_group
-from ftis_node.records.envelope import announce_group, open_envelope, seal_group
+from ftis_node.records.envelope import open_envelope, seal_group
+from ftis_node.records.question import open_question
+from ftis_node.replay.reader import ReplayReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.node.parts import Parts
+    from ftis_node.records.question import Question
 
-MAX_RECENT = 64
+MAX_ANSWERS = 256
 
 
 class Served:
@@ -48,16 +54,32 @@ class Served:
         return seal_group(text_group, self._parts.identity).to_bytes()
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
-        """Announcements of the newest own groups; nothing for a question that is not known here."""
-        if question != RECENT_QUESTION:
+        """Announcements of held groups, the oldest first; nothing for a question that is none."""
+        try:
+            asked = open_question(question)
+        except RecordError as error:
+            self._parts.figures.refused[f"question_{error.reason}"] += 1
+            self._parts.figures.note_refusal(peer_id, "question", error)
             return []
-        announcements = []
-        for data in self._parts.reader.newest_own(MAX_RECENT):
-            envelope = open_envelope(data)
-            group = unpack_group(envelope.body)
-            announcements.append(announce_group(envelope, group, envelope_bytes=len(data)).to_bytes())
-        self._parts.events.write("asked_for_recent", peer=peer_id, num_groups=len(announcements))
-        return announcements
+        fresh = time.time() - self._parts.manifest.step.max_age_s
+        held = await self._parts.disk(self._find, replace(asked, since=max(asked.since, fresh)))
+        self._parts.events.write("asked", peer=peer_id, sender=asked.sender, num_groups=len(held))
+        return held
+
+    def _find(self, asked: Question) -> list[bytes]:
+        """On the disk's thread, through a connection of its own."""
+        reader = ReplayReader(self._parts.home.replay)
+        try:
+            found = reader.find_held(
+                sender=asked.sender,
+                first_number=asked.first_number,
+                last_number=asked.last_number,
+                since=asked.since,
+                limit=MAX_ANSWERS,
+            )
+            return [announcement_of(self._parts, held).to_bytes() for held in found]
+        finally:
+            reader.close()
 
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
         """A peer fetched and checked these; each own group counts once."""

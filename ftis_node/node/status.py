@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ftis_node import __version__
+from ftis_node.config.disk_room import replace_file
+from ftis_node.node.control import PeerControl
+from ftis_node.node.figures import PeerFigures
+from ftis_node.node.health import STILL_S, RunningLoops, not_ready, worker_problems
+from ftis_node.node.process_limits import num_open_files, open_files
+from ftis_node.node.waits import waiting_for
+from ftis_node.node.watchdog import Watchdog
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.status import (
     GenerationStatus,
+    HealthStatus,
     LearnerStatus,
+    LimitsStatus,
+    LoopStatus,
     ModelStatus,
     NodeStatus,
     ReplayStatus,
@@ -28,6 +38,7 @@ from ftis_node.telemetry.status import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from ftis_node.node.parts import Parts
@@ -43,29 +54,64 @@ OPTIMIZER_FIGURES = ("learning_rate", "kl_to_start")
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
+@dataclass(slots=True)
+class LastChange:
+    """When a count last changed, in Unix seconds; None before it did. The first value is no change."""
+
+    at: float | None = None
+    _value: int | None = None
+
+    def note(self, value: int) -> None:
+        """The count as it is now."""
+        if self._value is not None and value != self._value:
+            self.at = round(time.time(), 3)
+        self._value = value
+
+
 class StatusLoop:
     """Makes the snapshot; `latest` is what everybody shows."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, *, loops: RunningLoops | None = None, watchdog: Watchdog | None = None) -> None:
+        """`loops` are those whose health the snapshot tells, `watchdog` sees whether they turn."""
         self._parts = parts
-        self._started_at = time.monotonic()
-        self._num_members = 0
+        self._loops = loops or RunningLoops()
+        self._watchdog = watchdog or Watchdog(parts.settings.observe)
+        self._groups_made, self._step = LastChange(), LastChange()
+        self._started_at = self._refreshed_at = time.monotonic()
+        self._members: Collection[str] = ()
         self.latest = Status()
+        self.control = PeerControl(parts.peers, self.peers)
+        self.token_file = parts.home.control_token
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             for _ in range(PERIODS_PER_SAVE):
                 await self.refresh()
-                await asyncio.sleep(PERIOD_S)
+                with waiting_for("the clock"):
+                    await asyncio.sleep(PERIOD_S)
             await self._parts.disk(self.save)
 
     async def refresh(self, *, state: str = "running") -> Status:
         """Takes a new snapshot."""
-        self._num_members = len(await self._parts.gossip.members())
+        self._members = await self._parts.gossip.members()
         counts = await self._parts.disk(self._count)
-        self.latest = self._snapshot(state, counts)
+        self._groups_made.note(counts.groups_own)
+        self._step.note(self._parts.figures.step)
+        before, now = self.latest.swarm, self._snapshot(state, counts)
+        if state == "stopped":  # the network is down by now; what it was before says more
+            swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
+            now = msgspec.structs.replace(now, swarm=swarm)
+        self.latest = now
+        self._refreshed_at = time.monotonic()
         return self.latest
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each thing that only a new start mends; the latest snapshot's, unless that is too old."""
+        still_s = time.monotonic() - self._refreshed_at
+        still = [f"the status loop stands still: no snapshot for {still_s:.0f} s"] if still_s >= STILL_S else []
+        return still + self.latest.health.problems
 
     def _count(self) -> BufferFigures:
         """Counts over the whole buffer take a while: in the disk's thread, on a connection of its own."""
@@ -78,11 +124,16 @@ class StatusLoop:
     def save(self) -> None:
         """Writes the snapshot and the peer table into the home, for when the node is stopped."""
         document = json.loads(self.latest.to_json()) | {"peers": self.peers()}
-        _replace_file(self._parts.home.status, json.dumps(document, indent=1).encode())
+        replace_file(self._parts.home.status, json.dumps(document, indent=1).encode())
 
     def peers(self) -> list[dict[str, Any]]:
         """The rows of `peers --json`."""
-        return [{"peer_id": peer_id, **peer.as_dict()} for peer_id, peer in self._parts.figures.peers.items()]
+        figures, book = dict(self._parts.figures.peers), self._parts.peers
+        known = [*figures, *(peer_id for peer_id in book.rows() if peer_id not in figures)]
+        return [
+            {"peer_id": peer_id, **figures.get(peer_id, PeerFigures()).as_dict(), **book.row(peer_id)}
+            for peer_id in known
+        ]
 
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:
         parts, learner = self._parts, self._parts.learner.state
@@ -111,7 +162,7 @@ class StatusLoop:
             ),
             generation=self._generation(counts),
             learner=self._learner(counts),
-            swarm=swarm_status(parts, num_members=self._num_members),
+            swarm=swarm_status(parts, members=self._members),
             replay=ReplayStatus(
                 waiting=parts.slots.waiting,
                 ready=counts.ready,
@@ -120,19 +171,57 @@ class StatusLoop:
                 tokens=counts.tokens,
                 disk_bytes=counts.disk_bytes,
             ),
+            limits=self._limits(counts),
             eval=list(parts.figures.evaluations),
+            health=self._health(),
+        )
+
+    def _health(self) -> HealthStatus:
+        parts, swarm = self._parts, self._parts.gossip.state
+        states = {"generation": str(parts.generation.state), "learner": str(parts.learner.worker_state)}
+        problems = worker_problems(states) + self._loops.problems(now=time.monotonic())
+        problems += map(str, self._watchdog.board.stuck())
+        waits_for = not_ready(states, swarm_state=str(swarm.state), swarm_reason=swarm.reason)
+        return HealthStatus(
+            healthy=not problems,
+            ready=not waits_for,
+            problems=problems,
+            waits_for=waits_for,
+            taken_at=time.time(),
+            event_loop_lag_s=_rounded(self._watchdog.lag.mean_s),
+            event_loop_lag_longest_s=_rounded(self._watchdog.lag.longest_s),
+            loops=[
+                LoopStatus(name=name, waits_for=strand.waits_for, for_s=round(for_s, 1))
+                for name, strand, for_s in self._watchdog.board.strands()
+            ],
+        )
+
+    def _limits(self, counts: BufferFigures) -> LimitsStatus:
+        room, buffer = self._parts.room, self._parts.settings.buffer
+        return LimitsStatus(
+            paused=room.why_full,
+            home_bytes=room.use.used_bytes if room.use else None,
+            home_limit_bytes=room.limit.limit_bytes,
+            disk_free_bytes=room.use.free_bytes if room.use else None,
+            buffer_bytes=counts.envelope_bytes,
+            buffer_limit_bytes=buffer.max_disk_bytes,
+            ready_bytes=counts.ready_foreign_bytes,
+            ready_limit_bytes=buffer.max_ready_bytes,
+            open_files=num_open_files(),
+            open_files_limit=open_files().soft,
         )
 
     def _generation(self, counts: BufferFigures) -> GenerationStatus:
         client = self._parts.generation
         return GenerationStatus(
             engine=client.engine,
-            state=client.state,
+            state=str(client.state),
             tokens_per_s=round(client.tokens_per_s, 1),
             groups_made=counts.groups_own,
             tokens_made=counts.tokens_own,
             restarts=client.restarts,
             policy_version=client.policy_version,
+            last_group_at=self._groups_made.at,
         )
 
     def _learner(self, counts: BufferFigures) -> LearnerStatus:
@@ -148,19 +237,27 @@ class StatusLoop:
             own_groups=counts.trained_own,
             foreign_groups=counts.trained_foreign,
             restarts=client.restarts,
+            last_step_at=self._step.at,
             **fields,
         )
 
 
-def swarm_status(parts: Parts, *, num_members: int) -> SwarmStatus:
-    """The swarm's section; `num_members`: connected members of the run."""
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+def swarm_status(parts: Parts, *, members: Collection[str]) -> SwarmStatus:
+    """The swarm's section; `members`: the connected ones of the run."""
     figures, gossip = parts.figures, parts.gossip
+    others = figures.other_versions(members)
     tokens = figures.tokens_received
     return SwarmStatus(
         state=str(gossip.state.state),
         reason=gossip.state.reason,
+        reachability=str(gossip.reachability),
+        clock_skew_s=None if gossip.clock_skew_s is None else round(gossip.clock_skew_s, 3),
         peers_known=len(figures.peers),
-        peers_connected=num_members,
+        peers_connected=len(members),
         groups_sent=figures.groups_sent,
         groups_confirmed=figures.groups_confirmed,
         groups_received=figures.groups_received,
@@ -170,6 +267,20 @@ def swarm_status(parts: Parts, *, num_members: int) -> SwarmStatus:
         bytes_out=gossip.counters.body_bytes_out,
         tokens_in=tokens,
         bytes_per_token=round(figures.envelope_bytes_received / tokens, 3) if tokens else None,
+        fetch_errors=dict(gossip.counters.fetch_errors),
+        serve_errors=dict(gossip.counters.serve_errors),
+        announcements_refused=gossip.counters.announcements_refused,
+        weights_bytes_in=gossip.counters.weights_bytes_in,
+        weights_bytes_out=gossip.counters.weights_bytes_out,
+        weights_age_s=None
+        if figures.weights_created_at is None
+        else round(time.time() - figures.weights_created_at, 3),
+        weights_refused=dict(figures.weights_refused),
+        announcements_dropped=gossip.counters.announcements_dropped,
+        records_refused=gossip.counters.records_refused,
+        peers_newer=others.num_newer,
+        peers_older=others.num_older,
+        update=others.advice,
     )
 
 
@@ -177,9 +288,3 @@ def load_saved(path: Path) -> tuple[Status, list[dict[str, Any]]]:
     """The snapshot and the peer table that a node left in its home. Raises msgspec.DecodeError for a damaged file."""
     data = path.read_bytes()
     return Status.from_json(data), msgspec.json.decode(data).get("peers", [])
-
-
-def _replace_file(path: Path, data: bytes) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)

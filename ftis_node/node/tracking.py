@@ -40,7 +40,7 @@ async def track_step(parts: Parts, report: StepReport) -> None:
     """The figures of one step."""
     if not parts.tracking:
         return
-    swarm = swarm_status(parts, num_members=len(await parts.gossip.members()))
+    swarm = swarm_status(parts, members=await parts.gossip.members())
     report_fields = msgspec.to_builtins(report)
     del report_fields["step"]  # the axis
     figures = numbers_of(report_fields, prefix="learner") | numbers_of(msgspec.to_builtins(swarm), prefix="swarm")

@@ -18,14 +18,17 @@ import msgspec
 import numpy as np
 
 from ftis_node.errors import WorkerDiedError
-from ftis_node.generation.evaluate import evaluate
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.node.evaluations import evaluate_tasks
 from ftis_node.node.hand_over import HandOver, hand_over
 from ftis_node.node.makers import dtype_of
 from ftis_node.node.mismatch import Change, MismatchWatch, limits_of, warning_of
-from ftis_node.node.tracking import track_evaluation, track_step
+from ftis_node.node.patience import StepNeeds, shares_of_step
+from ftis_node.node.tracking import track_step
+from ftis_node.node.waits import waiting_for
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
-from ftis_node.telemetry.status import EvalStatus
+from ftis_node.swarm.reasons import sentence
+from ftis_node.swarm.reputation import Conduct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,20 +36,27 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import Share
     from ftis_node.learner.messages import LearnerState, StepReport
     from ftis_node.node.gate import StepGate
+    from ftis_node.node.hand_over import GiveWeights
     from ftis_node.node.parts import Parts
+    from ftis_node.node.peer_book import PeerBook
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.tasks.base import Task
 
 log = logging.getLogger(__name__)
+
+UNDERSTATED = "understated"
 
 
 class TrainLoop:
     """One step after the other, up to `last_step` where given."""
 
-    def __init__(self, parts: Parts, gate: StepGate, *, last_step: int | None) -> None:
+    def __init__(
+        self, parts: Parts, gate: StepGate, *, last_step: int | None, give_weights: GiveWeights | None = None
+    ) -> None:
+        """`give_weights` gets what each step makes, in the place of this node's generation worker."""
         self._parts = parts
         self._gate = gate
+        self._give_weights = give_weights or hand_over
         self._last_step = last_step
         self._mismatch = MismatchWatch(limits_of(parts.settings.mismatch, dtype=dtype_of(parts.settings)))
 
@@ -57,19 +67,21 @@ class TrainLoop:
 
     async def run(self) -> None:
         """Until the last step is done, or until cancelled."""
-        await self.resume(await self._parts.learner.start())
+        with waiting_for("the learner worker"):  # its supervisor has the limits
+            state = await self._parts.learner.start()
+        await self.resume(state)
         await self._evaluate_if_due()
         while self._last_step is None or self.step < self._last_step:
-            await self._gate.wait(self.step + 1)
+            with waiting_for(f"the groups of step {self.step + 1}"):
+                await self._gate.wait(self.step + 1)
             await self._train_in_turn(await self._take(self.step + 1))
             await self._evaluate_if_due()
 
     async def _take(self, step: int) -> list[StoredGroup]:
         """READY -> TAKEN for the groups of a step; what the run's rule passes over is released."""
-        parts, wanted = self._parts, self._parts.manifest.step
-        groups, discarded = await parts.disk(
-            parts.buffer.take, step, own=wanted.own_groups, foreign=wanted.foreign_groups, rule=self._rule(step)
-        )
+        parts = self._parts
+        own, foreign = shares_of_step(StepNeeds.of(parts.manifest), generates=parts.settings.generates)
+        groups, discarded = await parts.disk(parts.buffer.take, step, own=own, foreign=foreign, rule=self._rule(step))
         for group in groups:
             parts.events.write("taken", group=group.id, step=step)
         for passed_over in discarded:
@@ -81,40 +93,66 @@ class TrainLoop:
         wanted = self._parts.manifest.step
         if wanted.choice == "sapo":
             return partial(choose_sapo, seed=step)
-        return choose_same_prompts if wanted.share == "horizontal" else choose_newest
+        choose = choose_same_prompts if wanted.share == "horizontal" else choose_newest
+        return partial(choose, neighbour=self._parts.peers.share_cap().neighbour)
 
     async def _train_in_turn(self, groups: Sequence[StoredGroup]) -> None:
         """One step; where the workers take turns, the generator sleeps until it has new weights, or the step's end."""
         if not self._parts.arrangement.takes_turns:
             await self._train(groups)
             return
-        await self._parts.generation.sleep()
+        with waiting_for("the generator to sleep"):  # its supervisor has the limits
+            await self._parts.generation.sleep()
         await self._train(groups)
-        await self._parts.generation.wake()
+        with waiting_for("the generator to wake"):
+            await self._parts.generation.wake()
 
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """One step, from TAKEN groups to RELEASED ones and a new version in the generator."""
         parts, step = self._parts, self.step + 1
-        under_way = HandOver(parts)
+        under_way = HandOver(parts, self._give_weights)
         try:
-            share = parts.manifest.step.share
-            step_groups = [train_group(group, share=share) for group in groups]
-            reply = await parts.learner.train(step_groups, step=step, on_published=under_way.take)
+            share, ours = parts.manifest.step.share, parts.identity.peer_id
+            step_groups = [train_group(group, share=share, ours=ours) for group in groups]
+            with waiting_for(f"step {step} in the learner"):  # its supervisor has the limits
+                reply = await parts.learner.train(step_groups, step=step, on_published=under_way.take)
             await self._note(reply.report)
-            await under_way.finish(reply)
+            with waiting_for(f"weights {step} in the generator"):
+                await under_way.finish(reply)
         except WorkerDiedError as error:
             parts.events.write("step_lost", step=step, error=str(error))
-            await under_way.give_up()
-            await self.resume(await parts.learner.start())
+            with waiting_for(f"weights {step} in the generator"):
+                await under_way.give_up()
+            with waiting_for("the learner worker"):
+                state = await parts.learner.start()
+            await self.resume(state)
             return
         finally:
             under_way.cancel()
         changed_nothing = reply.report.refused and reply.report.num_updates == 0
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
         await parts.disk(parts.buffer.release_step, step, reason)
+        if reason is ReleaseReason.TRAINED and not reply.report.skipped:
+            note_teachers(parts.peers, [group for group in groups if group.id.hex() not in reply.report.understated])
+        self._note_understated(reply.report, groups)
+        parts.figures.saved_step = reply.saved_step
         max_disk_bytes = parts.settings.buffer.max_disk_bytes
         await parts.disk(parts.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=reply.saved_step)
         parts.slots.hold(parts.reader.own_held())
+
+    def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
+        """The senders of what the learner left out as a lie. A step that is reported again was noted before."""
+        parts = self._parts
+        if report.repeated:
+            return
+        for group in groups:
+            if group.id.hex() not in report.understated:
+                continue
+            sender, detail = group.group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
+            parts.figures.refused[UNDERSTATED] += 1
+            parts.figures.peer(sender).refused[UNDERSTATED] += 1
+            parts.peers.note(sender, Conduct.LIED, reason=UNDERSTATED, detail=detail)
+            parts.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
 
     async def resume(self, state: LearnerState) -> None:
         """The buffer follows the checkpoint that the learner stands on, at start and after the learner's death."""
@@ -127,16 +165,19 @@ class TrainLoop:
             await self._note(
                 state.last_report
             )  # the learner finished this step, but the daemon did not live to hear of it
-        self._parts.figures.step = state.step
+        self._parts.figures.step = self._parts.figures.saved_step = state.step
         self._parts.figures.policy_version = state.policy_version
         if state.weights is not None:
-            await hand_over(self._parts, state.weights, state.proof)
+            with waiting_for(f"weights {state.policy_version} in the generator"):
+                await self._give_weights(self._parts, state.weights, state.proof)
 
     async def _note(self, report: StepReport) -> None:
         """The step's figures: into the event trail, the status, the trackers and, where something is wrong, the log."""
         figures = self._parts.figures
         figures.step, figures.policy_version, figures.last_report = report.step, report.policy_version, report
-        self._parts.events.write("step", **msgspec.to_builtins(report))
+        generation_tokens_per_s = round(self._parts.generation.tokens_per_s, 1)
+        fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
+        self._parts.events.write("step", **fields)
         if problem := report.refused or report.skipped:
             log.warning("step %d changed nothing: %s", report.step, problem)
         else:
@@ -174,40 +215,32 @@ class TrainLoop:
             log.info("engine and learner agree again: KL %.2g", report.mismatch_kl)
 
     async def _evaluate_if_due(self) -> None:
-        """Greedy pass@1 on held-out problems at step 0, every so many steps, and at the last one."""
+        """Greedy pass@1 on held-out problems at step 0, every so many steps, and at the last one; by the own engine."""
         every_steps = self._parts.manifest.eval.every_steps
         due = every_steps and (self.step % every_steps == 0 or self.step == self._last_step)
-        known = {entry.task for entry in self._parts.figures.evaluations if entry.step == self.step}
-        for task in self._parts.eval_tasks if due else ():
-            if task.name not in known:
-                await self._evaluate(task)
-
-    async def _evaluate(self, task: Task) -> None:
-        parts = self._parts
-        result = await evaluate(
-            parts.evaluated,
-            task,
-            parts.tokenizer,
-            scorer=parts.scorer,
-            limit=parts.manifest.eval.limit,
-            completion_limit=parts.manifest.sampling.completion_limit,
-        )
-        entry = EvalStatus(step=self.step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
-        parts.figures.evaluations.append(entry)
-        parts.events.write("eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n)
-        track_evaluation(parts, entry)
-        log.info("step %d: pass@1 %.3f on %d problems of %s", entry.step, entry.pass_at_1, entry.n, entry.task)
+        if due and self._parts.settings.generates:
+            with waiting_for("an evaluation"):  # each of its requests has a limit
+                await evaluate_tasks(self._parts, step=self.step)
 
 
-def train_group(group: StoredGroup, *, share: Share) -> TrainGroup:
-    """A stored group as the learner takes it, with our rewards.
+def note_teachers(peers: PeerBook, groups: Sequence[StoredGroup]) -> None:
+    """Whose groups taught: those of unequal rewards, for the advantages of all others are 0."""
+    for group in groups:
+        if not group.own and len(set(group.rewards)) > 1:
+            peers.note(group.group.sender, Conduct.TAUGHT)
+
+
+def train_group(group: StoredGroup, *, share: Share, ours: str) -> TrainGroup:
+    """A stored group as the learner takes it, with our rewards. What a follower sampled by the weights of `ours`, this
+    node's peer id, is as good as own: its versions are ours.
+
 
     Vertical: one advantage group per generator's group. Horizontal: one per prompt, over all its generators.
     """
     return TrainGroup(
         group_id=group.id.hex(),
         advantage_key=group.id.hex() if share == "vertical" else str(group.group.prompt_ref),
-        own=group.own,
+        own=group.own or group.group.weights_of == ours,
         policy_version=group.group.policy_version,
         policy_version_newest=group.group.policy_version_newest,
         prompt_ids=np.asarray(group.prompt_ids, dtype="<i4").tobytes(),

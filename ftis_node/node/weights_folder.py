@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MEMORY_DISK = Path("/dev/shm")
+MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of 0700 is made in it
 VERSIONS_AT_ONCE = 3  # two are kept, and one is being written
 FREE_SHARE = 0.5  # of what is free there, at most: others use it, too
 
 
 @contextmanager
-def weights_folder(home: Home, *, version_bytes: int, memory_disk: Path = MEMORY_DISK) -> Iterator[Path]:
-    """The folder for published weights of `version_bytes` each; removed at the end where it lies in memory."""
+def weights_folder(
+    home: Home, *, version_bytes: int, num_versions: int = VERSIONS_AT_ONCE, memory_disk: Path = MEMORY_DISK
+) -> Iterator[Path]:
+    """The folder for so many published weights of `version_bytes`; removed at the end where it lies in memory."""
     digest = hashlib.sha256(str(home.root.absolute()).encode()).hexdigest()[:16]
     folder = memory_disk / f"ftis-{os.getuid()}-{digest}"
-    if not _claim(folder, num_bytes=VERSIONS_AT_ONCE * version_bytes):
+    if not _claim(folder, num_bytes=num_versions * version_bytes):
         yield home.weights
         return
     try:

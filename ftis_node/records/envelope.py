@@ -10,30 +10,33 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group
 from ftis_node.records.group import Group
-from ftis_node.records.header import HASH_BYTES, ID_BYTES, MAX_INTEGER, MAX_NAME_BYTES, RUN_ID_BYTES, SCHEMA
+from ftis_node.records.header import HASH_BYTES, ID_BYTES, MAX_INTEGER, MAX_NAME_BYTES, RUN_ID_BYTES
 from ftis_node.records.identity import (
     ENVELOPE_DOMAIN,
     PEER_DOMAIN,
     PEER_ID_BYTES,
     Identity,
+    is_peer_id,
     peer_id_from_text,
     peer_id_text,
     verify,
 )
+from ftis_node.records.reading import SCHEMA, read_message, require_schema
 from ftis_node.records.text_codec import pack_text_group
 
 if TYPE_CHECKING:
+    from ftis_node.records.codec import CodecName
     from ftis_node.records.text_group import TextGroup
 
 SIGNATURE_BYTES = 64
 MAX_ENVELOPE_BYTES = 4 << 20
 MAX_ANNOUNCEMENT_BYTES = 512
+MAX_ATTEMPT = 255
+MAX_SHARDS = 64
 MAX_PEER_RECORD_BYTES = 2048
 MAX_PEER_NAME_BYTES = 64
 
@@ -55,22 +58,16 @@ class Envelope:
         return verify(peer_id_from_text(peer_id), ENVELOPE_DOMAIN, self.body, self.signature)
 
 
-def seal_group(group: Group | TextGroup, identity: Identity) -> Envelope:
-    """Packs and signs a group in either form. The group's sender must be the identity's own peer id."""
+def seal_group(group: Group | TextGroup, identity: Identity, *, codec: CodecName = "exact") -> Envelope:
+    """Packs and signs a group: one with tokens by `codec`, a text as text. Its sender must be the identity itself."""
     assert group.sender == identity.peer_id, "a node signs only what it made itself"
-    body = pack_group(group) if isinstance(group, Group) else pack_text_group(group)
+    body = pack_group(group, codec=codec) if isinstance(group, Group) else pack_text_group(group)
     return Envelope(id=hashlib.sha256(body).digest(), body=body, signature=identity.sign(ENVELOPE_DOMAIN, body))
 
 
 def open_envelope(data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelope:
     """The envelope in `data`. Raises RecordError: `size` before anything is parsed, `parse` for another message."""
-    if len(data) > max_bytes:
-        raise RecordError("size", f"{len(data)} bytes; at most {max_bytes} are taken")
-    message = pb.Envelope()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise RecordError("parse", f"no Envelope message: {error}") from None
+    message = read_message(pb.Envelope(), data, max_bytes=max_bytes)
     if not message.body or len(message.signature) != SIGNATURE_BYTES:
         raise RecordError("parse", "an envelope has a body and a signature of 64 bytes")
     return Envelope(id=hashlib.sha256(message.body).digest(), body=message.body, signature=message.signature)
@@ -97,7 +94,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """\"I have this group\": what a peer needs to decide whether to pull it. The sender is the transport's word."""
+    """\"I have this group\": what a peer needs to decide whether to pull it. Who says so is the transport's word.
+
+    `sender` is None where that is the group's sender. `attempt`: how often it was announced before, in vain.
+    """
 
     id: bytes
     number: int
@@ -106,6 +106,8 @@ class Announcement:
     tokenizer: bytes
     policy_version: int
     created_at: float
+    attempt: int = 0
+    sender: str | None = None
 
     def to_bytes(self) -> bytes:
         """The bytes that travel, about 80."""
@@ -118,6 +120,8 @@ class Announcement:
             tokenizer=self.tokenizer,
             policy_version=self.policy_version,
             created_ms=round(self.created_at * 1000),
+            attempt=self.attempt,
+            sender=b"" if self.sender is None else peer_id_from_text(self.sender),
         ).SerializeToString()
 
 
@@ -136,18 +140,13 @@ def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> 
 
 def open_announcement(data: bytes) -> Announcement:
     """The announcement in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
-    if len(data) > MAX_ANNOUNCEMENT_BYTES:
-        raise RecordError("size", f"an announcement of {len(data)} bytes")
-    message = pb.Announcement()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise RecordError("parse", f"no Announcement message: {error}") from None
-    if message.schema != SCHEMA:
-        raise RecordError("version", f"schema {message.schema}, this node speaks {SCHEMA}")
+    message = read_message(pb.Announcement(), data, max_bytes=MAX_ANNOUNCEMENT_BYTES)
+    require_schema(message)
     number_holds = 1 <= message.number <= MAX_INTEGER
     if len(message.id) != ID_BYTES or not number_holds or message.num_tokens < 1 or message.envelope_bytes < 1:
         raise RecordError("malformed", "an announcement names an id, a number, a size and a count of tokens")
+    if message.attempt > MAX_ATTEMPT or (message.sender and not is_peer_id(message.sender)):
+        raise RecordError("malformed", "an announcement's attempt or sender is out of bounds")
     return Announcement(
         id=message.id,
         number=message.number,
@@ -156,6 +155,8 @@ def open_announcement(data: bytes) -> Announcement:
         tokenizer=message.tokenizer,
         policy_version=message.policy_version,
         created_at=message.created_ms / 1000,
+        attempt=message.attempt,
+        sender=peer_id_text(message.sender) if message.sender else None,
     )
 
 
@@ -175,6 +176,7 @@ class PeerRecord:
     tokens_per_s: float
     created_at: float
     software: str
+    read_shards: frozenset[int] = frozenset()
 
 
 def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
@@ -193,6 +195,7 @@ def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
         tokens_per_s=record.tokens_per_s,
         created_ms=round(record.created_at * 1000),
         software=record.software,
+        read_shards=sum(1 << shard for shard in record.read_shards),
     ).SerializeToString()
     return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
 
@@ -202,16 +205,9 @@ def open_peer_record(data: bytes) -> PeerRecord:
 
     Raises RecordError: `size`, `parse`, `version`, `malformed`, `signature`.
     """
-    if len(data) > MAX_PEER_RECORD_BYTES:
-        raise RecordError("size", f"a directory record of {len(data)} bytes")
-    outer, info = pb.PeerRecord(), pb.PeerInfo()
-    try:
-        outer.ParseFromString(data)
-        info.ParseFromString(outer.body)
-    except DecodeError as error:
-        raise RecordError("parse", f"no PeerRecord message: {error}") from None
-    if info.schema != SCHEMA:
-        raise RecordError("version", f"schema {info.schema}, this node speaks {SCHEMA}")
+    outer = read_message(pb.PeerRecord(), data, max_bytes=MAX_PEER_RECORD_BYTES)
+    info = read_message(pb.PeerInfo(), outer.body, max_bytes=MAX_PEER_RECORD_BYTES)
+    require_schema(info)
     names = ((info.name, MAX_PEER_NAME_BYTES), (info.model, MAX_NAME_BYTES), (info.software, MAX_NAME_BYTES))
     sizes_hold = len(info.run) == RUN_ID_BYTES and len(info.tokenizer) == HASH_BYTES and len(info.peer) == PEER_ID_BYTES
     if not sizes_hold or any(len(name.encode()) > bound for name, bound in names):
@@ -231,4 +227,5 @@ def open_peer_record(data: bytes) -> PeerRecord:
         tokens_per_s=info.tokens_per_s,
         created_at=info.created_ms / 1000,
         software=info.software,
+        read_shards=frozenset(shard for shard in range(MAX_SHARDS) if info.read_shards >> shard & 1),
     )

@@ -78,7 +78,8 @@ class SamplingSettings:
 class GroupHeader:
     """What is said of a group in either of its forms, as it travels.
 
-    `number` is the sender's running number (1, 2, ...). `created_at` is Unix time in seconds.
+    `number` is the sender's running number (1, 2, ...). `created_at` is Unix time in seconds. `weights_of` is the peer
+    whose weights sampled the group, and whose versions it names, where that is not the sender.
     """
 
     run_id: str
@@ -90,6 +91,7 @@ class GroupHeader:
     model: str
     tokenizer: str
     created_at: float
+    weights_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

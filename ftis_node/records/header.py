@@ -5,15 +5,16 @@ Sizes and counts are checked here before anything is made of them; what contradi
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.group import FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import PEER_ID_BYTES, peer_id_from_text, peer_id_text
+from ftis_node.records.reading import SCHEMA, read_message, require_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ftis_node.records.group import Group
     from ftis_node.records.text_group import TextGroup
 
-SCHEMA = 1
 RUN_ID_BYTES = 16
 HASH_BYTES = 16
 ID_BYTES = 32  # of a group: SHA-256 of its body
@@ -49,6 +49,7 @@ class HeaderFields(TypedDict):
     model: str
     tokenizer: str
     created_at: float
+    weights_of: str | None
 
 
 def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any) -> bytes:
@@ -67,7 +68,7 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
         task=group.prompt_ref.task,
         prompt_index=group.prompt_ref.index,
         prompt_hash=group.prompt_hash,
-        model=_clip(group.model),
+        model=clip_name(group.model),
         tokenizer=bytes.fromhex(group.tokenizer),
         policy_version=group.policy_version,
         policy_version_span=group.policy_version_newest - group.policy_version,
@@ -77,19 +78,15 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
         lengths=lengths,
         finishes=[FINISH_TO_WIRE[completion.finish_reason] for completion in group.completions],
         rewards=group.rewards,
+        weights_of=peer_id_from_text(group.weights_of) if group.weights_of else b"",
         **contents,
     ).SerializeToString()
 
 
 def parse_body(body_bytes: bytes) -> pb.Body:
     """The message in these bytes. Raises RecordError: `parse` (no such message), `version` (another schema)."""
-    body = pb.Body()
-    try:
-        body.ParseFromString(body_bytes)
-    except DecodeError as error:
-        raise RecordError("parse", f"no Body message: {error}") from None
-    if body.schema != SCHEMA:
-        raise RecordError("version", f"schema {body.schema}, this node speaks {SCHEMA}")
+    body = read_message(pb.Body(), body_bytes, max_bytes=len(body_bytes))  # the envelope was bounded
+    require_schema(body)
     return body
 
 
@@ -105,6 +102,8 @@ def require_header(body: pb.Body) -> None:
         raise RecordError("malformed", "run id, prompt hash and tokenizer fingerprint have 16 bytes each")
     if len(body.sender) != PEER_ID_BYTES:
         raise RecordError("malformed", "the sender is no Ed25519 peer id")
+    if len(body.weights_of) not in (0, PEER_ID_BYTES):
+        raise RecordError("malformed", "whose weights they were is no Ed25519 peer id")
     if len(body.task.encode()) > MAX_NAME_BYTES or len(body.model.encode()) > MAX_NAME_BYTES:
         raise RecordError("malformed", f"a name is longer than {MAX_NAME_BYTES} bytes")
     newest = body.policy_version + body.policy_version_span
@@ -117,7 +116,7 @@ def require_header(body: pb.Body) -> None:
         raise RecordError("malformed", "finish reasons or rewards do not count as many as lengths")
     if min(body.lengths) < 1:
         raise RecordError("malformed", "an empty completion")
-    if not all(finish in FINISH_FROM_WIRE for finish in body.finishes):
+    if not FINISH_FROM_WIRE.keys() >= set(body.finishes):
         raise RecordError("malformed", "an unknown finish reason")
 
 
@@ -137,13 +136,16 @@ def read_header(body: pb.Body) -> HeaderFields:
         model=body.model,
         tokenizer=body.tokenizer.hex(),
         created_at=body.created_ms / 1000,
+        weights_of=peer_id_text(body.weights_of) if body.weights_of else None,
     )
 
 
+@lru_cache(maxsize=1024)
 def settle(value: float) -> float:
     """A float32 from the wire as the shortest decimal that means it: 0.95 comes back as 0.95."""
     return float(str(np.float32(value)))
 
 
-def _clip(name: str) -> str:
+def clip_name(name: str) -> str:
+    """A name as far as it may travel."""
     return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")

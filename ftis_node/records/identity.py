@@ -8,22 +8,25 @@ string and the exact bytes signed; a signature made for one kind of record never
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from ftis_node.errors import ConfigError
+from ftis_node.errors import ConfigError, DamagedError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ENVELOPE_DOMAIN = b"ftis-node/envelope/1\n"
 PEER_DOMAIN = b"ftis-node/peer/1\n"
+WEIGHTS_DOMAIN = b"ftis-node/weights/1\n"
 SEED_BYTES = 32
 PEER_ID_BYTES = 38
+NUM_CACHED_PEERS = 4096  # base58 costs as much as unpacking a group, and a node hears of the same peers again and again
 _ED25519_PEER_PREFIX = bytes.fromhex("002408011220")  # identity multihash of 36 bytes: key type 1, 32 bytes of key
 
 
@@ -32,36 +35,52 @@ def peer_id_bytes(public_key: bytes) -> bytes:
     return _ED25519_PEER_PREFIX + public_key
 
 
+def is_peer_id(raw: bytes) -> bool:
+    """Whether these bytes are an Ed25519 peer id."""
+    return len(raw) == PEER_ID_BYTES and raw.startswith(_ED25519_PEER_PREFIX)
+
+
+@lru_cache(maxsize=NUM_CACHED_PEERS)
 def peer_id_text(raw: bytes) -> str:
     """The usual text form of a raw peer id (`12D3Koo...`)."""
     return str(base58.b58encode(raw), "ascii")
 
 
+@lru_cache(maxsize=NUM_CACHED_PEERS)
 def peer_id_from_text(text: str) -> bytes:
     """The raw form of a peer id. Raises ValueError for anything but an Ed25519 peer id."""
     raw: bytes = base58.b58decode(text)
-    if len(raw) != PEER_ID_BYTES or not raw.startswith(_ED25519_PEER_PREFIX):
+    if not is_peer_id(raw):
         raise ValueError(f"{text!r} is no Ed25519 peer id")
     return raw
 
 
 def verify(peer: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
     """Whether `signature` is `peer`'s (a raw peer id) over `message` in `domain`. False for any malformed input."""
-    if len(peer) != PEER_ID_BYTES or not peer.startswith(_ED25519_PEER_PREFIX):
+    if not is_peer_id(peer):
         return False
     try:
-        key = Ed25519PublicKey.from_public_bytes(peer[len(_ED25519_PEER_PREFIX) :])
-        key.verify(signature, domain + message)
+        _public_key(peer).verify(signature, domain + message)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=NUM_CACHED_PEERS)
+def _public_key(peer: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(peer[len(_ED25519_PEER_PREFIX) :])
+
+
+@lru_cache(maxsize=1)
+def _private_key(seed: bytes) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A node's private key and what follows from it."""
 
-    seed: bytes
+    seed: bytes = field(repr=False)
     peer: bytes
 
     @classmethod
@@ -77,27 +96,51 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity in the file `path` (hex seed, mode 0600), made there at first use.
+        """The identity in the file `path` (hex seed and peer id, a line each; mode 0600), made there at first use.
 
-        Raises ConfigError where the file is damaged or readable by others.
+        Files of old have the seed alone: they get the peer id, by which a turned bit is noticed. Raises DamagedError,
+        ConfigError where others can read the file.
         """
         if not path.exists():
-            identity = cls.generate()
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(identity.seed.hex() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            return identity
-        if path.stat().st_mode & 0o077:
-            raise ConfigError(f"the identity file {path} can be read by others: run chmod 600 on it")
+            cls.generate().save(path)
+        identity = cls.load(path)
+        if len(path.read_text().split()) == 1:
+            identity.save(path)
+        return identity
+
+    @classmethod
+    def parse(cls, text: str) -> Identity | None:
+        """The identity in a key file's text; None where there is none, or its seed is not that of its peer id."""
+        seed, *peer_id = text.split() or [""]
         try:
-            seed = bytes.fromhex(path.read_text().strip())
+            identity = cls.from_seed(bytes.fromhex(seed)) if len(seed) == 2 * SEED_BYTES else None
         except ValueError:
-            seed = b""
-        if len(seed) != SEED_BYTES:
-            raise ConfigError(f"the identity file {path} is damaged: restore it, or delete it to become a new peer")
-        return cls.from_seed(seed)
+            return None
+        return identity if identity is not None and peer_id in ([], [identity.peer_id]) else None
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """The identity in the file `path`. Raises ConfigError where there is none, or as `load_or_create` does."""
+        try:
+            if path.stat().st_mode & 0o077:
+                raise ConfigError(f"the identity file {path} can be read by others: run chmod 600 on it")
+            identity = cls.parse(path.read_text(encoding="ascii", errors="replace"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"there is no identity {path} yet: `join` makes one, `ftis-node identity restore` puts a backup there"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"the identity file {path} cannot be read: {error.strerror}") from None
+        if identity is None:
+            raise DamagedError(
+                f"the identity file {path} is damaged: `ftis-node identity restore BACKUP --home {path.parent}` puts a "
+                "backup back; without one delete it, and the node becomes a new peer"
+            )
+        return identity
+
+    def save(self, path: Path) -> None:
+        """Writes the file `path`, readable by its owner alone, whole or not at all. Raises OSError."""
+        write_private(path, f"{self.seed.hex()}\n{self.peer_id}\n".encode())
 
     @property
     def peer_id(self) -> str:
@@ -106,4 +149,25 @@ class Identity:
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
         """The 64-byte signature over `domain` + `message`."""
-        return Ed25519PrivateKey.from_private_bytes(self.seed).sign(domain + message)
+        return _private_key(self.seed).sign(domain + message)
+
+
+def write_private(path: Path, contents: bytes) -> None:
+    """Puts a file of mode 0600 in place in one step: a crash leaves the old one or the new. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -12,6 +12,8 @@ class Codec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODEC_UNSPECIFIED: _ClassVar[Codec]
     CODEC_EXACT: _ClassVar[Codec]
     CODEC_TEXT: _ClassVar[Codec]
+    CODEC_LOSSLESS: _ClassVar[Codec]
+    CODEC_LOSSY: _ClassVar[Codec]
 
 class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -19,13 +21,26 @@ class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_STOP: _ClassVar[Finish]
     FINISH_LENGTH: _ClassVar[Finish]
     FINISH_ABORT: _ClassVar[Finish]
+
+class WeightsPart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WEIGHTS_PART_UNSPECIFIED: _ClassVar[WeightsPart]
+    WEIGHTS_PART_OFFER: _ClassVar[WeightsPart]
+    WEIGHTS_PART_HASHES: _ClassVar[WeightsPart]
+    WEIGHTS_PART_CHUNKS: _ClassVar[WeightsPart]
 CODEC_UNSPECIFIED: Codec
 CODEC_EXACT: Codec
 CODEC_TEXT: Codec
+CODEC_LOSSLESS: Codec
+CODEC_LOSSY: Codec
 FINISH_UNSPECIFIED: Finish
 FINISH_STOP: Finish
 FINISH_LENGTH: Finish
 FINISH_ABORT: Finish
+WEIGHTS_PART_UNSPECIFIED: WeightsPart
+WEIGHTS_PART_OFFER: WeightsPart
+WEIGHTS_PART_HASHES: WeightsPart
+WEIGHTS_PART_CHUNKS: WeightsPart
 
 class Envelope(_message.Message):
     __slots__ = ("body", "signature")
@@ -36,7 +51,7 @@ class Envelope(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Body(_message.Message):
-    __slots__ = ("schema", "codec", "run", "sender", "number", "created_ms", "task", "prompt_index", "prompt_hash", "model", "tokenizer", "policy_version", "policy_version_span", "sampling", "lengths", "finishes", "rewards", "token_ids", "logprobs", "texts", "mean_logprobs", "retells", "version_offsets", "version_spans")
+    __slots__ = ("schema", "codec", "run", "sender", "number", "created_ms", "task", "prompt_index", "prompt_hash", "model", "tokenizer", "policy_version", "policy_version_span", "sampling", "lengths", "finishes", "rewards", "token_ids", "logprobs", "texts", "mean_logprobs", "retells", "version_offsets", "version_spans", "id_planes", "logprob_planes", "weights_of")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +76,9 @@ class Body(_message.Message):
     RETELLS_FIELD_NUMBER: _ClassVar[int]
     VERSION_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
+    ID_PLANES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_PLANES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_OF_FIELD_NUMBER: _ClassVar[int]
     schema: int
     codec: Codec
     run: bytes
@@ -85,7 +103,10 @@ class Body(_message.Message):
     retells: bytes
     version_offsets: _containers.RepeatedScalarFieldContainer[int]
     version_spans: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, schema: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., run: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., number: _Optional[int] = ..., created_ms: _Optional[int] = ..., task: _Optional[str] = ..., prompt_index: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., model: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., policy_version_span: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., finishes: _Optional[_Iterable[_Union[Finish, str]]] = ..., rewards: _Optional[_Iterable[float]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., mean_logprobs: _Optional[_Iterable[float]] = ..., retells: _Optional[bytes] = ..., version_offsets: _Optional[_Iterable[int]] = ..., version_spans: _Optional[_Iterable[int]] = ...) -> None: ...
+    id_planes: _containers.RepeatedScalarFieldContainer[bytes]
+    logprob_planes: _containers.RepeatedScalarFieldContainer[bytes]
+    weights_of: bytes
+    def __init__(self, schema: _Optional[int] = ..., codec: _Optional[_Union[Codec, str]] = ..., run: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., number: _Optional[int] = ..., created_ms: _Optional[int] = ..., task: _Optional[str] = ..., prompt_index: _Optional[int] = ..., prompt_hash: _Optional[bytes] = ..., model: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., policy_version_span: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., finishes: _Optional[_Iterable[_Union[Finish, str]]] = ..., rewards: _Optional[_Iterable[float]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., texts: _Optional[_Iterable[str]] = ..., mean_logprobs: _Optional[_Iterable[float]] = ..., retells: _Optional[bytes] = ..., version_offsets: _Optional[_Iterable[int]] = ..., version_spans: _Optional[_Iterable[int]] = ..., id_planes: _Optional[_Iterable[bytes]] = ..., logprob_planes: _Optional[_Iterable[bytes]] = ..., weights_of: _Optional[bytes] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k")
@@ -98,7 +119,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("schema", "id", "number", "envelope_bytes", "num_tokens", "tokenizer", "policy_version", "created_ms")
+    __slots__ = ("schema", "id", "number", "envelope_bytes", "num_tokens", "tokenizer", "policy_version", "created_ms", "attempt", "sender")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +128,8 @@ class Announcement(_message.Message):
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
     schema: int
     id: bytes
     number: int
@@ -115,7 +138,23 @@ class Announcement(_message.Message):
     tokenizer: bytes
     policy_version: int
     created_ms: int
-    def __init__(self, schema: _Optional[int] = ..., id: _Optional[bytes] = ..., number: _Optional[int] = ..., envelope_bytes: _Optional[int] = ..., num_tokens: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., created_ms: _Optional[int] = ...) -> None: ...
+    attempt: int
+    sender: bytes
+    def __init__(self, schema: _Optional[int] = ..., id: _Optional[bytes] = ..., number: _Optional[int] = ..., envelope_bytes: _Optional[int] = ..., num_tokens: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., created_ms: _Optional[int] = ..., attempt: _Optional[int] = ..., sender: _Optional[bytes] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("schema", "sender", "first_number", "last_number", "since_ms")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LAST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    sender: bytes
+    first_number: int
+    last_number: int
+    since_ms: int
+    def __init__(self, schema: _Optional[int] = ..., sender: _Optional[bytes] = ..., first_number: _Optional[int] = ..., last_number: _Optional[int] = ..., since_ms: _Optional[int] = ...) -> None: ...
 
 class PeerRecord(_message.Message):
     __slots__ = ("body", "signature")
@@ -126,7 +165,7 @@ class PeerRecord(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("schema", "run", "peer", "name", "model", "parameters", "tokenizer", "role", "last_number", "policy_version", "tokens_per_s", "created_ms", "software")
+    __slots__ = ("schema", "run", "peer", "name", "model", "parameters", "tokenizer", "role", "last_number", "policy_version", "tokens_per_s", "created_ms", "software", "read_shards")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +179,7 @@ class PeerInfo(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    READ_SHARDS_FIELD_NUMBER: _ClassVar[int]
     schema: int
     run: bytes
     peer: bytes
@@ -153,4 +193,61 @@ class PeerInfo(_message.Message):
     tokens_per_s: float
     created_ms: int
     software: str
-    def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., role: _Optional[str] = ..., last_number: _Optional[int] = ..., policy_version: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., created_ms: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+    read_shards: int
+    def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., name: _Optional[str] = ..., model: _Optional[str] = ..., parameters: _Optional[int] = ..., tokenizer: _Optional[bytes] = ..., role: _Optional[str] = ..., last_number: _Optional[int] = ..., policy_version: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., created_ms: _Optional[int] = ..., software: _Optional[str] = ..., read_shards: _Optional[int] = ...) -> None: ...
+
+class WeightsQuestion(_message.Message):
+    __slots__ = ("schema", "part", "file", "first", "count")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    part: WeightsPart
+    file: bytes
+    first: int
+    count: int
+    def __init__(self, schema: _Optional[int] = ..., part: _Optional[_Union[WeightsPart, str]] = ..., file: _Optional[bytes] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class WeightsOffer(_message.Message):
+    __slots__ = ("body", "signature")
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    body: bytes
+    signature: bytes
+    def __init__(self, body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class WeightsInfo(_message.Message):
+    __slots__ = ("schema", "run", "peer", "version", "created_ms", "model", "tokenizer", "num_bytes", "sha256", "chunk_bytes", "chunks_sha256", "probe_ids", "probe_logprobs", "adapter_config", "started_from")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    PROBE_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FROM_FIELD_NUMBER: _ClassVar[int]
+    schema: int
+    run: bytes
+    peer: bytes
+    version: int
+    created_ms: int
+    model: str
+    tokenizer: bytes
+    num_bytes: int
+    sha256: bytes
+    chunk_bytes: int
+    chunks_sha256: bytes
+    probe_ids: _containers.RepeatedScalarFieldContainer[int]
+    probe_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    adapter_config: bytes
+    started_from: bytes
+    def __init__(self, schema: _Optional[int] = ..., run: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., version: _Optional[int] = ..., created_ms: _Optional[int] = ..., model: _Optional[str] = ..., tokenizer: _Optional[bytes] = ..., num_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., chunk_bytes: _Optional[int] = ..., chunks_sha256: _Optional[bytes] = ..., probe_ids: _Optional[_Iterable[int]] = ..., probe_logprobs: _Optional[_Iterable[float]] = ..., adapter_config: _Optional[bytes] = ..., started_from: _Optional[bytes] = ...) -> None: ...

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.codec import read_group
+from ftis_node.records.codec import CODECS, read_group
 from ftis_node.records.header import (
     FINISH_FROM_WIRE,
     HASH_BYTES,
@@ -27,7 +27,7 @@ from ftis_node.records.header import (
 from ftis_node.records.text_group import TextCompletion, TextGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ftis_node.records.group import Group
 
@@ -60,10 +60,13 @@ def unpack_text_group(body_bytes: bytes) -> TextGroup:
     return read_text_group(parse_body(body_bytes))
 
 
-def unpack_any(body_bytes: bytes) -> Group | TextGroup:
-    """The group inside the bytes of a `Body`, in the form that its codec names. Raises RecordError as the others."""
+def unpack_any(body_bytes: bytes, *, codecs: Collection[str] = tuple(CODECS)) -> Group | TextGroup:
+    """The group inside the bytes of a `Body`, in the form that its codec names: as text, or in one of `codecs`.
+
+    Raises RecordError as the others.
+    """
     body = parse_body(body_bytes)
-    return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body)
+    return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body, codecs=codecs)
 
 
 def read_text_group(body: pb.Body) -> TextGroup:
@@ -74,6 +77,8 @@ def read_text_group(body: pb.Body) -> TextGroup:
         raise RecordError("malformed", "texts or mean log-probs do not count as many as lengths")
     if body.token_ids or body.logprobs or body.version_offsets or body.version_spans:
         raise RecordError("malformed", "token ids, log-probs or versions beside texts")
+    if body.id_planes or body.logprob_planes:
+        raise RecordError("malformed", "planes beside texts")
     if len(body.retells) != ID_BYTES:
         raise RecordError("malformed", f"a group told again is named by an id of {ID_BYTES} bytes")
     if any(len(text.encode()) > MAX_TEXT_BYTES for text in body.texts):

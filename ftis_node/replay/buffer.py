@@ -6,7 +6,6 @@ Everything here blocks on the disk: the daemon calls it in one thread of its own
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,16 +15,22 @@ import numpy as np
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.text_codec import unpack_text_group
-from ftis_node.replay.database import open_writer
-from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_newest
+from ftis_node.replay.counts import kept_bytes
+from ftis_node.replay.database import Transaction, give_back_pages, open_writer
+from ftis_node.replay.forgotten import forget, is_forgotten, trim
+from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
+from ftis_node.replay.salvage import count_missing, release_damaged, take_again
+from ftis_node.swarm.quotas import ShareCap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import sqlite3
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
     from ftis_node.replay.lifecycle import ChoiceRule
+    from ftis_node.telemetry.remembered import TrailGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +66,45 @@ class ReplayBuffer:
         self._db.close()
 
     def admit(self, accepted: Accepted, *, own: bool) -> bool:
-        """WAITING -> READY. On disk when it returns. False where the group or its number is there already."""
+        """WAITING -> READY. On disk when it returns. False where the group or its number is or was there already."""
+        return self.admit_many([(accepted, own)])[0]
+
+    def admit_many(self, arrivals: Sequence[tuple[Accepted, bool]]) -> list[bool]:
+        """As `admit` for each group and whether it is our own, in order, with one wait for the disk."""
+        with self._transaction():
+            return [self._insert(accepted, own=own) for accepted, own in arrivals]
+
+    def _insert(self, accepted: Accepted, *, own: bool) -> bool:
         group = accepted.group
-        try:
-            with self._transaction():
-                self._db.execute(
-                    "INSERT INTO groups (id, own, sender, number, state, task, prompt_index, model, policy_version,"
-                    " created_at, admitted_at, num_tokens, rewards, prompt_ids, envelope, text_token_ids)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        accepted.envelope.id,
-                        int(own),
-                        group.sender,
-                        group.number,
-                        State.READY,
-                        group.prompt_ref.task,
-                        group.prompt_ref.index,
-                        group.model,
-                        group.policy_version,
-                        group.created_at,
-                        time.time(),
-                        group.num_tokens,
-                        json.dumps(group.rewards),
-                        np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
-                        accepted.envelope_bytes,
-                        _text_token_ids(accepted),
-                    ),
-                )
-                if own:
-                    self._add("last_number", group.number - self.last_number())
-        except sqlite3.IntegrityError:
+        if is_forgotten(self._db, group.sender, group.number):
             return False
-        return True
+        done = self._db.execute(
+            "INSERT INTO groups (id, own, sender, number, state, task, prompt_index, model, policy_version,"
+            " created_at, admitted_at, num_tokens, rewards, prompt_ids, envelope, text_token_ids, weights_of)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (
+                accepted.envelope.id,
+                int(own),
+                group.sender,
+                group.number,
+                State.READY,
+                group.prompt_ref.task,
+                group.prompt_ref.index,
+                group.model,
+                group.policy_version,
+                group.created_at,
+                time.time(),
+                group.num_tokens,
+                json.dumps(group.rewards),
+                np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
+                accepted.envelope_bytes,
+                _text_token_ids(accepted),
+                group.weights_of,
+            ),
+        )
+        if own and done.rowcount:
+            self._add("last_number", group.number - self.last_number())
+        return bool(done.rowcount)
 
     def take(self, step: int, *, own: int, foreign: int, rule: ChoiceRule = choose_newest) -> Taken:
         """READY -> TAKEN: up to `own` own and `foreign` foreign groups for optimiser step `step`, chosen by `rule`.
@@ -123,12 +135,29 @@ class ReplayBuffer:
         self._release(stale, ReleaseReason.STALE)
         return stale
 
-    def evict_foreign(self, *, keep: int) -> list[Candidate]:
-        """READY -> RELEASED(evicted) for the oldest foreign groups beyond `keep`; returns them."""
-        foreign = sorted((c for c in self._candidates() if not c.own), key=lambda c: (c.created_at, c.arrival))
-        evicted = foreign[: max(0, len(foreign) - keep)]
+    def release_delivered(self, ids: Collection[bytes]) -> list[Candidate]:
+        """READY -> RELEASED(delivered) for own groups with these ids; returns them."""
+        delivered = [candidate for candidate in self._candidates() if candidate.own and candidate.id in ids]
+        self._release(delivered, ReleaseReason.DELIVERED)
+        return delivered
+
+    def evict_foreign(
+        self, *, keep: int, keep_bytes: int | None = None, cap: ShareCap | None = None
+    ) -> list[Candidate]:
+        """READY -> RELEASED(evicted) for foreign groups beyond `keep`, or `keep_bytes`, or their peer's places; returns
+        them."""
+        evicted = choose_evicted(self._candidates(), keep=keep, keep_bytes=keep_bytes, cap=cap or ShareCap())
         self._release(evicted, ReleaseReason.EVICTED)
         return evicted
+
+    def release_audited(self, group_id: bytes) -> bool:
+        """READY -> RELEASED(audit) for one group; False where it is READY no more."""
+        with self._transaction():
+            done = self._db.execute(
+                "UPDATE groups SET state = ?, reason = ? WHERE id = ? AND state = ?",
+                (State.RELEASED, ReleaseReason.AUDIT, group_id, State.READY),
+            )
+        return done.rowcount == 1
 
     def reconcile(self, step: int, last_groups: Sequence[bytes] | None = None) -> int:
         """Sets the groups right with the learner's checkpoint at `step`; returns how many are READY again.
@@ -167,39 +196,75 @@ class ReplayBuffer:
         )
         return len(strayed)
 
+    def release_damaged(self) -> list[bytes]:
+        """READY, TAKEN -> RELEASED(damaged) for groups that are not what was stored; returns their ids."""
+        with self._transaction():
+            return release_damaged(self._db)
+
+    def follow_trail(self, *, expected: Iterable[TrailGroup], used: Iterable[TrailGroup]) -> tuple[int, int]:
+        """READY -> TAKEN for groups that steps have used, in a buffer that lost its last commits.
+
+        Returns how many of the `expected` groups are lost, and how many `used` ones it did not know to be so.
+        """
+        with self._transaction():
+            return count_missing(self._db, expected), take_again(self._db, used)
+
     def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
         """Deletes the oldest RELEASED groups until the kept envelopes fit `max_disk_bytes`; returns how many went.
 
         Groups of steps after `saved_step`, the newest checkpoint's, stay: a learner that dies needs them again.
         """
         with self._transaction():
-            excess = self._db.execute("SELECT coalesce(sum(length(envelope)), 0) FROM groups").fetchone()[0]
+            kept = kept_bytes(self._db)
             doomed = []
-            for row in self._db.execute(
-                "SELECT arrival, own, reason, num_tokens, length(envelope) AS size FROM groups WHERE state = ?"
-                " AND (? IS NULL OR step IS NULL OR step <= ?) ORDER BY arrival",
-                (State.RELEASED, saved_step, saved_step),
-            ):
-                if (excess := excess - row["size"]) + row["size"] <= max_disk_bytes:
+            for row in self._oldest_released(saved_step) if kept > max_disk_bytes else ():
+                if kept <= max_disk_bytes:
                     break
                 doomed.append(row)
+                kept -= row["size"]
             for row in doomed:
                 self._forget(row)
+            trim(self._db)
         return len(doomed)
+
+    def shrink(self) -> None:
+        """Gives the pages of what was deleted back to the disk, and those of the journal."""
+        give_back_pages(self._db)
+
+    def give_up(self, num_bytes: int, *, saved_step: int | None = None) -> int:
+        """Deletes the oldest RELEASED groups, `num_bytes` of envelopes where there are so many, and gives their pages
+        back to the disk; returns how many went. `saved_step` as in `prune`."""
+        num_gone = self.prune(max_disk_bytes=max(0, kept_bytes(self._db) - num_bytes), saved_step=saved_step)
+        self.shrink()
+        return num_gone
+
+    def _oldest_released(self, saved_step: int | None) -> sqlite3.Cursor:
+        """In the order of arrival, without an index: by one, all of them would be sorted before the first is seen."""
+        return self._db.execute(
+            "SELECT arrival, own, sender, number, reason, num_tokens, length(envelope) AS size FROM groups NOT INDEXED"
+            " WHERE state = ? AND (? IS NULL OR step IS NULL OR step <= ?) ORDER BY arrival",
+            (State.RELEASED, saved_step, saved_step),
+        )
 
     def last_number(self) -> int:
         """The running number of this node's newest group; 0 before the first."""
         row = self._db.execute("SELECT value FROM totals WHERE name = 'last_number'").fetchone()
         return int(row["value"]) if row else 0
 
+    def raise_last_number(self, number: int) -> None:
+        """The next own group's number comes after `number`, where it does not already."""
+        with self._transaction():
+            self._add("last_number", max(0, number - self.last_number()))
+
     def _forget(self, row: sqlite3.Row) -> None:
-        """Deletes one row, keeping it in the totals that the status shows."""
+        """Deletes one row, keeping its number, and itself in the totals that the status shows."""
         origin = "own" if row["own"] else "foreign"
         self._add(f"forgotten_groups_{origin}", 1)
         self._add(f"forgotten_tokens_{origin}", row["num_tokens"])
         if row["reason"] == ReleaseReason.TRAINED:
             self._add(f"forgotten_trained_{origin}", 1)
         self._db.execute("DELETE FROM groups WHERE arrival = ?", (row["arrival"],))
+        forget(self._db, row["sender"], row["number"], touch=row["arrival"])
 
     def _release(self, groups: Sequence[Candidate], reason: ReleaseReason) -> None:
         if groups:
@@ -214,8 +279,8 @@ class ReplayBuffer:
 
     def _candidates(self) -> list[Candidate]:
         rows = self._db.execute(
-            "SELECT id, sender, own, arrival, created_at, policy_version, task, prompt_index, rewards"
-            " FROM groups WHERE state = ?",
+            "SELECT id, sender, own, arrival, created_at, policy_version, task, prompt_index, rewards, weights_of,"
+            " length(envelope) AS num_bytes FROM groups WHERE state = ?",
             (State.READY,),
         )
         return [
@@ -229,6 +294,8 @@ class ReplayBuffer:
                 task=row["task"],
                 prompt_index=row["prompt_index"],
                 rewards=tuple(json.loads(row["rewards"])),
+                weights_of=row["weights_of"],
+                num_bytes=row["num_bytes"],
             )
             for row in rows
         ]
@@ -251,8 +318,8 @@ class ReplayBuffer:
             (name, amount, amount),
         )
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
+    def _transaction(self) -> Transaction:
+        return Transaction(self._db)
 
 
 def _text_token_ids(accepted: Accepted) -> str | None:
@@ -267,16 +334,3 @@ def _stored_group(row: sqlite3.Row) -> Group:
     if row["text_token_ids"] is None:
         return unpack_group(body)
     return unpack_text_group(body).in_tokens(json.loads(row["text_token_ids"]))
-
-
-class _Transaction:
-    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK where the block raised."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._connection.execute("ROLLBACK" if kind else "COMMIT")

@@ -7,15 +7,17 @@ thread; readers (`replay list`, the door's look-ups) open their own read-only co
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from ftis_node.config.disk_room import free_bytes
 from ftis_node.errors import ConfigError
+from ftis_node.replay import counts, forgotten
+from ftis_node.replay.soundness import BUSY_TIMEOUT_S, told
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-SCHEMA_VERSION = 2
-BUSY_TIMEOUT_S = 10.0
+SCHEMA_VERSION = 3
+INCREMENTAL = 2  # of `auto_vacuum`: pages are given back when asked to
+MAX_JOURNAL_BYTES = 16 << 20  # the write-ahead log is cut to it whenever it is taken over into the file
+PAGES_AT_ONCE = 4096  # given back in one transaction: 16 MiB pass through the write-ahead log
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     arrival        INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -37,42 +39,137 @@ CREATE TABLE IF NOT EXISTS groups (
     prompt_ids     BLOB NOT NULL,
     envelope       BLOB NOT NULL,
     text_token_ids TEXT,
+    weights_of     TEXT,
     UNIQUE (sender, number)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, own);
+CREATE INDEX IF NOT EXISTS groups_by_time ON groups (created_at);
 CREATE INDEX IF NOT EXISTS groups_by_step ON groups (step);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 """
-MIGRATIONS = {
-    1: "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;",  # of groups told as text: JSON, a list a completion
-}
+ADD_TEXT = "ALTER TABLE groups ADD COLUMN text_token_ids TEXT;"  # of groups told as text: JSON, a list a completion
+ADD_WEIGHTS_OF = "ALTER TABLE groups ADD COLUMN weights_of TEXT;"  # the peer whose weights sampled it, not the sender's
+MIGRATIONS = {1: ADD_TEXT, 2: ADD_WEIGHTS_OF + forgotten.SCHEMA}  # from this version to the next
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """The one writing connection; makes a missing file. Raises ConfigError for a damaged or unknown one."""
+    """The one writing connection; makes a missing file.
+
+    Raises DamagedError, ConfigError for one of another schema, MachineError where another program holds it.
+    """
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     try:
+        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")  # of a new file: before anything is in it
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, *MIGRATIONS, SCHEMA_VERSION):
-            raise ConfigError(f"{path} has schema {version}; this version of ftis-node knows {SCHEMA_VERSION}")
-        upgrade = MIGRATIONS.get(version, "")
-        connection.executescript(f"BEGIN; {upgrade} {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        connection.execute(f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}")
+        version = _known_version(connection, path)
+        for step in range(version, SCHEMA_VERSION) if version else ():
+            _upgrade_once(connection, step)
+        connection.executescript(f"BEGIN; {SCHEMA} {forgotten.SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        counts.start_counting(connection)
     except sqlite3.DatabaseError as error:
         connection.close()
-        raise ConfigError(f"{path} is damaged ({error}): move it away to start with an empty buffer") from None
+        raise told(error, path) from None
     except ConfigError:
         connection.close()
         raise
     return connection
 
 
+def give_back_pages(connection: sqlite3.Connection) -> None:
+    """Cuts the file to what is in it. A file from before this was possible is written anew, where there is room."""
+    if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != INCREMENTAL:
+        _write_anew(connection)
+        return
+    while num_free := connection.execute("PRAGMA freelist_count").fetchone()[0]:
+        connection.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if connection.execute("PRAGMA freelist_count").fetchone()[0] >= num_free:
+            break
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _write_anew(connection: sqlite3.Connection) -> None:
+    """Twice what is kept is needed for a while; without it the file stays as it is, and its free pages are used again
+    by groups to come."""
+    (path,) = (row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main")
+    num_pages, num_free, page_bytes = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    if 2 * (num_pages - num_free) * page_bytes < free_bytes(Path(path)):
+        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A read-only connection. Raises ConfigError where there is no buffer."""
+    """A read-only connection, to an older buffer as well. Raises ConfigError where there is none; as `open_writer`."""
     if not path.exists():
         raise ConfigError(f"no replay buffer at {path}: has a node run with this home?")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
     connection.row_factory = sqlite3.Row
+    try:
+        _known_version(connection, path)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise told(error, path) from None
+    except ConfigError:
+        connection.close()
+        raise
     return connection
+
+
+def version_of(path: Path) -> int:
+    """The schema of the buffer at `path`. Raises DamagedError, or ConfigError where it is newer."""
+    connection = open_reader(path)
+    try:
+        return _known_version(connection, path)
+    finally:
+        connection.close()
+
+
+def upgrade_once(path: Path, step: int) -> None:
+    """Takes the buffer from schema `step` to the next in one transaction; one that is further already stays so."""
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        if _known_version(connection, path) == step:
+            _upgrade_once(connection, step)
+    finally:
+        connection.close()
+
+
+def back_up(path: Path, to: Path) -> None:
+    """Copies the buffer as it stands, with what lies in its journal, to the new file `to`."""
+    source, target = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S), sqlite3.connect(to)
+    try:
+        source.backup(target)
+    finally:
+        target.close()
+        source.close()
+
+
+def _known_version(connection: sqlite3.Connection, path: Path) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version not in (0, *MIGRATIONS, SCHEMA_VERSION):
+        raise ConfigError(f"{path} has schema {version}; this version of ftis-node knows {SCHEMA_VERSION}: update it")
+    return version
+
+
+def _upgrade_once(connection: sqlite3.Connection, step: int) -> None:
+    connection.executescript(f"BEGIN; {MIGRATIONS[step]} PRAGMA user_version = {step + 1}; COMMIT;")
+
+
+class Transaction:
+    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK where the block raised."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._connection.execute("ROLLBACK" if kind else "COMMIT")

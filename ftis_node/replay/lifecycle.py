@@ -2,7 +2,7 @@
 
     WAITING --admit--> READY --take(step)--> TAKEN --release(trained)--> RELEASED
        |                 |                     `----give_back-----------> READY
-       |                 `--release(stale | evicted | discarded)--------> RELEASED
+       |                 `--release(stale | evicted | discarded | damaged | delivered | audit)-> RELEASED
        `--cancel (a slot is given back; nothing was stored)
 
 A slot is charged before a group exists (WAITING, in memory only: nothing was acknowledged, so a crash loses nothing)
@@ -15,9 +15,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from itertools import zip_longest
+from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.algorithms import choose_groups
+
+if TYPE_CHECKING:
+    from ftis_node.swarm.quotas import ShareCap
 
 
 class State(StrEnum):
@@ -36,11 +40,17 @@ class ReleaseReason(StrEnum):
     EVICTED = "evicted"  # newer groups needed its place
     REFUSED = "refused"  # the learner refused the step it was in
     DISCARDED = "discarded"  # the run's rule passed it over
+    AUDIT = "audit"  # its log-probs are not those of the weights that it claims
+    DAMAGED = "damaged"  # it is not what was stored: a disk lost or turned bytes
+    DELIVERED = "delivered"  # a peer has it, and nobody trains on it here
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A READY group as the choice sees it. `arrival` orders by admission."""
+    """A READY group as the choice sees it. `arrival` orders by admission; `weights_of` as in its header.
+
+    `num_bytes` is its envelope's size.
+    """
 
     id: bytes
     sender: str
@@ -51,6 +61,8 @@ class Candidate:
     task: str = ""
     prompt_index: int = 0
     rewards: tuple[float, ...] = ()
+    weights_of: str | None = None
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +77,24 @@ ChoiceRule: TypeAlias = Callable[[Sequence[Candidate], int, int], Selection]
 """Candidates, numbers of own and of foreign groups wanted; what is to become of them."""
 
 
-def choose_newest(candidates: Sequence[Candidate], own: int, foreign: int) -> Selection:
+def choose_newest(
+    candidates: Sequence[Candidate], own: int, foreign: int, *, neighbour: Callable[[str], str] = str
+) -> Selection:
     """All own groups in their order, and the newest foreign ones in turn over their senders."""
-    return Selection((*choose_own(candidates, own), *choose_foreign(candidates, foreign)))
+    return Selection((*choose_own(candidates, own), *choose_foreign(candidates, foreign, neighbour=neighbour)))
 
 
-def choose_same_prompts(candidates: Sequence[Candidate], own: int, foreign: int) -> Selection:
+def choose_same_prompts(
+    candidates: Sequence[Candidate], own: int, foreign: int, *, neighbour: Callable[[str], str] = str
+) -> Selection:
     """For the horizontal mode: as `choose_newest`, with peers' answers to the step's own prompts before all others."""
     mine = choose_own(candidates, own)
     prompts = {(candidate.task, candidate.prompt_index) for candidate in mine}
     matching = [c for c in candidates if not c.own and (c.task, c.prompt_index) in prompts]
-    chosen = choose_foreign(matching, foreign)
+    chosen = choose_foreign(matching, foreign, neighbour=neighbour)
     others = [c for c in candidates if not c.own and (c.task, c.prompt_index) not in prompts]
-    return Selection((*mine, *chosen, *choose_foreign(others, foreign - len(chosen))))
+    rest = choose_foreign(others, foreign - len(chosen), neighbour=neighbour)
+    return Selection((*mine, *chosen, *rest))
 
 
 def choose_sapo(candidates: Sequence[Candidate], own: int, foreign: int, *, seed: int) -> Selection:
@@ -100,37 +117,77 @@ def choose_own(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     return sorted((c for c in candidates if c.own), key=lambda c: c.arrival)[:count]
 
 
-def choose_foreign(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+def choose_foreign(
+    candidates: Sequence[Candidate], count: int, *, neighbour: Callable[[str], str] = str
+) -> list[Candidate]:
     """`count` foreign groups, spread over senders, the newest of each first.
 
-    Senders take turns; a sender with more groups than others gets more only when the others have run out.
+    Neighbours take turns (`neighbour` maps a sender to its own), and so do the senders of one; one with more groups
+    than others gets more only when the others have run out.
     """
     by_sender: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival)):
+    for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
         if not candidate.own:
             by_sender[candidate.sender].append(candidate)
-    chosen: list[Candidate] = []
-    while by_sender and len(chosen) < count:
-        for sender in sorted(by_sender):
-            if len(chosen) == count:
-                break
-            chosen.append(by_sender[sender].pop())
-            if not by_sender[sender]:
-                del by_sender[sender]
-    return chosen
+    by_neighbour: dict[str, list[list[Candidate]]] = defaultdict(list)
+    for sender in sorted(by_sender):
+        by_neighbour[neighbour(sender)].append(by_sender[sender])
+    queues = [_in_turn(by_neighbour[name]) for name in sorted(by_neighbour)]
+    return _in_turn(queues)[:count]
+
+
+def _in_turn(queues: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    """One of each queue, then another of each that has more, and so on."""
+    return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
+
+
+def choose_evicted(
+    candidates: Sequence[Candidate], *, keep: int, cap: ShareCap, keep_bytes: int | None = None
+) -> list[Candidate]:
+    """The foreign groups that must go so that at most `keep` stay, of `keep_bytes` together, and no neighbour holds
+    more than its places.
+
+    The oldest of whoever has most goes first: a peer that sends more than others, or larger, pushes out its own.
+    """
+    by_neighbour: dict[str, list[Candidate]] = defaultdict(list)
+    for candidate in sorted(candidates, key=lambda c: (c.created_at, c.arrival), reverse=True):
+        if not candidate.own:
+            by_neighbour[cap.neighbour(candidate.sender)].append(candidate)
+    evicted: list[Candidate] = []
+    for name, held in by_neighbour.items():
+        places = cap.places(name, num_neighbours=len(by_neighbour), capacity=keep)
+        evicted += held[places:]
+        del held[places:]
+    excess = sum(map(len, by_neighbour.values())) - keep
+    evicted += [max(by_neighbour.values(), key=len).pop() for _ in range(excess)]
+    return evicted + _beyond_bytes(by_neighbour, keep_bytes)
+
+
+def _beyond_bytes(by_neighbour: dict[str, list[Candidate]], keep_bytes: int | None) -> list[Candidate]:
+    """Of groups by neighbour, the newest first, those beyond `keep_bytes`."""
+    sizes = {name: sum(candidate.num_bytes for candidate in held) for name, held in by_neighbour.items()}
+    total, evicted = sum(sizes.values()), []
+    while keep_bytes is not None and total > keep_bytes:
+        name = max(sizes, key=sizes.__getitem__)
+        evicted.append(by_neighbour[name].pop())
+        sizes[name] -= evicted[-1].num_bytes
+        total -= evicted[-1].num_bytes
+    return evicted
 
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """What is too old. Times are Unix seconds; versions count weight updates of this node."""
+    """What is too old. Times are Unix seconds; versions count weight updates of this node, which is `peer_id`."""
 
     now: float
     max_age_s: float
     policy_version: int
     max_version_lag: int
+    peer_id: str | None = None
 
     def is_stale(self, candidate: Candidate) -> bool:
-        """Whether a group has aged out; only own groups' versions can be compared with ours."""
+        """Whether a group has aged out; only versions of our own weights can be compared with ours."""
         if self.now - candidate.created_at > self.max_age_s:
             return True
-        return candidate.own and self.policy_version - candidate.policy_version > self.max_version_lag
+        by_our_weights = candidate.own or (candidate.weights_of is not None and candidate.weights_of == self.peer_id)
+        return by_our_weights and self.policy_version - candidate.policy_version > self.max_version_lag

@@ -6,10 +6,18 @@ One read-only connection; every method is one indexed query. Works beside a runn
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ftis_node.errors import RecordError
+from ftis_node.records.envelope import open_envelope
+from ftis_node.replay.counts import kept_bytes, read_counts
 from ftis_node.replay.database import open_reader
+from ftis_node.replay.forgotten import is_forgotten
+from ftis_node.replay.lifecycle import State
 
 if TYPE_CHECKING:
     import sqlite3
@@ -20,6 +28,7 @@ SUMMARY_COLUMNS = (
     "id, own, sender, number, state, reason, step, task, prompt_index, model, policy_version, created_at,"
     " admitted_at, num_tokens, rewards"
 )
+HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
 
 
@@ -45,6 +54,20 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldGroup:
+    """What is to be said of a kept group to those who may want it; `num_bytes` is its envelope's size."""
+
+    id: bytes
+    own: int
+    sender: str
+    number: int
+    num_bytes: int
+    num_tokens: int
+    policy_version: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class BufferFigures:
     """Counts over the whole buffer, with what was pruned since the home was made."""
 
@@ -53,12 +76,25 @@ class BufferFigures:
     released: dict[str, int]
     tokens: int
     disk_bytes: int
+    envelope_bytes: int
+    ready_foreign_bytes: int
     groups_own: int
     groups_foreign: int
     tokens_own: int
     tokens_foreign: int
     trained_own: int
     trained_foreign: int
+
+
+@dataclass(frozen=True, slots=True)
+class SenderGroups:
+    """What the buffer keeps of one sender; pruned groups are not in it."""
+
+    ready: int
+    taken: int
+    released: dict[str, int]
+    tokens: int
+    newest: list[GroupSummary]
 
 
 class ReplayReader:
@@ -81,22 +117,50 @@ class ReplayReader:
         """Whether this node made the group and still keeps it."""
         return self._db.execute("SELECT 1 FROM groups WHERE id = ? AND own = 1", (group_id,)).fetchone() is not None
 
-    def has_number(self, sender: str, number: int) -> bool:
-        """Whether a group with this running number of the sender was admitted and is still kept."""
-        found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))
+    def taken_by(self, step: int) -> list[str]:
+        """The ids of the groups that optimiser step `step` took or was trained on, hex."""
+        query = "SELECT id FROM groups WHERE step = ? AND (state = 'taken' OR reason = 'trained') ORDER BY arrival"
+        return [row["id"].hex() for row in self._db.execute(query, (step,))]
+
+    def has_own_of(self, sender: str) -> bool:
+        """Whether groups are kept that this node made as `sender`."""
+        found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND own = 1 LIMIT 1", (sender,))
         return found.fetchone() is not None
 
+    def has_number(self, sender: str, number: int) -> bool:
+        """Whether a group with this running number of the sender was ever admitted, also if it is pruned by now."""
+        found = self._db.execute("SELECT 1 FROM groups WHERE sender = ? AND number = ?", (sender, number))
+        return found.fetchone() is not None or is_forgotten(self._db, sender, number)
+
     def envelopes(self, ids: Sequence[bytes]) -> list[bytes]:
-        """The envelopes of those groups that are kept, as first signed, in the order asked for."""
+        """The envelopes of those groups that are kept, as first signed, in the order asked for.
+
+        One that a disk has changed is left out: a peer would hold it against whoever hands it over.
+        """
         found = (
             self._db.execute("SELECT envelope FROM groups WHERE id = ?", (group_id,)).fetchone() for group_id in ids
         )
-        return [row["envelope"] for row in found if row]
+        return [row["envelope"] for group_id, row in zip(ids, found, strict=True) if row and _is_of(row[0], group_id)]
 
-    def newest_own(self, limit: int) -> list[bytes]:
-        """Envelopes of this node's newest groups, oldest of them first."""
-        rows = self._db.execute("SELECT envelope FROM groups WHERE own = 1 ORDER BY arrival DESC LIMIT ?", (limit,))
-        return [row["envelope"] for row in rows][::-1]
+    def find_held(
+        self, *, sender: str | None, first_number: int, last_number: int | None, since: float, limit: int
+    ) -> list[HeldGroup]:
+        """Kept groups by sender (None: any), running number and time of making (Unix s), the oldest first.
+
+        Groups that were told as text are left out: only their senders can tell them.
+        """
+        rows = self._db.execute(
+            f"SELECT {HELD_COLUMNS} FROM groups WHERE created_at > ? AND text_token_ids IS NULL"
+            " AND (? IS NULL OR sender = ?) AND number >= ? AND (? IS NULL OR number <= ?)"
+            " ORDER BY created_at LIMIT ?",
+            (since, sender, sender, first_number, last_number, last_number, limit),
+        )
+        return [HeldGroup(**dict(row)) for row in rows]
+
+    def held(self, group_id: bytes) -> HeldGroup | None:
+        """A group that is kept."""
+        row = self._db.execute(f"SELECT {HELD_COLUMNS} FROM groups WHERE id = ?", (group_id,)).fetchone()
+        return None if row is None else HeldGroup(**dict(row))
 
     def own_held(self) -> int:
         """Own groups that are READY or TAKEN: each holds a slot."""
@@ -109,6 +173,10 @@ class ReplayReader:
         counts = {row["own"]: row["n"] for row in rows}
         return counts.get(1, 0), counts.get(0, 0)
 
+    def ready_foreign_bytes(self) -> int:
+        """Envelopes of READY foreign groups together."""
+        return sum(count.num_bytes for count in read_counts(self._db) if count.state == State.READY and not count.own)
+
     def list_groups(self, *, limit: int, state: str | None = None) -> list[GroupSummary]:
         """The newest groups first, only those in `state` where given."""
         where, arguments = ("WHERE state = ?", [state]) if state else ("", [])
@@ -116,6 +184,24 @@ class ReplayReader:
             f"SELECT {SUMMARY_COLUMNS} FROM groups {where} ORDER BY arrival DESC LIMIT ?", [*arguments, limit]
         )
         return [_summary(row) for row in rows]
+
+    def groups_of(self, sender: str, *, limit: int) -> SenderGroups:
+        """The kept groups of one sender in numbers, and the newest `limit` of them."""
+        counts = self._db.execute(
+            "SELECT state, reason, count(*) n, sum(num_tokens) tokens FROM groups WHERE sender = ?"
+            " GROUP BY state, reason",
+            (sender,),
+        ).fetchall()
+        rows = self._db.execute(
+            f"SELECT {SUMMARY_COLUMNS} FROM groups WHERE sender = ? ORDER BY arrival DESC LIMIT ?", (sender, limit)
+        )
+        return SenderGroups(
+            ready=sum(row["n"] for row in counts if row["state"] == "ready"),
+            taken=sum(row["n"] for row in counts if row["state"] == "taken"),
+            released={row["reason"]: row["n"] for row in counts if row["state"] == "released"},
+            tokens=sum(row["tokens"] for row in counts),
+            newest=[_summary(row) for row in rows],
+        )
 
     def find(self, id_prefix: str) -> tuple[GroupSummary, bytes] | None:
         """The one group whose hex id begins so, with its envelope; None where none or several do."""
@@ -126,35 +212,50 @@ class ReplayReader:
         ).fetchall()
         return (_summary(rows[0]), rows[0]["envelope"]) if len(rows) == 1 else None
 
+    def prompt_ids(self, group_id: bytes) -> tuple[int, ...]:
+        """The prompt's tokens as this node made them for a kept group; empty where it is not kept."""
+        row = self._db.execute("SELECT prompt_ids FROM groups WHERE id = ?", (group_id,)).fetchone()
+        return () if row is None else tuple(np.frombuffer(row["prompt_ids"], dtype="<i4").tolist())
+
     def all_groups(self) -> Iterator[tuple[GroupSummary, bytes]]:
         """Every kept group with its envelope, oldest first."""
         for row in self._db.execute(f"SELECT {SUMMARY_COLUMNS}, envelope FROM groups ORDER BY arrival"):
             yield _summary(row), row["envelope"]
 
+    def kept_bytes(self) -> int:
+        """The sizes of all kept envelopes."""
+        return kept_bytes(self._db)
+
     def figures(self) -> BufferFigures:
         """The buffer in numbers."""
-        states = {
-            row["state"]: row["n"] for row in self._db.execute("SELECT state, count(*) n FROM groups GROUP BY state")
-        }
-        reasons = self._db.execute("SELECT reason, count(*) n FROM groups WHERE reason IS NOT NULL GROUP BY reason")
-        forgotten = {row["name"]: row["value"] for row in self._db.execute("SELECT name, value FROM totals")}
+        counts = read_counts(self._db)
+        totals = {row["name"]: row["value"] for row in self._db.execute("SELECT name, value FROM totals")}
+        states, reasons, kept = Counter[str](), Counter[str](), Counter[str]()
+        for count in counts:
+            origin = "own" if count.own else "foreign"
+            states[count.state] += count.num_groups
+            reasons[count.reason] += count.num_groups
+            kept[f"groups_{origin}"] += count.num_groups
+            kept[f"tokens_{origin}"] += count.num_tokens
+            kept[f"trained_{origin}"] += count.num_groups if count.reason == "trained" else 0
+        names = [f"{what}_{origin}" for what in ("groups", "tokens", "trained") for origin in ("own", "foreign")]
         return BufferFigures(
-            ready=states.get("ready", 0),
-            taken=states.get("taken", 0),
-            released={row["reason"]: row["n"] for row in reasons},
-            tokens=self._sum("num_tokens", "state != 'released'"),
+            ready=states["ready"],
+            taken=states["taken"],
+            released={reason: num for reason, num in reasons.items() if reason},
+            tokens=sum(count.num_tokens for count in counts if count.state != "released"),
             disk_bytes=sum(file.stat().st_size for file in self._path.parent.glob(self._path.name + "*")),
-            **{
-                f"{what}_{origin}": self._sum(expression, f"own = {own}")
-                + forgotten.get(f"forgotten_{what}_{origin}", 0)
-                for what, expression in (("groups", "1"), ("tokens", "num_tokens"), ("trained", "reason IS 'trained'"))
-                for origin, own in (("own", 1), ("foreign", 0))
-            },
+            envelope_bytes=sum(count.num_bytes for count in counts),
+            ready_foreign_bytes=self.ready_foreign_bytes(),
+            **{name: kept[name] + totals.get(f"forgotten_{name}", 0) for name in names},
         )
 
-    def _sum(self, expression: str, where: str) -> int:
-        query = f"SELECT coalesce(sum({expression}), 0) AS total FROM groups WHERE {where}"
-        return int(self._db.execute(query).fetchone()["total"])
+
+def _is_of(envelope: bytes, group_id: bytes) -> bool:
+    try:
+        return open_envelope(envelope).id == group_id
+    except RecordError:
+        return False
 
 
 def _summary(row: sqlite3.Row) -> GroupSummary:

@@ -2,7 +2,8 @@
 
     base.py            what a task is
     spec.py            the grammar of a task SPEC
-    registry.py        from a SPEC to the task; plug-ins
+    registry.py        from a SPEC to the task
+    plugins.py         tasks and rewards of other packages
     mixed.py           several tasks as one
     arithmetic.py      sums and differences, for swarms on two CPU cores
     gsm8k.py           grade-school word problems      \\

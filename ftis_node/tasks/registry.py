@@ -1,21 +1,28 @@
 """From a spec to the task: each task's file is imported when it is asked for, so that naming one costs nothing.
 
-A package adds tasks of its own by an entry point in the group `ftis_node.tasks`: a callable that takes the split and
-returns a `Task` whose name is the entry point's. Built-in names cannot be taken.
+A name that is not built in is a plug-in's (`plugins.py`). Built-in names cannot be taken.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ftis_node.errors import FtisError, TaskError
-from ftis_node.tasks.base import Task
+from ftis_node.errors import TaskError
 from ftis_node.tasks.spec import FILE_TASKS, TaskPart, TaskSpec, parse_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from ftis_node.tasks.base import Task
 
-ENTRY_POINT_GROUP: Final = "ftis_node.tasks"
+BUILT_IN: Final = (
+    "arithmetic",
+    "arithmetic:add",
+    "arithmetic:sub",
+    "gsm8k",
+    "gsm8k:PATH",
+    "math500",
+    "math500:PATH",
+    "rg:NAME of reasoning-gym",
+)
 SPLITS: Final = ("train", "test")
 
 
@@ -49,7 +56,16 @@ def held_out_spec(spec: str | TaskSpec) -> TaskSpec | None:
 
 
 def _load_part(part: TaskPart, split: str) -> Task:
-    family, _, argument = part.name.partition(":")
+    task = _load_problems(part, split)
+    if part.reward is None:
+        return task
+    from ftis_node.tasks.plugins import RewardedTask
+
+    return RewardedTask(task, part.reward)
+
+
+def _load_problems(part: TaskPart, split: str) -> Task:
+    family, _, argument = part.problems.partition(":")
     if family == "gsm8k":
         from ftis_node.tasks.gsm8k import Gsm8kTask
 
@@ -66,35 +82,21 @@ def _load_part(part: TaskPart, split: str) -> Task:
         from ftis_node.tasks.rg import ReasoningGymTask
 
         return ReasoningGymTask(argument, split)
-    return _load_plugin(part.name, split)
+    return _load_plugin(part.problems, split)
 
 
 def _load_plugin(name: str, split: str) -> Task:
-    from importlib.metadata import entry_points
+    from ftis_node.tasks.plugins import TASK_GROUP, find_plugins, load_task_plugin
 
-    plugins = {plugin.name: plugin for plugin in entry_points(group=ENTRY_POINT_GROUP)}
-    if name not in plugins:
-        raise TaskError(f"unknown task {name!r}: known are {', '.join(_known_names(plugins))}")
-    try:
-        task = plugins[name].load()(split)
-    except FtisError:
-        raise
-    except Exception as error:  # somebody else's code: whatever it raises is for its user to read
-        raise TaskError(f"the plug-in task {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(task, Task):
-        raise TaskError(f"the plug-in task {name!r} gave a {type(task).__name__}, which is no Task")
-    if task.name != name:
-        raise TaskError(f"the plug-in task {name!r} calls itself {task.name!r}: its prompts could not be found again")
+    task = load_task_plugin(name, split)
+    if task is None:
+        known = [*BUILT_IN, *(plugin.name for plugin in find_plugins(TASK_GROUP))]
+        raise TaskError(f"unknown task {name!r}: known are {', '.join(known)}")
     return task
 
 
-def _known_names(plugins: Iterable[str]) -> list[str]:
-    built_in = ["arithmetic", "arithmetic:add", "arithmetic:sub", "gsm8k", "gsm8k:PATH", "math500", "math500:PATH"]
-    return [*built_in, "rg:NAME of reasoning-gym", *sorted(plugins)]
-
-
 def _has_test_split(part: TaskPart) -> bool:
-    family = part.name.partition(":")[0]
+    family = part.problems.partition(":")[0]
     if part.path:
         from ftis_node.tasks.problems import problem_file
 

@@ -8,6 +8,7 @@ ends a busy process whose parent was killed; an idle one is ended by a thread th
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -18,10 +19,14 @@ from contextlib import contextmanager
 from math import ceil
 from typing import TYPE_CHECKING
 
+from ftis_node.errors import TaskError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ftis_node.tasks.base import Task, TaskItem
+
+log = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 0.5
 CPU_GRACE_S = 1.0  # the parent's own limit, by the clock, should strike first
@@ -39,7 +44,10 @@ def start_worker(tasks: Sequence[Task], parent_pid: int, memory_limit_bytes: int
     for task in tasks:
         _tasks[task.name, task.split] = task
         item = task[0]
-        task.score(item, f"<think>{item.answer}</think><answer>{item.answer}</answer>")
+        try:
+            task.score(item, f"<think>{item.answer}</think><answer>{item.answer}</answer>")
+        except TaskError as error:  # a plug-in that cannot score: its texts come out unscored, the others' do not
+            log.warning("%s", error)
 
 
 def score_in_worker(item: TaskItem, text: str, time_limit_s: float) -> float:

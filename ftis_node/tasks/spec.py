@@ -5,14 +5,16 @@
          | gsm8k | gsm8k:PATH | math500 | math500:PATH
          | rg:NAME                                           a task of reasoning-gym
          | NAME                                              a plug-in
+         | TASK@REWARD                                       any of these under the reward of a plug-in
          each followed by "=WEIGHT" where several are mixed, 1 where it is left out
 
     gsm8k:/data/gsm8k=3+rg:chain_sum=1      three GSM8K problems from local files, then one chain sum
 
-A PATH may hold ":", "+" and "=" of its own; how far it reaches:
+The reward of a task with a PATH stands before it: `gsm8k@brief:PATH`. A PATH may hold ":", "+" and "=" of its own;
+how far it reaches:
 
-* a "+" ends it only where a task could begin, that is before a word followed by ":", "=", "+" or the end of the line:
-  `gsm8k:/data/a+b.jsonl` is one path. A folder whose name ends in `+word` cannot be written;
+* a "+" ends it only where a task could begin, that is before a word, or WORD@REWARD, followed by ":", "=", "+" or the
+  end of the line: `gsm8k:/data/a+b.jsonl` is one path. A folder whose name ends in `+word` cannot be written;
 * a last "=" followed by a number is the weight. Write one where the path itself ends so: `gsm8k:/data/lr=3=1`.
 
 The canonical form leaves the paths out, sorts the parts and reduces the weights, so that it does not depend on where a
@@ -31,18 +33,29 @@ from ftis_node.errors import TaskError
 FILE_TASKS = ("gsm8k", "math500")
 MAX_TOTAL_WEIGHT = 1000  # after reduction; bounds the pattern in which a mixture's parts take turns
 
-_JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:[:=+]|$))")
+_JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:@[A-Za-z][\w-]*)?(?:[:=+]|$))")
 _WEIGHT = re.compile(r"(?P<rest>.*)=(?P<weight>\d+(?:\.\d+)?)", re.DOTALL)
-_NAME = re.compile(r"[A-Za-z][\w-]*(?::[\w-]+)?")
+_NAME = re.compile(r"[A-Za-z][\w-]*(?::[\w-]+)?(?:@[A-Za-z][\w-]*)?")
+_FILE_TASK = re.compile(rf"(?:{'|'.join(FILE_TASKS)})(?:@[A-Za-z][\w-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPart:
-    """One task of a spec. `name` is canonical (`gsm8k`, `arithmetic:add`, `rg:chain_sum`), `weight` a whole number."""
+    """One task of a spec. `name` is canonical (`gsm8k`, `rg:chain_sum`, `gsm8k@brief`), `weight` a whole number."""
 
     name: str
     path: str | None = None
     weight: int = 1
+
+    @property
+    def problems(self) -> str:
+        """The name of the task that gives the problems."""
+        return self.name.partition("@")[0]
+
+    @property
+    def reward(self) -> str | None:
+        """The name of the plug-in that scores them, None where the task does so itself."""
+        return self.name.partition("@")[2] or None
 
     def __str__(self) -> str:
         text = f"{self.name}:{self.path}" if self.path else self.name
@@ -93,12 +106,14 @@ def _parse_part(text: str) -> tuple[str, str | None, Fraction]:
     if weight == 0:
         raise TaskError(f"task {text!r} has the weight 0: leave it out, or give it a weight above 0")
     name, colon, path = text.partition(":")
-    if name in FILE_TASKS and colon:
+    if _FILE_TASK.fullmatch(name) and colon:
         if not path:
             raise TaskError(f"{text!r} names no file: write {name}:PATH, or {name} for the data set from the hub")
         return name, path, weight
     if not _NAME.fullmatch(text):
-        raise TaskError(f"{text!r} is no task: write NAME, NAME:ARGUMENT or NAME=WEIGHT, several joined by '+'")
+        raise TaskError(
+            f"{text!r} is no task: write NAME, NAME:ARGUMENT, NAME@REWARD or NAME=WEIGHT, several joined by '+'"
+        )
     return text, None, weight
 
 

@@ -8,34 +8,74 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING, Any
+
+from ftis_node.telemetry.secrets import redacted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_KEPT_FILES = 3
+LONGEST_LINE = 1 << 20
 JsonValue = str | int | float | bool | None
 
 
+class TurningFile(RotatingFileHandler):
+    """Looks at its own count, not at the file system, to see whether the file is full: there is a line a group."""
+
+    def shouldRollover(self, record: logging.LogRecord) -> bool:
+        """Whether this line would be too much."""
+        written = self.stream.tell() if self.stream is not None else 0
+        return written > 0 and written + len(record.getMessage()) >= self.maxBytes
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A line that cannot be written is an error of the caller's, not a traceback between log lines."""
+        raise
+
+
 class EventTrail:
-    """Appends events to a file. Cheap enough to be called for every group."""
+    """Appends events to a file, from any thread. Cheap enough to be called for every group.
+
+    Raises OSError where the disk is full.
+    """
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
-        self._handler = RotatingFileHandler(path, maxBytes=max_bytes, backupCount=kept_files, encoding="utf-8")
+        _drop_half_line(path)
+        self._handler = TurningFile(path, maxBytes=max_bytes, backupCount=kept_files, encoding="utf-8")
         self._handler.setFormatter(logging.Formatter("%(message)s"))
 
     def write(self, event: str, **fields: JsonValue | bytes | list[Any] | dict[str, Any]) -> None:
         """One line `{"time": ..., "event": ..., ...}`. Bytes (ids) are written as hex."""
         readable = {key: value.hex() if isinstance(value, bytes) else value for key, value in fields.items()}
         line = json.dumps({"time": round(time.time(), 3), "event": event, **readable}, separators=(",", ":"))
-        self._handler.emit(logging.LogRecord("events", logging.INFO, "", 0, line, None, None))
+        self._handler.handle(logging.LogRecord("events", logging.INFO, "", 0, redacted(line), None, None))
 
     def close(self) -> None:
         """Closes the file."""
         self._handler.close()
+
+
+def trail_files(path: Path) -> list[Path]:
+    """The trail's files, those that were turned over first, the present one last; only those that exist."""
+    numbered = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
+    older = sorted(numbered, key=lambda file: int(file.suffix[1:]), reverse=True)
+    return [file for file in (*older, path) if file.exists()]
+
+
+def _drop_half_line(path: Path) -> None:
+    """Cuts off what a full disk or a power cut left of a last line, so that the next begins a line of its own."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        length = file.seek(0, os.SEEK_END)
+        position = max(0, length - LONGEST_LINE)
+        file.seek(position)
+        tail = file.read()
+        file.truncate(position + tail.rfind(b"\n") + 1)
 
 
 def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:

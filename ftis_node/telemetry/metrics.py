@@ -1,49 +1,120 @@
-"""The status snapshot as Prometheus metrics: every number of it is one metric.
+"""The status snapshot as Prometheus metrics: numbers by the table in `metrics.toml`, states, and the verdict.
 
-A number's path gives its name (`ftis_learner_step`); a table of counts (`groups_refused`) becomes one metric with the
-label `key`. So a new figure in the snapshot is a metric without a line here.
+A number that is None is no sample: a metric that is absent is one that has not been measured yet.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from ftis_node.telemetry.metric_table import all_metrics, help_of
+from ftis_node.telemetry.verdict import Word, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from prometheus_client.registry import Collector
 
+    from ftis_node.telemetry.metric_table import Metric
     from ftis_node.telemetry.status import Status
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+NODE_STATES = ("starting", "running", "stopping", "stopped", "failed")
+SWARM_STATES = ("starting", "solo", "connected", "stopped")
+WORKER_STATES = ("stopped", "starting", "ready", "backing-off", "failed", "off")
 
 
 def render_metrics(status: Status) -> bytes:
     """The text that a Prometheus server scrapes."""
     registry = CollectorRegistry()
-    registry.register(_collector(status))
+    registry.register(_collector(msgspec.to_builtins(status)))
     return generate_latest(registry)
 
 
-def _collector(status: Status) -> Collector:
+def _collector(document: dict[str, Any]) -> Collector:
     class FromStatus:
-        def collect(self) -> Iterator[GaugeMetricFamily]:
-            for section, fields in msgspec.to_builtins(status).items():
-                if isinstance(fields, dict):
-                    yield from _section_metrics(section, fields)
+        def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+            yield from _info(document)
+            yield from _states(document)
+            yield from _verdict(document)
+            yield from _evaluations(document)
+            yield from _numbers(document)
 
     return FromStatus()
 
 
-def _section_metrics(section: str, fields: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
-    for name, value in fields.items():
-        metric = f"ftis_{section}_{name}"
-        if isinstance(value, dict):
-            family = GaugeMetricFamily(metric, f"status: {section}.{name}", labels=["key"])
-            for key, count in value.items():
-                family.add_metric([key], count)
-            yield family
-        elif isinstance(value, int | float):
-            yield GaugeMetricFamily(metric, f"status: {section}.{name}", value=value)
+def _numbers(document: dict[str, Any]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """All that the table names; parts of one metric stand one after the other in it."""
+    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    for metric in (metric for metric in all_metrics() if metric.path):
+        section, _, key = metric.path.partition(".")
+        family = families.setdefault(metric.name, _family(metric))
+        for labels, value in _samples(metric, document[section][key]):
+            family.add_metric(labels, value)
+    yield from families.values()
+
+
+def _family(metric: Metric) -> GaugeMetricFamily | CounterMetricFamily:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(metric.name, metric.help, labels=metric.label_names)
+
+
+def _samples(metric: Metric, value: Any) -> Sequence[tuple[list[str], float]]:
+    if value is None:
+        return []
+    if metric.label:
+        return [([str(key)], float(count)) for key, count in value.items()]
+    return [([metric.part[1]] if metric.part else [], float(value))]
+
+
+def _info(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
+    node, run = document["node"], document["run"]
+    labels = {name: node[name] for name in ("name", "peer_id", "version", "role")} | {
+        "run": run["name"],
+        "run_id": run["id"],
+        "method": run["method"],
+        "task": run["task"],
+        "model": document["model"]["name"],
+        "engine": document["generation"]["engine"],
+    }
+    family = GaugeMetricFamily("ftis_node_info", help_of("ftis_node_info"), labels=list(labels))
+    family.add_metric(list(labels.values()), 1)
+    yield family
+
+
+def _states(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
+    for section, known in (("node", NODE_STATES), ("swarm", SWARM_STATES)):
+        name = f"ftis_{section}_state"
+        family = GaugeMetricFamily(name, help_of(name), labels=["state"])
+        for state in known:
+            family.add_metric([state], document[section]["state"] == state)
+        yield family
+    family = GaugeMetricFamily("ftis_worker_state", help_of("ftis_worker_state"), labels=["worker", "state"])
+    for worker in ("generation", "learner"):
+        for state in WORKER_STATES:
+            family.add_metric([worker, state], document[worker]["state"] == state)
+    yield family
+
+
+def _verdict(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
+    verdict = judge(document, now=time.time())
+    paused = bool(document["limits"]["paused"])
+    yield GaugeMetricFamily("ftis_node_paused", help_of("ftis_node_paused"), value=paused)
+    for question, answer in (("contributing", verdict.contributing), ("learning", verdict.learning)):
+        if answer.word is not Word.ELSEWHERE:
+            name = f"ftis_node_{question}"
+            yield GaugeMetricFamily(name, help_of(name), value=answer.word is Word.YES)
+
+
+def _evaluations(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
+    newest = {evaluation["task"]: evaluation for evaluation in document["eval"]}
+    for key, name in (("pass_at_1", "ftis_eval_pass_at_1"), ("step", "ftis_eval_step"), ("n", "ftis_eval_problems")):
+        family = GaugeMetricFamily(name, help_of(name), labels=["task"])
+        for task, evaluation in newest.items():
+            family.add_metric([task], evaluation[key])
+        yield family

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from ftis_node.telemetry.secrets import redacted
+
 
 class NodeStatus(msgspec.Struct, frozen=True):
     """Who the node is. `state`: starting, running, stopping, stopped, failed."""
@@ -42,7 +44,10 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
 
 class GenerationStatus(msgspec.Struct, frozen=True):
-    """The generation worker. `tokens_per_s` over the last moments; counts since the home was made."""
+    """The generation worker. `tokens_per_s` over the last moments; counts since the home was made.
+
+    `last_group_at`: Unix time of the newest group since the node's start, None before one.
+    """
 
     engine: str = ""
     state: str = "stopped"
@@ -51,6 +56,7 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     tokens_made: int = 0
     restarts: int = 0
     policy_version: int = 0
+    last_group_at: float | None = None
 
 
 class LearnerStatus(msgspec.Struct, frozen=True):
@@ -61,7 +67,7 @@ class LearnerStatus(msgspec.Struct, frozen=True):
 
     `mismatch_kl` (nats a token) and `mismatch_share` (of tokens whose ratio is off by more than 1 %) say what engine
     and learner disagree by; as last measured, which was under `mismatch_version`. `kl_to_start` is None where the run
-    has no such term.
+    has no such term. `last_step_at`: Unix time of the newest step since the node's start, None before one.
     """
 
     state: str = "stopped"
@@ -83,13 +89,25 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     mismatch_kl: float | None = None
     mismatch_share: float | None = None
     mismatch_version: int | None = None
+    last_step_at: float | None = None
 
 
 class SwarmStatus(msgspec.Struct, frozen=True):
-    """Traffic with peers. `bytes_per_token`: envelope bytes received over completion tokens received."""
+    """Traffic with peers. `bytes_per_token`: envelope bytes received over completion tokens received.
+
+    `fetch_errors`: requests to peers that did not complete, by outcome. `serve_errors`: streams of peers that were
+    refused or ended early, by reason (docs/gossip.md).
+    `reachability`: unknown, local, relayed or public. `clock_skew_s`: peers' clocks less ours, None before one was met.
+    Weights between a learner and its generators are counted apart; `weights_age_s` is how long ago the learner offered
+    those that a generator serves, `weights_refused` why it did not take others.
+    `peers_newer` and `peers_older` are connected members that speak another version of the wire than this node,
+    `update` says what to do where most speak a newer one.
+    """
 
     state: str = "stopped"
     reason: str = ""
+    reachability: str = "unknown"
+    clock_skew_s: float | None = None
     peers_known: int = 0
     peers_connected: int = 0
     groups_sent: int = 0
@@ -101,6 +119,18 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     bytes_out: int = 0
     tokens_in: int = 0
     bytes_per_token: float | None = None
+    fetch_errors: dict[str, int] = {}
+    serve_errors: dict[str, int] = {}
+    announcements_refused: int = 0
+    weights_bytes_in: int = 0
+    weights_bytes_out: int = 0
+    weights_age_s: float | None = None
+    weights_refused: dict[str, int] = {}
+    announcements_dropped: int = 0
+    records_refused: int = 0
+    peers_newer: int = 0
+    peers_older: int = 0
+    update: str = ""
 
 
 class ReplayStatus(msgspec.Struct, frozen=True):
@@ -114,6 +144,25 @@ class ReplayStatus(msgspec.Struct, frozen=True):
     disk_bytes: int = 0
 
 
+class LimitsStatus(msgspec.Struct, frozen=True):
+    """What the node uses of what it may use, in bytes; None before the first look, or where there is no such limit.
+
+    `paused`: why nothing is made or pulled until there is room, "" where it goes on. `home_bytes` is all that lies in
+    the home; `buffer_bytes` the envelopes in it, `ready_bytes` those of peers that wait for a step.
+    """
+
+    paused: str = ""
+    home_bytes: int | None = None
+    home_limit_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    buffer_bytes: int = 0
+    buffer_limit_bytes: int = 0
+    ready_bytes: int = 0
+    ready_limit_bytes: int = 0
+    open_files: int | None = None
+    open_files_limit: int | None = None
+
+
 class EvalStatus(msgspec.Struct, frozen=True):
     """One evaluation: greedy pass@1 over `n` held-out problems with the weights of `step`."""
 
@@ -121,6 +170,32 @@ class EvalStatus(msgspec.Struct, frozen=True):
     task: str
     pass_at_1: float
     n: int
+
+
+class LoopStatus(msgspec.Struct, frozen=True):
+    """A task of the daemon's loops: what it waits for now, and for how many seconds."""
+
+    name: str
+    waits_for: str
+    for_s: float
+
+
+class HealthStatus(msgspec.Struct, frozen=True):
+    """What `/healthz` and `/readyz` answer by: `healthy` while there are no `problems`, a sentence each.
+
+    `ready`: the role's workers are up and so is the network; else `waits_for` says what is missing. `taken_at`: Unix
+    time of this snapshot. `event_loop_lag_s` is how late the daemon's event loop was on average over the last minute,
+    `event_loop_lag_longest_s` at most. `loops` are the tasks of its loops and what each waits for.
+    """
+
+    healthy: bool = False
+    ready: bool = False
+    problems: list[str] = []
+    waits_for: str = ""
+    taken_at: float = 0.0
+    event_loop_lag_s: float | None = None
+    event_loop_lag_longest_s: float | None = None
+    loops: list[LoopStatus] = []
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -134,11 +209,13 @@ class Status(msgspec.Struct, frozen=True):
     learner: LearnerStatus = LearnerStatus()
     swarm: SwarmStatus = SwarmStatus()
     replay: ReplayStatus = ReplayStatus()
+    limits: LimitsStatus = LimitsStatus()
     eval: list[EvalStatus] = []
+    health: HealthStatus = HealthStatus()
 
     def to_json(self) -> bytes:
         """The snapshot as JSON."""
-        return msgspec.json.encode(self)
+        return redacted(msgspec.json.encode(self).decode()).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Status:
@@ -148,12 +225,22 @@ class Status(msgspec.Struct, frozen=True):
 
 def stopped(status: Status) -> Status:
     """The same figures as those of a node that no longer runs."""
+    return _at_rest(status, state="stopped", worker="stopped", swarm="stopped", reason="the node is not running")
+
+
+def starting(status: Status) -> Status:
+    """The last figures of a node that is starting: its models are loading."""
+    return _at_rest(status, state="starting", worker="starting", swarm="starting", reason="the node is starting")
+
+
+def _at_rest(status: Status, *, state: str, worker: str, swarm: str, reason: str) -> Status:
+    problems = [] if state == "starting" else [reason]
+    health = HealthStatus(healthy=not problems, problems=problems, waits_for=reason, taken_at=status.health.taken_at)
     changes: dict[str, Any] = {
-        "node": msgspec.structs.replace(status.node, state="stopped"),
-        "generation": msgspec.structs.replace(status.generation, state="stopped", tokens_per_s=0.0),
-        "learner": msgspec.structs.replace(status.learner, state="stopped"),
-        "swarm": msgspec.structs.replace(
-            status.swarm, state="stopped", reason="the node is not running", peers_connected=0
-        ),
+        "node": msgspec.structs.replace(status.node, state=state),
+        "generation": msgspec.structs.replace(status.generation, state=worker, tokens_per_s=0.0),
+        "learner": msgspec.structs.replace(status.learner, state=worker),
+        "swarm": msgspec.structs.replace(status.swarm, state=swarm, reason=reason, peers_connected=0),
+        "health": health,
     }
     return msgspec.structs.replace(status, **changes)

@@ -4,6 +4,7 @@ bytes -> size, parse, version, codec, malformed     (records: bounded before it 
       -> RULES or TEXT_RULES in order               (rules.py, text_rules.py: pure, cheap)
       -> prompt re-made and compared                (tasks + tokenizer)
       -> a group told as text: tokenised here       (text_rules.py)
+      -> completions that were here before          (what the node remembers: swarm/copycats.py)
       -> rewards re-scored; the claimed ones are only compared
       -> Accepted(group with our rewards) | Refused(reason)
 """
@@ -11,17 +12,19 @@ bytes -> size, parse, version, codec, malformed     (records: bounded before it 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import RecordError
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.group import CompletionStatus, Group
 from ftis_node.records.text_codec import hash_messages, unpack_any
-from ftis_node.validation.rules import RULES, Refusal
+from ftis_node.validation.rules import RULES, Refusal, signature_holds
 from ftis_node.validation.text_rules import TEXT_RULES, retokenise
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from ftis_node.records.envelope import Envelope
     from ftis_node.records.text_group import TextGroup
     from ftis_node.tasks.base import TaskItem
@@ -32,35 +35,70 @@ REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The group is not taken. `sender` is the peer that the body names, None where that could not be read."""
+    """The group is not taken. `sender` is the peer that the body names, None where that could not be read.
+
+    `signed`: the sender proved to be that peer before the group was refused. `num_tokens`: as the body says.
+    """
 
     refusal: Refusal
     sender: str | None
     group_id: bytes | None
+    signed: bool = False
+    num_tokens: int = 0
 
 
 Verdict = Accepted | Refused
 
 
-async def judge(data: bytes, context: DoorContext) -> Verdict:
-    """The verdict on the bytes of an envelope. Never raises on any bytes."""
+async def judge(data: bytes, context: DoorContext, *, asked: Container[bytes] | None = None) -> Verdict:
+    """The verdict on the bytes of an envelope. Never raises on any bytes.
+
+    `asked`: the ids that were asked for, where it comes in answer: what a peer slips in goes no further.
+    """
     envelope: Envelope | None = None
     try:
         envelope = open_envelope(data, max_bytes=context.manifest.wire.max_envelope_bytes)
-        told = unpack_any(envelope.body)
+        if asked is not None and envelope.id not in asked:
+            raise RecordError("unasked", "a group that was not asked for")
+        told = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
-    verdict = _first_refusal(envelope, told, context) or await _judge_content(data, envelope, told, context)
-    return Refused(verdict, told.sender, envelope.id) if isinstance(verdict, Refusal) else verdict
+    num_tokens = _num_tokens(told)
+    if first := _first_refusal(envelope, told, context):
+        return Refused(first.refusal, told.sender, envelope.id, signed=first.signed, num_tokens=num_tokens)
+    verdict = await _judge_content(data, envelope, told, context)
+    if isinstance(verdict, Refusal):
+        return Refused(verdict, told.sender, envelope.id, signed=True, num_tokens=num_tokens)
+    return verdict
 
 
-def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: DoorContext) -> Refusal | None:
+class _First(NamedTuple):
+    """The first refusal of the cheap rules, and whether the signature had been checked by then."""
+
+    refusal: Refusal
+    signed: bool
+
+
+def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: DoorContext) -> _First | None:
     """What the cheap rules for this form of a group say."""
+    signed = False
     if isinstance(told, Group):
-        refusals = (rule(envelope, told, context) for rule in RULES)
-    else:
-        refusals = (rule(envelope, told, context) for rule in TEXT_RULES)
-    return next(filter(None, refusals), None)
+        for rule in RULES:
+            if refusal := rule(envelope, told, context):
+                return _First(refusal, signed)
+            signed |= rule is signature_holds
+        return None
+    for text_rule in TEXT_RULES:
+        if refusal := text_rule(envelope, told, context):
+            return _First(refusal, signed)
+        signed |= text_rule is signature_holds
+    return None
+
+
+def _num_tokens(told: Group | TextGroup) -> int:
+    if isinstance(told, Group):
+        return told.num_tokens
+    return sum(completion.num_tokens for completion in told.completions)
 
 
 async def _judge_content(
@@ -80,6 +118,8 @@ async def _judge_content(
         return group
     if refusal := _lengths_fit_prompt(group, len(prompt_ids), context):
         return refusal
+    if reason := context.copy_of(group):
+        return Refusal(reason, "too many of its completions were here before")
     scored = await _rescore(group, item, context)
     if refusal := _rewards_agree(scored, group):
         return refusal
@@ -107,6 +147,8 @@ async def _rescore(group: Group, item: TaskItem, context: DoorContext) -> Group:
     """The group with the rewards that we give it."""
     texts = [context.tokenizer.decode(completion.token_ids.tolist()) for completion in group.completions]
     scores = await context.scorer.score(item, texts)
+    if scores == [(completion.reward, completion.status) for completion in group.completions]:
+        return group  # as nearly always: the sender's rewards are ours
     completions = tuple(
         replace(completion, reward=reward, status=status)
         for completion, (reward, status) in zip(group.completions, scores, strict=True)

@@ -2,7 +2,8 @@
 
 `RULES` is the order for a group in its exact form; `text_rules.py` has the one for a group told as text. Rules see a
 parsed group whose form the codec has already checked (`size`, `parse`, `version`, `codec`, `malformed` are its
-refusals). What costs time, making the prompt again and scoring, stands in `door.py` after all of these have passed.
+refusals). What costs time, making the prompt again and scoring, stands in `door.py` after all of these have passed. Up
+to `signature_holds` a group's sender is a name that anybody can write. docs/door.md lists all reasons.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from ftis_node.records.group import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from ftis_node.records.envelope import Envelope
     from ftis_node.records.group import Group
     from ftis_node.records.text_group import TextGroup
     from ftis_node.validation.context import DoorContext
 
 LOGPROB_SLACK = 1e-3  # rounding may lift a certain token's log-prob a little above 0
+MAX_EQUAL_TOKENS = 16  # so many log-probs of a group may be equal by chance
 TEMPERATURE_SLACK = 1e-6
 
 
@@ -36,9 +40,19 @@ class Refusal:
 
 def same_run(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
     """The group belongs to this run."""
-    if group.run_id == context.manifest.run_id:
+    if group.run_id == context.run_id:
         return None
-    return Refusal("run", f"run {group.run_id[:8]}, this node is in {context.manifest.run_id[:8]}")
+    return Refusal("run", f"run {group.run_id[:8]}, this node is in {context.run_id[:8]}")
+
+
+def sender_welcome(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
+    """The sender is not banned, and on the allow-list where there is one."""
+    return Refusal("banned", "its sender is refused here now") if context.is_banned(group.sender) else None
+
+
+def within_quota(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
+    """The sender has not sent more than its share of this node's time."""
+    return None if context.within_quota(group.sender) else Refusal("quota", "more than its sender's allowance")
 
 
 def signature_holds(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
@@ -53,6 +67,15 @@ def not_seen(envelope: Envelope, group: Group | TextGroup, context: DoorContext)
     if group.number < 1 or context.has_number(group.sender, group.number):
         return Refusal("number", f"number {group.number} of this sender was used before")
     return None
+
+
+def in_time(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
+    """The group is neither from the future, but for clocks that differ a little, nor older than the run uses it."""
+    age_s = context.now() - group.created_at
+    if -age_s > context.limits.max_skew_s:
+        return Refusal("clock", f"made {-age_s:.0f} s from now: a clock is wrong")
+    max_age_s = context.manifest.step.max_age_s
+    return Refusal("stale", f"{age_s:.0f} s old, the run uses {max_age_s:.0f}") if age_s > max_age_s else None
 
 
 def same_tokenizer(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
@@ -79,9 +102,9 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Doo
 
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
     """Every id is one of the tokenizer's."""
-    for completion in group.completions:
-        if completion.token_ids.min() < 0 or completion.token_ids.max() >= context.tokenizer.vocab_size:
-            return Refusal("vocabulary", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
+    ids = _all_ids(group)
+    if ids.min() < 0 or ids.max() >= context.tokenizer.vocab_size:
+        return Refusal("vocabulary", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
     return None
 
 
@@ -94,23 +117,44 @@ def lengths_in_bounds(envelope: Envelope, group: Group, context: DoorContext) ->
 
 def logprobs_possible(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
     """Every log-prob is finite and not above 0 (with a little slack)."""
-    for completion in group.completions:
-        if not np.isfinite(completion.logprobs).all():
-            return Refusal("logprobs", "a log-prob is not finite")
-        if completion.logprobs.max() > LOGPROB_SLACK:
-            return Refusal("logprobs", f"a log-prob of {completion.logprobs.max():.4g}")
+    logprobs = np.concatenate([completion.logprobs for completion in group.completions])
+    if not np.isfinite(logprobs).all():
+        return Refusal("logprobs", "a log-prob is not finite")
+    if logprobs.max() > LOGPROB_SLACK:
+        return Refusal("logprobs", f"a log-prob of {logprobs.max():.4g}")
+    return None
+
+
+def logprobs_plausible(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
+    """The log-probs could be those of a policy that sampled these completions: not one number, not absurdly low.
+
+    A policy that is certain of every token has one number, 0, and then also one completion.
+    """
+    logprobs = np.concatenate([completion.logprobs for completion in group.completions])
+    mean = float(logprobs.mean(dtype=np.float64))
+    if mean < context.limits.min_mean_logprob:
+        return Refusal("logprobs", f"a mean log-prob of {mean:.4g}")
+    if len(logprobs) > MAX_EQUAL_TOKENS and logprobs.min() == logprobs.max():
+        is_one_text = len({completion.token_ids.tobytes() for completion in group.completions}) == 1
+        if mean < -LOGPROB_SLACK or not is_one_text:
+            return Refusal("logprobs", f"every one of {len(logprobs)} log-probs is {mean:.4g}")
     return None
 
 
 def finishes_agree(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
     """A completion that claims to have stopped ends with an end-of-sequence id, any other has none."""
-    eos_ids = frozenset(context.tokenizer.eos_ids)
-    for completion in group.completions:
-        *before, last = completion.token_ids.tolist()
-        stopped = completion.finish_reason is FinishReason.STOP
-        if (last in eos_ids) != stopped or not eos_ids.isdisjoint(before):
-            return Refusal("finish", f"finish reason {completion.finish_reason.value!r} does not fit its tokens")
-    return None
+    ids = _all_ids(group)
+    is_eos = np.zeros(len(ids), dtype=bool)
+    for eos_id in context.tokenizer.eos_ids:
+        is_eos |= ids == eos_id
+    should_be = np.zeros(len(ids), dtype=bool)
+    ends = np.cumsum([len(completion.token_ids) for completion in group.completions])
+    should_be[ends - 1] = [completion.finish_reason is FinishReason.STOP for completion in group.completions]
+    wrong = np.flatnonzero(is_eos != should_be)
+    if not len(wrong):
+        return None
+    completion = group.completions[int(np.searchsorted(ends, wrong[0], side="right"))]
+    return Refusal("finish", f"finish reason {completion.finish_reason.value!r} does not fit its tokens")
 
 
 def rewards_possible(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
@@ -119,15 +163,24 @@ def rewards_possible(envelope: Envelope, group: Group | TextGroup, context: Door
     return None if ok else Refusal("reward_range", "a claimed reward outside [0, 1]")
 
 
+def _all_ids(group: Group) -> NDArray[np.int32]:
+    """The ids of all completions, one after the other: one pass over them is cheaper than one for each."""
+    return np.concatenate([completion.token_ids for completion in group.completions])
+
+
 RULES: tuple[Callable[[Envelope, Group, DoorContext], Refusal | None], ...] = (
     same_run,
+    sender_welcome,
+    within_quota,
     signature_holds,
     not_seen,
+    in_time,
     same_tokenizer,
     sampled_as_agreed,
     lengths_in_bounds,
     rewards_possible,
     ids_in_vocabulary,
     logprobs_possible,
+    logprobs_plausible,
     finishes_agree,
 )

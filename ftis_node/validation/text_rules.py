@@ -15,11 +15,14 @@ from ftis_node.validation.rules import (
     Refusal,
     finishes_agree,
     ids_in_vocabulary,
+    in_time,
     not_seen,
     rewards_possible,
     same_run,
     sampled_as_agreed,
+    sender_welcome,
     signature_holds,
+    within_quota,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
     from ftis_node.validation.context import DoorContext
 
 MAX_BYTES_PER_TOKEN = 64  # of text, on average; bounds the work of tokenising
-MIN_MEAN_LOGPROB = -100.0  # nats; choosing blindly among 10^6 tokens gives -14
+MIN_MEAN_LOGPROB = -100.0  # nats, of one completion; choosing blindly among 10^6 tokens gives -14
+MIN_TEXTS_TO_TELL = 4  # two short texts may have one mean by chance
 
 
 def text_is_agreed(envelope: Envelope, group: TextGroup, context: DoorContext) -> Refusal | None:
@@ -66,7 +70,19 @@ def means_possible(envelope: Envelope, group: TextGroup, context: DoorContext) -
         mean = completion.mean_logprob
         if not math.isfinite(mean) or not MIN_MEAN_LOGPROB <= mean <= LOGPROB_SLACK:
             return Refusal("logprobs", f"a mean log-prob of {mean:.4g}")
-    return None
+    num_tokens = sum(completion.num_tokens for completion in group.completions)
+    mean = sum(completion.mean_logprob * completion.num_tokens for completion in group.completions) / num_tokens
+    if mean < context.limits.min_mean_logprob:
+        return Refusal("logprobs", f"a mean log-prob of {mean:.4g} over the group")
+    return _means_differ(group)
+
+
+def _means_differ(group: TextGroup) -> Refusal | None:
+    """One mean for texts that differ was not measured."""
+    means = {completion.mean_logprob for completion in group.completions}
+    if len(means) > 1 or len({completion.text for completion in group.completions}) < MIN_TEXTS_TO_TELL:
+        return None
+    return Refusal("logprobs", f"unlike texts, and each has the mean log-prob {means.pop():.4g}")
 
 
 def retokenise(envelope: Envelope, told: TextGroup, context: DoorContext) -> Group | Refusal:
@@ -93,8 +109,11 @@ def retokenise(envelope: Envelope, told: TextGroup, context: DoorContext) -> Gro
 TEXT_RULES: tuple[Callable[[Envelope, TextGroup, DoorContext], Refusal | None], ...] = (
     same_run,
     text_is_agreed,
+    sender_welcome,
+    within_quota,
     signature_holds,
     not_seen,
+    in_time,
     other_tokenizer,
     sampled_as_agreed,
     texts_in_bounds,

@@ -23,13 +23,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def doctor(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) -> tuple[int, str, str]:
     capsys.readouterr()
-    code = run(["doctor", "--home", str(home), *arguments])
+    code = run(["doctor", "--home", str(home), "--only", "model", *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
 def plan_lines(output: str) -> list[dict[str, Any]]:
-    return [finding for finding in json.loads(output) if finding["check"] in {"plan", "change"}]
+    return [finding for finding in json.loads(output) if finding["check"] == "memory"]
 
 
 def test_a_plan_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
@@ -49,10 +49,10 @@ def test_a_card_that_is_too_small_is_exit_code_3_with_its_changes(
 ) -> None:
     code, output, complaint = doctor(capsys, tmp_path, "--model", str(model), "--gpu-memory", "1.5")
     assert code == 3
-    assert complaint.splitlines()[-1] == "ftis-node: not ready: plan; see the advice above"
+    assert complaint.splitlines()[-1] == "ftis-node: not ready: memory.plan; see the advice above"
     assert "does not fit" in output
     assert "no change below is enough" in output
-    lines = [line.split()[2:] for line in output.splitlines() if line.startswith("note     change")]
+    lines = [line.split()[2:] for line in output.splitlines() if line.startswith("warn  memory.change")]
     assert "+" in lines[-1] and not any("+" in line for line in lines[:-1])
 
 

@@ -203,3 +203,43 @@ def test_an_experiment_with_a_model_that_is_not_there(capsys: pytest.CaptureFixt
     code, line = complaint(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
     assert code == 2
     assert "nowhere" in line
+
+
+def test_a_run_id_without_a_peer_to_ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", "0123456789abcdef" * 2)
+    assert code == 2
+    assert "--peers" in line
+
+
+def test_a_run_id_that_nobody_knows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftis_node.node.find_run.TIMEOUT_S", 2.0)
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", "0123456789abcdef" * 2, "--peers", PEER)
+    assert code == 4
+    assert "no manifest of run 0123" in line
+    assert not (tmp_path / "home" / "run.toml").exists()
+
+
+@pytest.mark.parametrize("left", ["", '{"schema": 1, "node": {"pe', "[1]", "\x00" * 40])
+def test_a_last_status_that_is_cut_off(capsys: pytest.CaptureFixture[str], tmp_path: Path, left: str) -> None:
+    (tmp_path / "status.json").write_text(left)
+    for command in ("status", "peers"):
+        code, line = complaint(capsys, command, "--home", str(tmp_path))
+        assert code == 2
+        assert "status.json is damaged: remove it" in line
+
+
+@pytest.mark.parametrize("marker", ["", "{}", '{"schema": "4"}', "[4]"])
+def test_a_marker_that_is_cut_off(capsys: pytest.CaptureFixture[str], tmp_path: Path, marker: str) -> None:
+    (tmp_path / "home.json").write_text(marker)
+    code, line = complaint(capsys, "status", "--home", str(tmp_path))
+    assert code == 2
+    assert "home.json is damaged" in line
+
+
+def test_a_command_that_is_none_without_a_further_word(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["replay"], ["identity"]):
+        assert run(command) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("Usage: ftis-node") and "see --help" not in shown

@@ -37,7 +37,9 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ("seed = -1", "seed"),
         ('engine = "jax"', "engine"),
         ("[learner]\nthread = 1", "unknown key 'learner.thread'"),
-        ('role = "learner"', "not built yet"),
+        ('role = "generator"', "--follow PEER_ID"),
+        ('role = "learner"\n[roles]\nfollow = "12D3KooWx"', "follows nobody"),
+        ('[roles]\nweights_delay = "fixed:2000"', "at most 1800 seconds"),
         ("seed seed", "no TOML"),
         ('[generation]\nadapters = "serve"', "set lora = true"),
         ('lora = true\nengine = "torch"\n[generation]\nadapters = "serve"', "needs the vllm engine"),
@@ -99,3 +101,52 @@ def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--home"), Home(tmp_path / "file" / "home").owned():
         pass
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [("", None), ("127.0.0.1:9464", ("127.0.0.1", 9464)), ("0.0.0.0:0", ("0.0.0.0", 0)), ("[::1]:9464", ("::1", 9464))],
+)
+def test_the_observed_address_is_host_and_port(tmp_path: Path, listen: str, address: tuple[str, int] | None) -> None:
+    (tmp_path / "node.toml").write_text(f'model = "m"\n[observe]\nlisten = "{listen}"\n')
+    assert load_node_settings(tmp_path / "node.toml").observe.address == address
+
+
+@pytest.mark.parametrize("listen", ["9464", "127.0.0.1", "127.0.0.1:70000", "http://h:1", "::1:9464"])
+def test_an_observed_address_that_is_none_is_refused(tmp_path: Path, listen: str) -> None:
+    (tmp_path / "node.toml").write_text(f'model = "m"\n[observe]\nlisten = "{listen}"\n')
+    with pytest.raises(ConfigError, match="127.0.0.1:9464"):
+        load_node_settings(tmp_path / "node.toml")
+
+
+def test_peers_may_stand_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "peers").write_text("/ip4/1.2.3.4/tcp/1  # ours\n\n# another\n/ip4/1.2.3.4/tcp/2\n")
+    expected = ("/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/2", "/ip4/1.2.3.4/tcp/3")
+    named = f"@{tmp_path / 'peers'}"
+    assert (
+        load_node_settings(tmp_path / "node.toml", model="m", peers=(named, expected[1], expected[2])).peers == expected
+    )
+    monkeypatch.setenv("FTIS_PEERS", f"{named},{expected[2]}")
+    assert load_node_settings(tmp_path / "node.toml", model="m").peers == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"), [(None, "cannot be read"), ("# none\n", "is empty"), ("\xff", "no text")]
+)
+def test_a_file_of_peers_that_cannot_be_used_is_named(tmp_path: Path, content: str | None, complaint: str) -> None:
+    if content is not None:
+        (tmp_path / "peers").write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError, match=f"{tmp_path}/peers .*{complaint}"):
+        load_node_settings(tmp_path / "node.toml", model="m", peers=(f"@{tmp_path}/peers",))
+
+
+def test_the_model_may_stand_in_the_file_and_where_it_stands_nowhere_the_error_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name it with --model ID_OR_DIR"):
+        load_node_settings(tmp_path / "node.toml")
+    (tmp_path / "node.toml").write_text('model = "m"\n')
+    assert load_node_settings(tmp_path / "node.toml").model == "m"
+
+
+def test_the_home_in_the_environment_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTIS_HOME", str(tmp_path))
+    assert load_node_settings(tmp_path / "node.toml", model="m").model == "m"

@@ -131,6 +131,46 @@ async def test_one_failed_proof_is_tried_again(make_client: MakeClient, tmp_path
     assert (client.restarts, client.policy_version) == (0, 1)
 
 
+@pytest.mark.parametrize("content", ["-9.0", "nan", "damaged"])
+@pytest.mark.parametrize("before", [None, 1])
+async def test_others_weights_that_fail_leave_what_was_served(
+    make_client: MakeClient, tmp_path: Path, content: str, before: int | None
+) -> None:
+    client = make_client()
+    await client.start()
+    if before is not None:
+        await client.try_weights(publish(tmp_path, before, "-1.5"), proof(before, -1.5))
+    with pytest.raises(ModelError):
+        await client.try_weights(publish(tmp_path, 2, content), proof(2, -3.5))
+    assert client.policy_version == (before or 0)
+    assert (await one_group(client)).policy_version == (before or 0)
+    assert client.restarts == (0 if content == "damaged" else 1), "what was loaded is gone with the worker"
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    await eventually(lambda: client.restarts == (1 if content == "damaged" else 2))
+    await client.wait_ready()
+    assert client.policy_version == (before or 0), "also in its next life"
+    await client.try_weights(publish(tmp_path, 3, "-4.5"), proof(3, -4.5))
+    assert client.policy_version == 3
+
+
+async def test_a_worker_that_dies_over_others_weights_comes_back_without_them(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    client = make_client()
+    await client.start()
+    await client.try_weights(publish(tmp_path, 1, "-1.5"), proof(1, -1.5))
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGSTOP)
+    trying = asyncio.create_task(client.try_weights(publish(tmp_path, 2, "-2.5"), proof(2, -2.5)))
+    await asyncio.sleep(0.05)
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        await trying
+    await client.wait_ready()
+    assert client.policy_version == 1
+
+
 @pytest.mark.parametrize("lie", ["lies", "lie-about-version"])
 async def test_two_failed_proofs_restart_the_worker_with_the_newest_weights(
     make_client: MakeClient, tmp_path: Path, lie: str

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from generation_support import SETTINGS, make_request, tiny_model
 
-from ftis_node.errors import EngineError, WorkerDiedError
+from ftis_node.errors import EngineError, WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerationResult
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.evaluate import estimate_pass_at_k, evaluate
@@ -68,6 +68,7 @@ class Scripted:
     """Greedy: right for problems 0 to 3. Sampled: the first `problem` completions are right."""
 
     deaths: int = 0
+    death: WorkerError = field(default_factory=lambda: WorkerDiedError("killed"))
     calls: list[tuple[int, int, float, int]] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
@@ -84,7 +85,7 @@ class Scripted:
     ) -> GenerationResult:
         if self.deaths:
             self.deaths -= 1
-            raise WorkerDiedError("killed")
+            raise self.death
         problem = prompt_ids[0]
         self.calls.append((problem, num_completions, sampling.temperature, max_tokens))
         self.in_flight += 1
@@ -104,6 +105,7 @@ class Scripted:
 
 async def grade(generator: Scripted, **options: object) -> object:
     given = {"limit": 10, "scorer": LastTokenScorer(), "completion_limit": lambda length: 20 - length, **options}
+    given.setdefault("retry_pause_s", 0.01)
     return await evaluate(generator, TenProblems(), Digits(), **given)
 
 
@@ -150,10 +152,11 @@ async def test_problems_in_flight_are_bounded() -> None:
     assert generator.most_in_flight == 3
 
 
-async def test_a_death_of_the_worker_costs_another_try_and_no_more() -> None:
-    assert (await grade(Scripted(deaths=2), limit=1)).pass_at_1 == 1.0
-    with pytest.raises(WorkerDiedError):
-        await grade(Scripted(deaths=3), limit=1)
+@pytest.mark.parametrize("death", [WorkerDiedError("killed"), WorkerTaskError("the engine was closed, or failed")])
+async def test_a_death_of_the_worker_costs_another_try_and_no_more(death: WorkerError) -> None:
+    assert (await grade(Scripted(deaths=2, death=death), limit=1)).pass_at_1 == 1.0
+    with pytest.raises(type(death)):
+        await grade(Scripted(deaths=3, death=death), limit=1)
 
 
 async def test_another_failure_ends_the_evaluation_as_itself() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ftis_node.errors import ConfigError
 from ftis_node.gossip import parse_listen_address, parse_multiaddr
+from ftis_node.gossip.multiaddr import check_announced_address
 
 PEER = "12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP"
 RELAY = "12D3KooWGRUfLhVGzT4EzGEPx1yKPS2SsiAc6Lup4FvPuQxVmAUV"
@@ -69,6 +70,15 @@ def test_listen_addresses() -> None:
 def test_bad_listen_addresses(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_listen_address(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["meet.example.org", "/dns4/x", f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}", "/ip4/1.2.3.4/tcp/x"]
+)
+def test_bad_announced_addresses(text: str) -> None:
+    check_announced_address("/dns4/meet.example.org/tcp/4001")
+    with pytest.raises(ConfigError):
+        check_announced_address(text)
 
 
 def test_the_room_itself_loads_nothing_heavy() -> None:

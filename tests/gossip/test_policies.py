@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from ftis_node.gossip import Announcement, GossipCounters, GossipLimits, NetworkSettings, SwarmPhase
 from ftis_node.gossip.backoff import Backoff
-from ftis_node.gossip.dialling import believable_addresses, choose_dials
+from ftis_node.gossip.dialling import believable_addresses
 from ftis_node.gossip.inbox import Inbox
 from ftis_node.gossip.slots import Slots
 from ftis_node.gossip.standing import Standing
@@ -29,29 +27,6 @@ def test_jitter_spreads_to_both_sides() -> None:
 def test_a_backoff_that_makes_no_sense_is_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no usable back-off"):
         Backoff(**values)
-
-
-CANDIDATES = [f"peer {number}" for number in range(50)]
-
-
-@pytest.mark.parametrize(
-    ("num_members", "num_dials"),
-    [(0, 8), (5, 3), (8, 1), (23, 1), (24, 0)],  # missing ones; one stranger more; many members: none
-)
-def test_how_many_are_dialled(num_members: int, num_dials: int) -> None:
-    chosen = choose_dials(CANDIDATES, [], num_members=num_members, num_wanted=8, rng=random.Random(1))
-    assert len(set(chosen)) == num_dials
-
-
-def test_only_strangers_are_dialled_and_not_always_the_same() -> None:
-    connected = CANDIDATES[:47]
-    for seed in range(5):
-        chosen = choose_dials(CANDIDATES, connected, num_members=0, num_wanted=8, rng=random.Random(seed))
-        assert set(chosen) == set(CANDIDATES[47:])
-    firsts = {
-        choose_dials(CANDIDATES, [], num_members=8, num_wanted=8, rng=random.Random(seed))[0] for seed in range(30)
-    }
-    assert len(firsts) > 10
 
 
 def test_claimed_addresses_must_name_the_claimant() -> None:

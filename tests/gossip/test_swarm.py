@@ -205,6 +205,52 @@ async def test_stdout_stays_ours(start: Start, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().out == ""
 
 
+async def test_two_swarms_with_a_bootstrap_node_each_become_one_by_a_single_link(start: Start) -> None:
+    bootstraps = [await start(run_id=None) for _ in range(2)]
+    halves = [
+        [await start(peers=tuple(bootstrap.addresses), check_s=2.0) for _ in range(2)] for bootstrap in bootstraps
+    ]
+    nodes = [node for half in halves for node in half]
+    for half in halves:
+        for node in half:
+            await eventually(lambda node=node: "1 other member" in node.state.reason)
+    link = await start(peers=(*bootstraps[0].addresses, *bootstraps[1].addresses), check_s=2.0)
+    await eventually(lambda: "4 other members" in link.state.reason)
+    await link.close()  # the halves know each other by now, and do without it
+    for node in nodes:
+        await eventually(lambda node=node: "3 other members" in node.state.reason)
+
+
+async def test_a_node_behind_a_relay_keeps_nothing_for_others_and_is_found_nonetheless(start: Start) -> None:
+    bootstrap = await start(run_id=None)
+    given = {"peers": tuple(bootstrap.addresses), "check_s": 1.0}
+    hidden, other = await start(is_unreachable=True, **given), await start(**given)
+    await eventually(lambda: "1 other member" in other.state.reason and "1 other member" in hidden.state.reason)
+    assert await hidden.publish_record(b"here", ttl_s=60)
+    assert await other.publish_record(b"there", ttl_s=60)
+    assert await other.get_record(hidden.peer_id) == b"here"
+    assert await hidden.get_record(other.peer_id) == b"there"
+    kept = [directory._node.protocol.storage for directory in (_directory_of(hidden), _directory_of(other))]
+    assert [len(storage) > 0 for storage in kept] == [False, True]
+    known = _directory_of(other)._node.protocol.routing_table.peer_id_to_uid
+    assert [str(peer) for peer in known] == [bootstrap.peer_id]
+
+
+async def test_an_entry_that_cannot_be_read_back_is_not_held(start: Start) -> None:
+    bootstrap = await start(run_id=None)
+    node = await start(peers=tuple(bootstrap.addresses), is_unreachable=True)
+    await eventually(lambda: node.state.reason.startswith("1 peer connected"))
+    storage = _directory_of(bootstrap)._node.protocol.storage
+    storage.store = lambda *args, **kwargs: True  # says yes, and forgets
+    assert not await node.publish_record(b"here", ttl_s=60)
+    del storage.store
+    assert await node.publish_record(b"here", ttl_s=61)
+
+
+def _directory_of(node: Any) -> Any:
+    return node._link.session.directory
+
+
 DAEMON = """
 import asyncio, sys
 from pathlib import Path

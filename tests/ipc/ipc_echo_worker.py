@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import ModelError, NonFiniteError
-from ftis_node.ipc.wire import Message
+from ftis_node.ipc.wire import Message, unpack_body
 from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ class Die(Message, frozen=True):
     exit_code: int
 
 
+class Stray(Message, frozen=True):
+    """Answered, and something that nobody waits for fails."""
+
+
 class EchoReply(Message, frozen=True):
     """The answer to everything."""
 
@@ -74,6 +78,11 @@ async def fail(request: Fail, emit: Emitter) -> EchoReply:
 
 async def die(request: Die, emit: Emitter) -> EchoReply:
     os._exit(request.exit_code)
+
+
+async def stray(request: Stray, emit: Emitter) -> EchoReply:
+    asyncio.get_running_loop().call_soon(unpack_body, b"no message", Echo)  # fails in our code
+    return EchoReply(payload=b"", pid=os.getpid())
 
 
 class Sleeper:
@@ -109,7 +118,7 @@ async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         os._exit(3)
     if boot.fault == "slow":
         time.sleep(1.5)  # noqa: ASYNC251 - as the loading of a model does
-    yield {Echo: echo, Fail: fail, Die: die, Sleep: Sleeper(trace).sleep}
+    yield {Echo: echo, Fail: fail, Die: die, Stray: stray, Sleep: Sleeper(trace).sleep}
     if boot.fault == "slow-end":
         await asyncio.sleep(0.8)  # as the saving of a model does
     (trace / "closed").touch()

@@ -7,16 +7,18 @@ import dataclasses
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 import pytest
-from ipc_echo_worker import Die, Echo, EchoReply, Fail, Sleep, Tick
+from ipc_echo_worker import Die, Echo, EchoReply, Fail, Sleep, Stray, Tick
 from ipc_support import QUICK, MakeSupervisor
 
 from ftis_node.errors import ModelError, NonFiniteError, WorkerDiedError, WorkerTaskError
 from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.supervisor import WorkerState
+from ftis_node.telemetry.faults import unhandled_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,6 +124,40 @@ async def test_sigkill_ends_every_call_and_the_next_call_meets_a_new_worker(make
     assert started == [first, second]
     assert supervisor.restarts == 1
     assert isinstance(supervisor.last_error, WorkerDiedError)
+
+
+async def test_an_error_that_nobody_waits_for_ends_the_worker_and_another_comes(
+    make_supervisor: MakeSupervisor, tmp_path: Path
+) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    first = supervisor.pid
+    with suppress(WorkerDiedError):  # it may be gone before its reply
+        await supervisor.call(Stray(), EchoReply)
+    await eventually(lambda: supervisor.restarts == 1, within_s=30)
+    assert (await supervisor.call(ECHO, EchoReply)).pid != first
+    assert "exited with code 1" in str(supervisor.last_error)
+    assert "this worker ends" in (tmp_path / "logs" / "echo.log").read_text()
+
+
+class Broken(RestartPolicy):
+    """A policy with a bug."""
+
+    def after_death(self, *, served_s: float, num_quick_deaths: int) -> NoReturn:
+        raise LookupError("a bug")
+
+
+async def test_a_keeper_that_fails_ends_its_owner(make_supervisor: MakeSupervisor) -> None:
+    heard: list[str] = []
+    with unhandled_errors(lambda where, error: heard.append(f"{where}: {error}")):
+        supervisor = make_supervisor(restart_policy=Broken())
+        running = asyncio.create_task(supervisor.run())
+        await supervisor.start()
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        with pytest.raises(LookupError, match="a bug"):
+            await running
+    assert heard == ["the task echo-keeper: a bug"], "and whoever runs no `run` hears of it, too"
 
 
 async def test_a_call_right_after_a_death_waits_for_the_next_life(make_supervisor: MakeSupervisor) -> None:

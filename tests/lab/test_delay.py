@@ -16,7 +16,7 @@ def served(delay: Delay, steps: int) -> list[int]:
     transit = InTransit(delay, random.Random(3))
     versions = []
     for step in range(1, steps + 1):
-        transit.send(step)
+        transit.send(step, at=step)
         transit.receive(step)
         versions.append(transit.served)
     return versions

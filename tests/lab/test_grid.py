@@ -11,6 +11,7 @@ from ftis_node.config.node import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.grid import Experiment, parse_method
 from ftis_node.lab.pairs import Pair, PairMember, resolve_pair
+from ftis_node.lab.trial import _settings
 
 PAIR = Pair("size", (PairMember("s", "/models/s"), PairMember("m", "/models/m")))
 EXPERIMENT = Experiment(
@@ -55,6 +56,18 @@ def test_the_last_node_is_the_liar() -> None:
     (trial,) = replace(EXPERIMENT, lies=("positives",), num_nodes=(4,), seeds=range(1)).trials()
     assert [member.lie for member in trial.members] == [None, None, None, "positives"]
     assert [member.name for member in trial.members] == ["s", "m", "s~2", "liar"]
+
+
+def test_a_codec_is_allowed_by_the_trials_manifest_and_set_in_its_nodes() -> None:
+    exact, lossy = replace(EXPERIMENT, codecs=("exact", "lossy"), seeds=range(1)).trials()
+    assert [trial.manifest.wire.codecs for trial in (exact, lossy)] == [
+        ("exact", "lossless"),
+        ("exact", "lossless", "lossy"),
+    ]
+    assert [_settings(trial, trial.members[0]).swarm.codec for trial in (exact, lossy)] == ["exact", "lossy"]
+    assert exact.key != lossy.key
+    with pytest.raises(UsageError, match="no codec 'zip'"):
+        replace(EXPERIMENT, codecs=("zip",)).trials()
 
 
 def test_a_key_follows_from_what_decides_the_outcome() -> None:

@@ -18,6 +18,7 @@ from ftis_node.lab.compare import run_trials
 from ftis_node.lab.grid import Experiment
 from ftis_node.lab.pairs import make_models, resolve_pair, tiny_models
 from ftis_node.lab.summary import lines_of
+from ftis_node.telemetry.work import unwatched
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,7 @@ MARGIN = 0.05
 def test_ftis_is_ahead_of_nois_for_both_models(tmp_path: Path) -> None:
     base = load_manifest("arithmetic-compare")
     base = base.model_copy(update={"eval": base.eval.model_copy(update={"every_steps": 4, "limit": 256})})
-    make_models(tiny_models(("size",), seed=0), tmp_path, watch=lambda text: None)
+    make_models(tiny_models(("size",), seed=0), tmp_path, watch=unwatched)
     experiment = Experiment(
         base=base,
         pairs=(resolve_pair("size", tmp_path, seed=0),),

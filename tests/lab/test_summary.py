@@ -25,7 +25,8 @@ def member(name: str, curve: list[float], *, tokens_a_step: int, received_a_step
 
 
 def result(method: str, seed: int, *members: MemberResult, **labels: Any) -> TrialResult:
-    place = {"pair": "size", "method": method, "share": "vertical", "delay": "none", "nodes": 2, "lie": "none"}
+    place = {"pair": "size", "method": method, "share": "vertical", "delay": "none", "nodes": 2}
+    place |= {"lie": "none", "codec": "exact"}
     return TrialResult(f"{method}-{seed}", place | labels, {}, 20, seed, list(members), 1.0)
 
 

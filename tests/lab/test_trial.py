@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +15,10 @@ from ftis_node.errors import FtisError, ModelError
 from ftis_node.lab import trial as trial_room
 from ftis_node.lab.compare import run_trials
 from ftis_node.lab.grid import Experiment
+from ftis_node.lab.lockstep import Lockstep
 from ftis_node.lab.pairs import Pair, PairMember
 from ftis_node.lab.trial import run_trial
+from ftis_node.node.figures import Figures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,14 +134,29 @@ def test_a_sapo_split_passes_over_groups_without_a_signal(experiment: Experiment
         assert 0 < member.foreign_groups <= 3 * STEPS
 
 
+async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged() -> None:
+    figures, sender = Figures(), SimpleNamespace(peer_id="sender", groups_sent=2)
+    lockstep = Lockstep(groups_per_step=2)
+    lockstep.enter(SimpleNamespace(peer_id="judge", groups_sent=2), figures)
+    lockstep.enter(sender)
+    peer = figures.peer("sender")
+    peer.accepted, peer.refused["understated"] = 1, 1  # one group, accepted and found out
+    assert not lockstep._is_complete(1)
+    peer.refused["reward"] = 1
+    assert lockstep._is_complete(1)
+
+
 @pytest.mark.parametrize("lie", ["rewards", "logprobs", "positives"])
 def test_a_liar_is_met_at_the_door_or_in_the_loss(experiment: Experiment, lie: str) -> None:
     result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=2))
     assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the liar has no curve
     for member in result.members:
         if lie == "rewards":
-            assert member.refused == {"reward": 2 * PROMPTS // 4}
+            assert member.refused == {"reward": 3, "banned": 2 * PROMPTS // 4 - 3}, "three lies, and no more is read"
             assert member.foreign_groups == 2 * PROMPTS // 2  # of the two honest peers; nobody waited for the rest
+        elif lie == "positives":
+            assert member.refused["understated"] >= 1, "far likelier than the liar says"
+            assert (member.steps["truncated_fraction"][0] or 0) > 0
         else:
             assert not member.refused
             assert member.foreign_groups == 2 * PROMPTS * 3 // 4

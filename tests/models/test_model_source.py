@@ -143,7 +143,7 @@ def make_cache(home, saved, *, lost=()):
 def test_cached_model_needs_no_network(saved, tmp_path, monkeypatch):
     snapshot = make_cache(tmp_path, saved)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo: pytest.fail("went to the network"))
+    monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo, **_: pytest.fail("went to the network"))
     source = resolve_model("org/tiny")
     assert (source.name, source.folder) == ("org/tiny", snapshot)
 
@@ -151,5 +151,5 @@ def test_cached_model_needs_no_network(saved, tmp_path, monkeypatch):
 def test_cached_model_that_lacks_a_shard_is_fetched(saved, tmp_path, monkeypatch):
     make_cache(tmp_path, saved, lost=("model-00001-of-00005.safetensors", sorted(saved.glob("*.safetensors"))[0].name))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo: saved)
+    monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo, **_: saved)
     assert resolve_model("org/tiny").folder == saved

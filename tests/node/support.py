@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import psutil
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 STOP_LIMIT_S = 10.0
+FIRST_LINE_S = 240.0  # a busy machine
 ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 MANIFEST = """
 name = "test"
@@ -74,6 +76,12 @@ class RunningNode:
             time.sleep(0.05)
         raise AssertionError(f"not within {timeout_s} s: {self.log.read_text()[-3000:]}")
 
+    def first_line(self) -> str:
+        """What a bootstrap node prints first: its address."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], FIRST_LINE_S)[0], f"no address in {FIRST_LINE_S:.0f} s"
+        return self.process.stdout.readline().decode().strip()
+
     def wait(self, *, timeout_s: float) -> int:
         return self.process.wait(timeout=timeout_s)
 
@@ -100,13 +108,16 @@ class RunningNode:
 
 
 @contextmanager
-def started(home: Path, *arguments: str) -> Iterator[RunningNode]:
-    """`ftis-node ARGUMENTS --home HOME`, killed with all it started when the block ends."""
+def started(home: Path, *arguments: str, on: Sequence[str] = ()) -> Iterator[RunningNode]:
+    """`ftis-node ARGUMENTS --home HOME`, killed with all it started when the block ends.
+
+    `on` is put before the command: it has it run on another host, under the same process id.
+    """
     home.parent.mkdir(parents=True, exist_ok=True)
     log = home.with_suffix(".log")
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ftis_node", *arguments, "--home", str(home)],
+            [*on, sys.executable, "-m", "ftis_node", *arguments, "--home", str(home)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if arguments[0] == "bootstrap" else output,
             stderr=output,
@@ -129,5 +140,4 @@ def started(home: Path, *arguments: str) -> Iterator[RunningNode]:
 def bootstrap(home: Path) -> Iterator[str]:
     """A running bootstrap node; gives its address."""
     with started(home, "bootstrap", "--listen", ANY_PORT) as node:
-        assert node.process.stdout is not None
-        yield node.process.stdout.readline().decode().strip()
+        yield node.first_line()

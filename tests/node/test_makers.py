@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ftis_node.config.door import DoorSection
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest, parse_manifest
 from ftis_node.config.node import LoraSection, NodeSettings
-from ftis_node.errors import EngineError
+from ftis_node.errors import ConfigError, EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.learner.schedule import Schedule
@@ -77,6 +79,12 @@ def test_the_learner_is_told_the_manifests_optimizer(tmp_path: Path) -> None:
     assert learner_boot_of(tmp_path, "warmup_steps = 5").schedule == Schedule(warmup_steps=5)
 
 
+def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path) -> None:
+    assert learner_boot_of(tmp_path, "").max_gain_nats == DoorSection().max_gain_nats
+    cut = '[sampling]\ntop_p = 0.9\ncut = "correct"'
+    assert learner_boot_of(tmp_path, cut).max_gain_nats == math.inf
+
+
 def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (engines, makers):
         monkeypatch.setattr(module, "has_vllm", lambda: False)
@@ -115,3 +123,10 @@ def test_processes_of_a_learner_divide_its_threads(
         settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), Arrangement(), weights=tmp_path
     )
     assert (boot.num_processes, boot.num_threads) == expected
+
+
+def test_what_a_node_announces_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    settings = NodeSettings(model="m", announce=("/dns4/node.example.org/tcp/4001",))
+    assert makers.ProcessMakers(settings, Home(tmp_path))._network.announce == settings.announce
+    with pytest.raises(ConfigError, match="cannot announce"):
+        makers.ProcessMakers(NodeSettings(model="m", announce=("/tcp/4001",)), Home(tmp_path))

@@ -57,8 +57,10 @@ async def test_the_train_loop_warns_once_and_keeps_the_last_measurement(caplog: 
     parts: Any = SimpleNamespace(
         settings=NodeSettings(model="m", dtype="float32"),
         figures=Figures(),
+        identity=SimpleNamespace(peer_id="me"),
         events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
         tracking=Tracking(()),
+        generation=SimpleNamespace(tokens_per_s=0.0),
     )
     loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
     high = _measured(0.5, 1.0)
@@ -101,6 +103,7 @@ async def test_the_first_group_of_each_version_is_sent(identity: Identity, fails
     parts = SimpleNamespace(
         learner=learner,
         figures=SimpleNamespace(policy_version=0),
+        identity=SimpleNamespace(peer_id="me"),
         manifest=SimpleNamespace(step=SimpleNamespace(share="vertical")),
         events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
     )

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from ftis_node.config.door import DoorSection
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
@@ -29,6 +30,7 @@ from ftis_node.node.figures import Figures
 from ftis_node.node.gate import PatientGate
 from ftis_node.node.intake import IntakeLoop
 from ftis_node.node.parts import Parts
+from ftis_node.node.peer_book import PeerBook
 from ftis_node.node.publish import PublishLoop
 from ftis_node.node.pull import PullLoop
 from ftis_node.node.serve import Served
@@ -80,6 +82,8 @@ class _InProcessLearner:
 class _Generation:
     """Takes new weights, and makes nothing."""
 
+    tokens_per_s = 0.0
+
     async def update_weights(self, weights: Any, proof: Any) -> None:
         assert proof.version == weights.version
 
@@ -96,7 +100,8 @@ async def _node(
     with ExitStack() as stack:
         events, disk, buffer = EventTrail(home.events), Disk(), ReplayBuffer(home.replay)
         reader = ReplayReader(home.replay)
-        for part in (events, disk, buffer, reader):
+        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=DoorSection(), events=events)
+        for part in (events, disk, buffer, reader, peers):
             stack.callback(part.close)
         parts = Parts(
             settings=NodeSettings(model="tiny"),
@@ -108,10 +113,11 @@ async def _node(
             task=task,
             eval_tasks=(),
             scorer=IsolatedScorer(task),
-            gossip=swarm.join(identity.peer_id, run_id=manifest.run_id),
+            gossip=swarm.join(identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards),
             buffer=buffer,
             reader=reader,
             disk=disk,
+            peers=peers,
             slots=Slots(4),
             events=events,
             figures=Figures(),
@@ -135,7 +141,7 @@ def _sampled(parts: Parts) -> Group:
         completions.append(
             Completion(
                 token_ids=np.array(ids, dtype=np.int32),
-                logprobs=np.linspace(-4.0, -6.0, len(ids), dtype=np.float32),
+                logprobs=np.linspace(-4.0, -6.0 - len(text) / 100, len(ids), dtype=np.float32),
                 finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
                 reward=reward,
             )

@@ -15,7 +15,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.node.background import in_background
 from ftis_node.node.figures import Figures
 from ftis_node.node.gate import PatientGate
-from ftis_node.node.patience import Outlook, StepNeeds, may_start
+from ftis_node.node.patience import Outlook, StepNeeds, may_start, shares_of_step, stand_in
 from ftis_node.node.prompts import PromptOrder
 from ftis_node.node.slots import Slots
 from tests.node.support import MANIFEST
@@ -82,6 +82,20 @@ def test_a_step_waits_for_foreign_groups_only_as_long_as_it_makes_sense(changes:
     assert may_start(NEEDS, replace(FULL, **changes)) is goes
 
 
+@pytest.mark.parametrize(
+    ("ready", "waited_s", "goes"),
+    [(3, 99.0, False), (4, 0.0, False), (4, 30.0, True), (7, 29.0, False), (8, 0.0, True)],
+)
+def test_a_learner_alone_waits_for_as_many_groups_of_others_as_would_be_its_own(
+    ready: int, waited_s: float, goes: bool
+) -> None:
+    assert shares_of_step(NEEDS, generates=False) == (0, 8)
+    assert shares_of_step(NEEDS, generates=True) == (4, 4)
+    own, foreign = stand_in(ready, needs=NEEDS)
+    assert own + foreign == ready
+    assert may_start(NEEDS, replace(FULL, own_ready=own, foreign_ready=foreign, waited_s=waited_s)) is goes
+
+
 def test_an_empty_step_never_goes() -> None:
     needs = StepNeeds(own=0, foreign=4, patience_s=0.0)
     assert not may_start(needs, Outlook(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
@@ -121,9 +135,11 @@ async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled() -> Non
     parts: Any = SimpleNamespace(
         manifest=parse_manifest(MANIFEST.format(patience_s=60), source="test"),
         figures=SimpleNamespace(policy_version=0),
+        identity=SimpleNamespace(peer_id="me"),
         settings=NodeSettings(model="m"),
         disk=at_once,
-        buffer=SimpleNamespace(release_stale=lambda freshness: [], evict_foreign=lambda keep: []),
+        buffer=SimpleNamespace(release_stale=lambda freshness: [], evict_foreign=lambda keep, keep_bytes, cap: []),
+        peers=SimpleNamespace(share_cap=lambda: None),
         reader=SimpleNamespace(ready_counts=lambda: (0, 0)),
         gossip=SimpleNamespace(members=partial(asyncio.sleep, 0, [])),
     )

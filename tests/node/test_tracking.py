@@ -51,10 +51,11 @@ def test_a_nodes_curves_are_its_event_trail(tmp_path: Path, tiny_models: Mapping
 
 
 def _events(node: RunningNode, name: str, record: type[StepReport | EvalStatus]) -> list[dict[str, float]]:
-    """The events of a name, which have every field of the record."""
+    """The events of a name, which have every field of the record, and of a step the generator's speed beside it."""
     events = node.events(name)
     for event in events:
-        assert set(event) == {"time", "event", *record.__struct_fields__}
+        beside = {"generation_tokens_per_s"} if name == "step" else set()
+        assert set(event) == {"time", "event", *record.__struct_fields__} | beside
     return events
 
 
@@ -70,7 +71,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_model_is_looked_f
     arguments = (
         "join",
         "--model",
-        str(tmp_path / "nowhere"),
+        "nobody/nothing",
         "--home",
         str(tmp_path / "home"),
         "--track",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ DIED = WorkerDiedError("the learner worker was killed")
 
 class _Workers:
     """Generator and learner in one, and the order in which they are called; a train ends as it was told to."""
+
+    tokens_per_s = 0.0
 
     def __init__(self, outcome: TrainReply | WorkerDiedError) -> None:
         self.calls: list[str] = []
@@ -93,6 +96,8 @@ async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_
         reader=SimpleNamespace(own_held=lambda: 0),
         slots=SimpleNamespace(hold=lambda held: None),
         figures=Figures(),
+        identity=SimpleNamespace(peer_id="me"),
+        peers=SimpleNamespace(note=lambda peer_id, conduct: None),
         events=SimpleNamespace(write=lambda event, **fields: None),
         tracking=Tracking(()),
     )
@@ -144,7 +149,11 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
         }
     )
     plan = RunPlan(parse_manifest(MANIFEST.format(patience_s=0.1), source="test"), "arithmetic", ())
-    async with built_parts(settings, plan, home, makers) as parts:
+    told: list[str] = []
+    async with built_parts(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
+        assert told[0] == "looking for the model tiny"
+        assert re.fullmatch(r"loading tiny \(0\.\d MB\) into generator and learner; connecting", told[-4])
+        assert told[-1] == "", "nothing is waited for any more"
         await run_loops(parts, steps=3)
         assert parts.figures.step == 3
     assert (makers.asleep, makers.tokens_in_step) == ([True] * 3, [0] * 3)

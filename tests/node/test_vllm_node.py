@@ -48,6 +48,7 @@ def test_an_engine_that_is_killed_while_it_generates_costs_no_group(
     assert numbers == list(range(1, len(numbers) + 1)), "no number was lost or given twice"
     used = [event["group"] for event in node.events("taken")]
     assert len(used) == len(set(used)) == STEPS * 4, "no group was used twice"
-    assert [event["version"] for event in node.events("served")][-1] == status["model"]["policy_version"]
+    served = [0, *(event["version"] for event in node.events("served"))]  # so small a model may never be right
+    assert served[-1] == status["model"]["policy_version"]
     assert status["learner"]["mismatch_kl"] < 1e-9
     assert status["learner"]["mismatch_share"] == 0.0

@@ -8,11 +8,12 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.errors import ConfigError
+from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
@@ -103,12 +104,14 @@ def test_a_group_told_as_text_comes_back_in_the_tokens_given_at_the_door(path: P
     reader.close()
 
 
-def test_a_buffer_of_the_former_schema_is_kept(path: Path, buffer: ReplayBuffer) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_buffer_of_a_former_schema_is_kept(path: Path, buffer: ReplayBuffer, version: int) -> None:
     fill(buffer, own=1, ann=1)
     buffer.close()
     with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE groups DROP COLUMN text_token_ids")
-        connection.execute("PRAGMA user_version = 1")
+        for column in ("text_token_ids", "weights_of")[version - 1 :]:
+            connection.execute(f"ALTER TABLE groups DROP COLUMN {column}")
+        connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
     for _ in range(2):
         again = ReplayBuffer(path)
@@ -219,6 +222,25 @@ def test_old_groups_are_released_by_name(buffer: ReplayBuffer, reader: ReplayRea
     assert reader.own_held() == 1
 
 
+def test_followers_groups_grow_stale_by_our_versions(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    now = time.time()
+    for number, (followed, version) in enumerate(((ME, 1), (ME, 9), (ANN, 1)), start=1):
+        group = accepted(ANN, number, created_at=now, versions=(version, version), weights_of=followed.peer_id)
+        buffer.admit(group, own=False)
+    stale = buffer.release_stale(
+        Freshness(now=now, max_age_s=50, policy_version=10, max_version_lag=5, peer_id=ME.peer_id)
+    )
+    assert [candidate.arrival for candidate in stale] == [1]
+
+
+def test_own_groups_that_a_peer_has_are_delivered(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=3, ann=1)
+    ids = {candidate.id for candidate in buffer._candidates() if candidate.own is False or candidate.arrival == 2}
+    assert [candidate.arrival for candidate in buffer.release_delivered(ids)] == [2]
+    assert reader.own_held() == 2
+    assert reader.figures().released == {"delivered": 1}
+
+
 def test_the_oldest_foreign_groups_make_room(buffer: ReplayBuffer, reader: ReplayReader) -> None:
     fill(buffer, own=2, ann=4)
     assert len(buffer.evict_foreign(keep=3)) == 1
@@ -263,7 +285,7 @@ def test_another_file_is_named_and_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     path.write_bytes(b"this is no database, but someone may want it" * 100)
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match="move it away"):
+    with pytest.raises(DamagedError, match="the next start of the node saves what can be read"):
         ReplayBuffer(path)
     assert path.read_bytes() == before
 
@@ -317,3 +339,30 @@ def test_senders_take_turns_and_the_newest_goes_first() -> None:
     chosen = choose_foreign(candidates, 4)
     assert [(c.sender, c.arrival) for c in chosen] == [("loud", 6), ("quiet", 7), ("loud", 5), ("loud", 4)]
     assert [c.arrival for c in choose_own(candidates, 4)] == [8]
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_pages_of_what_went_are_given_back_to_the_disk(path: Path, is_old: bool) -> None:
+    if is_old:  # from before pages could be given back
+        with closing(sqlite3.connect(path)) as old:
+            old.executescript("CREATE TABLE filler (x); DROP TABLE filler;")
+    buffer = ReplayBuffer(path)
+    fill(buffer, own=150, ann=1)
+    buffer.take(1, own=150, foreign=0)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    buffer.shrink()
+    before = path.stat().st_size
+    assert buffer.give_up(1 << 30) == 150
+    assert path.stat().st_size < before / 2
+    assert path.with_name(f"{path.name}-wal").stat().st_size == 0
+    assert len(buffer.take(2, own=9, foreign=9).groups) == 1
+    buffer.close()
+
+
+def test_foreign_groups_that_are_ready_are_bounded_by_their_bytes(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=2, ann=4)
+    each, rest = divmod(reader.ready_foreign_bytes(), 4)
+    evicted = buffer.evict_foreign(keep=100, keep_bytes=2 * each + rest)
+    assert len(evicted) == 2
+    assert reader.ready_counts() == (2, 2)
+    assert reader.ready_foreign_bytes() <= 2 * each + rest

@@ -86,8 +86,8 @@ def test_a_plug_in_can_be_mixed() -> None:
     ("name", "message"),
     [
         ("misnamed", "calls itself 'other'"),
-        ("broken", "cannot be loaded: OSError: no such\tdisk"),
-        ("absent", "cannot be loaded: AttributeError"),
+        ("broken", "the plug-in task 'broken' of echo-plugin 1.0 failed: OSError: no such disk"),
+        ("absent", "failed: AttributeError"),
         ("no-task", "gave a str, which is no Task"),
         ("unheard", "rg:NAME of reasoning-gym, absent, broken, echo"),
     ],

@@ -1,4 +1,4 @@
-"""The event trail survives what a node survives; the status is the contract's; every number of it is a metric."""
+"""The event trail survives what a node survives; the status is the contract's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from ftis_node.telemetry.events import EventTrail, read_events
-from ftis_node.telemetry.metrics import render_metrics
+from ftis_node.telemetry.events import EventTrail, read_events, trail_files
 from ftis_node.telemetry.status import EvalStatus, LearnerStatus, NodeStatus, Status, SwarmStatus, stopped
 
 if TYPE_CHECKING:
@@ -53,15 +52,6 @@ def test_a_stopped_nodes_figures_stay_but_nothing_runs() -> None:
     assert status.swarm.reason
 
 
-def test_every_number_is_a_metric() -> None:
-    status = Status(learner=LearnerStatus(step=7, loss=0.25), swarm=SwarmStatus(groups_refused={"reward": 2}))
-    lines = render_metrics(status).decode().splitlines()
-    assert "ftis_learner_step 7.0" in lines
-    assert "ftis_learner_loss 0.25" in lines
-    assert 'ftis_swarm_groups_refused{key="reward"} 2.0' in lines
-    assert not any(line.startswith("ftis_learner_reward_mean ") for line in lines), "None is no number"
-
-
 def test_events_are_lines_that_a_text_search_follows(tmp_path: Path) -> None:
     trail = EventTrail(tmp_path / "events.jsonl")
     trail.write("admitted", group=b"\xab\xcd", own=True)
@@ -90,3 +80,7 @@ def test_the_trail_is_turned_over_at_a_size(tmp_path: Path) -> None:
     assert len(files) == 3
     assert all(file.stat().st_size <= 1000 for file in files)
     assert read_events(tmp_path / "events.jsonl")[-1]["step"] == 99
+    (tmp_path / "events.jsonl.10").write_text("")
+    (tmp_path / "events.jsonl.bak").write_text("")
+    names = [file.name.removeprefix("events.jsonl") for file in trail_files(tmp_path / "events.jsonl")]
+    assert names == [".10", ".2", ".1", ""], "oldest first"

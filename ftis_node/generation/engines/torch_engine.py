@@ -28,6 +28,7 @@ from ftis_node.generation.engines.decoder import ActiveRequest, Decoder
 from ftis_node.generation.engines.in_place import load_in_place
 from ftis_node.ipc.weights import probe_logprobs
 from ftis_node.models import load_causal_lm, pick_device
+from ftis_node.telemetry.faults import watched_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -172,7 +173,7 @@ class TorchEngine:
 
     def _wake_driver(self) -> None:
         if self._driver is None or self._driver.done():
-            self._driver = asyncio.create_task(self._drive(), name="decode")
+            self._driver = watched_task(self._drive(), name="decode")
 
     async def _drive(self) -> None:
         """Until there is nothing to do. A fault of the model ends the requests being decoded, not the engine."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.config.outside import NO_TELEMETRY
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ MAX_LORAS = 3  # the newest adapter, and the two before it for completions in fl
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for; an adapter of less fits, too
 
 ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
+    **NO_TELEMETRY,
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a copy of a process with threads may hang; and see `worker.py`
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about choices that are ours
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the command
@@ -45,6 +45,12 @@ RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is ours
     "max_loras": "",
     "max_cpu_loras": "",
     "enable_sleep_mode": "",
+    "trust_remote_code": "",  # a model is data: nothing in its folder is run
+    "code_revision": "",
+    "load_format": "",  # safetensors; others are unpickled, or fetched
+    "hf_config_path": "",
+    "download_dir": "",
+    "hf_token": "",  # would stand in settings.json: the variable HF_TOKEN is for the hub
     "dtype": "dtype",
     "max_num_seqs": "generation.max_batch",
     "gpu_memory_utilization": "generation.memory_share",

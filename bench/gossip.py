@@ -1,0 +1,219 @@
+"""The path announce -> fetch -> stored between real nodes, beside bare calls between the same p2pds.
+
+    python bench/gossip.py                 8 nodes: bytes, throughput, latency
+    python bench/gossip.py --nodes 32      does every group arrive although one node in eight dies and comes back?
+
+Each node has a p2pd, a door, a buffer on disk with its synchronisation, and wants everything of everyone; there is no
+model, and rewards cost nothing. Nodes are spread over a process for each core. Groups of 12 x 674 tokens, envelopes of
+64 KiB. Rounds of ours and rounds of bare calls take turns, so that both meet the same machine.
+
+Bytes are counted at the loopback interface: on a machine where others use it, run this in a network namespace
+(`unshare -rn sh -c 'ip link set lo up; exec python bench/gossip.py'`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftis_node.lab.traffic import loopback_bytes
+from nodes.hosts import MEASURED_NODES, NUM_MEMBERS_WANTED, Host, call_all, merged, say
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+ROUNDS = 3
+STARTED_AT_ONCE = 4  # in each process
+SETTLE_S = 3.0  # heartbeats of gossipsub: before its mesh stands, announcements are lost
+MEETING_S = 120.0
+ROUND_S = 60.0
+PERIOD_S = 1.0  # each node publishes once, where nothing is to be loaded
+SURVIVAL_PERIOD_S = 2.0
+KILLED_FRACTION = 1 / 8
+NUM_GIVEN_PEERS = 3  # known to all, never killed
+LOOK_S = 1.0
+
+
+@asynccontextmanager
+async def swarm(folder: Path, num_nodes: int, num_processes: int) -> AsyncIterator[tuple[list[Host], tuple[str, ...]]]:
+    """Nodes that know each other as members, spread over processes; and the addresses of the first ones."""
+    folders = [folder / str(at) for at in range(num_nodes)]
+    hosts = [Host(folders[at::num_processes], num_nodes=num_nodes) for at in range(num_processes)]
+    try:
+        given = tuple(await hosts[0].call("start", (), 0, 1))
+        for first in range(1, hosts[0].num_nodes + 1, STARTED_AT_ONCE):
+            starts = [(host, first if host is hosts[0] else first - 1) for host in hosts]
+            found = await asyncio.gather(*(host.call("start", given[:1], at, STARTED_AT_ONCE) for host, at in starts))
+            given += tuple(found[0])
+        await _meet(hosts, min(NUM_MEMBERS_WANTED, num_nodes - 1))
+        await asyncio.sleep(SETTLE_S)
+        yield hosts, given[:NUM_GIVEN_PEERS]
+    finally:
+        await asyncio.gather(*(host.end() for host in hosts))
+
+
+async def _meet(hosts: list[Host], num_wanted: int) -> None:
+    deadline = time.monotonic() + MEETING_S
+    while True:
+        counts = [count for part in await call_all(hosts, "num_members") for count in part]
+        if min(counts) >= num_wanted or time.monotonic() > deadline:
+            say(f"{len(counts)} nodes are up and know {min(counts)} to {max(counts)} members")
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+def percentiles_ms(name: str, seconds: list[float]) -> dict[str, float]:
+    return {f"{name}p{rank}_ms": round(1e3 * float(np.percentile(seconds, rank)), 1) for rank in (50, 99)}
+
+
+async def measure_unloaded(hosts: list[Host], seconds: float) -> dict[str, Any]:
+    """Latency: from the hand-over to the publish loop, and from its storing there; and that of bare calls."""
+    await call_all(hosts, "publish_evenly", seconds, PERIOD_S)
+    await asyncio.sleep(LOOK_S)
+    size = await hosts[0].call("envelope_bytes")
+    await call_all(hosts, "hold_bare", int(seconds / PERIOD_S) + 1, size)
+    await call_all(hosts, "announce_bare_evenly", seconds, PERIOD_S)
+    await asyncio.sleep(LOOK_S)
+    bare = [latency for part in await call_all(hosts, "bare_latencies_s") for latency in part]
+    published = {
+        peer_id: iter(times) for part in await call_all(hosts, "published_at") for peer_id, times in part.items()
+    }
+    ours, from_own_disk = [], []
+    for items in merged(await call_all(hosts, "stored")).values():
+        (own,) = [item for item in items if item.sender == item.peer_id]
+        published_at = next(published[own.sender])
+        foreign = [item.at for item in items if item is not own]
+        ours += [at - published_at for at in foreign]
+        from_own_disk += [at - own.at for at in foreign]
+    figures = percentiles_ms("", ours) | percentiles_ms("from_own_disk_", from_own_disk) | percentiles_ms("bare_", bare)
+    return {
+        "envelope_bytes": size,
+        "p99_ratio_to_bare": round(figures["p99_ms"] / figures["bare_p99_ms"], 2),
+        **figures,
+    }
+
+
+async def timed(hosts: list[Host], name: str, *arguments: Any) -> tuple[float, np.ndarray, list[Any]]:
+    """Seconds, seconds of CPU of our processes and of the p2pds, and what the calls returned."""
+    cpu_before = np.sum(await call_all(hosts, "cpu_s"), axis=0)
+    started = time.monotonic()
+    results = await call_all(hosts, name, *arguments)
+    took_s = time.monotonic() - started
+    return took_s, np.sum(await call_all(hosts, "cpu_s"), axis=0) - cpu_before, results
+
+
+async def measure_loaded(hosts: list[Host], *, num_nodes: int, groups_per_node: int, size: int) -> dict[str, Any]:
+    """Throughput and bytes: rounds of ours and of bare calls in turn."""
+    our_s = bare_s = crossed = 0.0
+    our_cpu, bare_cpu = np.zeros(2), np.zeros(2)
+    tokens_before = await foreign_tokens(hosts)
+    for number in range(1, ROUNDS + 1):
+        bytes_before = loopback_bytes()
+        took_s, cpu, done = await timed(hosts, "our_round", groups_per_node, ROUND_S)
+        crossed += loopback_bytes() - bytes_before
+        await call_all(hosts, "hold_bare", groups_per_node, size)
+        bare_took_s, bare_cpu_s, _ = await timed(hosts, "bare_round")
+        our_s, bare_s, our_cpu, bare_cpu = our_s + took_s, bare_s + bare_took_s, our_cpu + cpu, bare_cpu + bare_cpu_s
+        say(f"round {number}: ours {took_s:.2f} s, bare {bare_took_s:.2f} s; all arrived: {all(done)}")
+    num_bodies = ROUNDS * groups_per_node * num_nodes * (num_nodes - 1)
+    return {
+        "throughput_ratio_to_bare": round(bare_s / our_s, 3),
+        "mb_per_s": round(num_bodies * size / our_s / 1e6, 1),
+        "bare_mb_per_s": round(num_bodies * size / bare_s / 1e6, 1),
+        "interface_bytes_per_token_per_receiver": round(crossed / (await foreign_tokens(hosts) - tokens_before), 3),
+        **cpu_ms("", our_cpu / num_bodies),
+        **cpu_ms("bare_", bare_cpu / num_bodies),
+    }
+
+
+def cpu_ms(name: str, cpu_s: np.ndarray) -> dict[str, float]:
+    return {
+        f"{name}{what}_cpu_ms_per_body": round(1e3 * value, 3)
+        for what, value in zip(("node", "p2pd"), cpu_s, strict=True)
+    }
+
+
+async def foreign_tokens(hosts: list[Host]) -> int:
+    stored = [item for part in await call_all(hosts, "stored") for item in part]
+    return sum(item.num_tokens for item in stored if item.sender != item.peer_id)
+
+
+async def delivered_fraction(hosts: list[Host], num_nodes: int, num_groups: int) -> float:
+    """Groups stored by others, over all there should be."""
+    stored = [item for part in await call_all(hosts, "stored") for item in part]
+    return sum(item.sender != item.peer_id for item in stored) / (num_groups * (num_nodes - 1))
+
+
+async def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Bytes, throughput and latency of ours and of bare calls."""
+    num_nodes = arguments.nodes
+    async with swarm(folder, num_nodes, arguments.processes) as (hosts, _):
+        peer_ids = [peer_id for part in await call_all(hosts, "peer_ids") for peer_id in part]
+        await call_all(hosts, "start_bare", peer_ids)
+        await asyncio.sleep(SETTLE_S)
+        result = await measure_unloaded(hosts, arguments.unloaded_s)
+        loaded = await measure_loaded(
+            hosts, num_nodes=num_nodes, groups_per_node=arguments.groups or 40, size=result["envelope_bytes"]
+        )
+        num_groups = sum(len(times) for part in await call_all(hosts, "published_at") for times in part.values())
+        fraction = await delivered_fraction(hosts, num_nodes, num_groups)
+        if arguments.verbose:
+            say(str(await call_all(hosts, "counters")))
+    return result | loaded | {"delivered_fraction": round(fraction, 6)}
+
+
+async def survive(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Whether every group reaches every node although one in eight is killed and comes back meanwhile.
+
+    Of those, every other one loses its p2pd alone, the rest their whole life: the home stays.
+    """
+    num_nodes, groups_per_node = arguments.nodes, arguments.groups or 4
+    async with swarm(folder, num_nodes, arguments.processes) as (hosts, given):
+        started = time.monotonic()
+        await call_all(hosts, "begin_publishing", groups_per_node, SURVIVAL_PERIOD_S)
+        places = [(host, at) for host in hosts for at in range(host.num_nodes)][NUM_GIVEN_PEERS:]
+        victims = random.Random(0).sample(places, max(1, round(num_nodes * KILLED_FRACTION)))
+        for number, (host, at) in enumerate(victims):
+            await asyncio.sleep(LOOK_S)
+            peer_id = await host.call("kill", at, given, number % 2 == 0)
+            say(f"{peer_id[-6:]} was killed{' and is back' if number % 2 == 0 else ': its p2pd'}")
+        await call_all(hosts, "end_publishing")
+        num_groups = num_nodes * groups_per_node
+        deadline = time.monotonic() + arguments.within_s
+        while (fraction := await delivered_fraction(hosts, num_nodes, num_groups)) < 1 and time.monotonic() < deadline:
+            say(f"delivered: {fraction:.4f}")
+            await asyncio.sleep(LOOK_S)
+        took_s = time.monotonic() - started
+        if arguments.verbose:
+            say(str(await call_all(hosts, "counters")))
+    return {"killed": len(victims), "delivered_fraction": round(fraction, 6), "took_s": round(took_s, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=MEASURED_NODES, help="above 8: survival instead of speed")
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--groups", type=int, help="groups of each node in a round (40), or in all (4)")
+    parser.add_argument("--unloaded-s", type=float, default=20.0)
+    parser.add_argument("--within-s", type=float, default=120.0, help="survival: patience after the last group")
+    parser.add_argument("--verbose", action="store_true", help="the nodes' counters on stderr")
+    arguments = parser.parse_args()
+    work = survive if arguments.nodes > MEASURED_NODES else measure
+    with tempfile.TemporaryDirectory(prefix="gb-") as folder:
+        result = asyncio.run(work(Path(folder), arguments))
+    sys.stdout.write(json.dumps({"bench": "gossip", "nodes": arguments.nodes, **result}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The nodes of `bench/gossip.py`, a few of them in each process, as the processes of real nodes would share the cores.
+
+The parent calls methods of `Nodes` by name over a pipe, one at a time, and gets what they return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import psutil
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest, StepSection
+from ftis_node.config.node import NodeSettings, SwarmSection
+from ftis_node.gossip import GossipLimits, NetworkSettings
+from ftis_node.gossip.backoff import Backoff
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.sockets import CONTROL_NAME
+from ftis_node.lab.light_node import LightNode, light_group
+from ftis_node.records.identity import Identity
+from nodes.bare import BareNode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM_TOKENS = 674  # 12 completions of it: 64 KiB
+WINDOW = 16  # a node is at most so many groups ahead of what it stored of each other one
+NUM_MEMBERS_WANTED = 8
+CHECK_S = 60.0  # a node's own default
+SURVIVAL_CHECK_S = 10.0  # of a swarm in which nodes come and go all the time
+MEASURED_NODES = 8
+AWAY_S = 2.0
+ANY_PORT = "/ip4/127.0.0.1/tcp/0"
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+class Stored(NamedTuple):
+    """A node stored a group. `at` by the machine's monotonic clock, the same in all processes."""
+
+    group: bytes
+    sender: str
+    peer_id: str
+    num_tokens: int
+    at: float
+
+
+class Member:
+    """One node through its lives, what it stored and what it published."""
+
+    def __init__(self, folder: Path, *, num_nodes: int) -> None:
+        self.identity = Identity.generate()
+        self.manifest = RunManifest(name="bench", task="gsm8k", step=StepSection(own_groups=0, foreign_groups=4096))
+        self.stored: list[Stored] = []
+        self.num_foreign = 0
+        self.published_at: list[float] = []
+        self.node: LightNode | None = None
+        self._home = Home(folder)
+        self._num_nodes = num_nodes
+        self._rng = np.random.default_rng(int(folder.name))
+        self._changed = asyncio.Event()
+        self.is_here = asyncio.Event()
+        self.is_here.set()
+
+    @property
+    def peer_id(self) -> str:
+        return self.identity.peer_id
+
+    async def start(self, peers: tuple[str, ...]) -> str:
+        self._home.create()
+        settings = NodeSettings(model="none", peers=peers, listen=(ANY_PORT,), swarm=SwarmSection(pull="all"))
+        network = NetworkSettings(
+            sockets_dir=self._home.sockets / "net",
+            listen=settings.listen,
+            peers=peers,
+            use_nat_helpers=False,
+            num_members_wanted=min(NUM_MEMBERS_WANTED, self._num_nodes - 1),
+            check_s=CHECK_S if self._num_nodes <= MEASURED_NODES else SURVIVAL_CHECK_S,
+            retry=Backoff(first_s=0.5, ceiling_s=2.0),
+        )
+        limits = GossipLimits(max_body_bytes=self.manifest.wire.max_envelope_bytes)
+        gossip = Libp2pGossip(network, identity=self.identity, run_id=self.manifest.run_id, limits=limits)
+        self.node = LightNode(
+            self._home, self.identity, gossip, manifest=self.manifest, settings=settings, on_event=self._on_event
+        )
+        await self.node.start()
+        return gossip.addresses[0]
+
+    def bare(self) -> BareNode:
+        """The plain calls on the same p2pd."""
+        return BareNode(self.peer_id, self._home.sockets / "net" / CONTROL_NAME)
+
+    async def publish(self) -> None:
+        group = light_group(self.identity, self.manifest, self._rng, num_tokens=NUM_TOKENS)
+        self.published_at.append(time.monotonic())
+        await self.node.publish(group)
+
+    async def take_part(self, number: int) -> None:
+        """Publishes `number` groups and returns when the same number of each other node is stored."""
+        before, num_others = self.num_foreign, self._num_nodes - 1
+        for sent in range(number):
+            await self._until_foreign(before + (sent - WINDOW) * num_others)
+            await self.publish()
+        await self._until_foreign(before + number * num_others)
+
+    async def _until_foreign(self, wanted: int) -> None:
+        while self.num_foreign < wanted:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _on_event(self, event: str, fields: dict[str, Any]) -> None:
+        if event == "refused":
+            say(f"{self.peer_id[-6:]} refuses: {fields['reason']} {fields['detail']}")
+        if event == "admitted":
+            stored = Stored(fields["group"], fields["sender"], self.peer_id, fields["num_tokens"], time.monotonic())
+            self.stored.append(stored)
+            self.num_foreign += stored.sender != self.peer_id
+            self._changed.set()
+
+
+class Nodes:
+    """The nodes of one process, and what the parent may have them do."""
+
+    def __init__(self, folders: list[Path], *, num_nodes: int) -> None:
+        self._members = [Member(folder, num_nodes=num_nodes) for folder in folders]
+        self._bare: list[BareNode] = []
+        self._publishing: asyncio.Future[Any] | None = None
+
+    async def start(self, peers: tuple[str, ...], first: int, count: int) -> list[str]:
+        """Starts some of the nodes; their addresses."""
+        return await asyncio.gather(*(member.start(peers) for member in self._members[first : first + count]))
+
+    async def num_members(self) -> list[int]:
+        return [len(await member.node.gossip.members()) for member in self._members]
+
+    async def peer_ids(self) -> list[str]:
+        return [member.peer_id for member in self._members]
+
+    async def publish_evenly(self, seconds: float, period_s: float) -> None:
+        """Each node publishes once a period."""
+        await _evenly(self._members, seconds, period_s, lambda member, turn: member.publish())
+
+    async def our_round(self, number: int, within_s: float) -> bool:
+        """Every node publishes `number` groups and stores those of all others; whether that was done in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*(member.take_part(number) for member in self._members))
+        except TimeoutError:
+            return False
+        return True
+
+    async def cpu_s(self) -> tuple[float, float]:
+        """Seconds of CPU so far: this process's, its p2pds'."""
+        p2pds = [psutil.Process(member.node.gossip.process_id).cpu_times() for member in self._members]
+        return time.process_time(), sum(times.user + times.system for times in p2pds)
+
+    async def envelope_bytes(self) -> int:
+        (envelope,) = self._members[0].node.parts.reader.envelopes([self._members[0].stored[0].group])
+        return len(envelope)
+
+    async def stored(self) -> list[Stored]:
+        return [stored for member in self._members for stored in member.stored]
+
+    async def published_at(self) -> dict[str, list[float]]:
+        return {member.peer_id: member.published_at for member in self._members}
+
+    async def start_bare(self, peer_ids: list[str]) -> None:
+        self._bare = [member.bare() for member in self._members]
+        for node in self._bare:
+            await node.start(peer_ids)
+
+    async def hold_bare(self, number: int, size: int) -> None:
+        for node in self._bare:
+            node.bodies = [os.urandom(size) for _ in range(number)]
+
+    async def announce_bare_evenly(self, seconds: float, period_s: float) -> None:
+        await _evenly(self._bare, seconds, period_s, lambda node, turn: node.announce(turn % len(node.bodies)))
+
+    async def bare_round(self) -> None:
+        await asyncio.gather(*(node.call_for_all() for node in self._bare))
+
+    async def bare_latencies_s(self) -> list[float]:
+        return [latency for node in self._bare for latency in node.latencies_s]
+
+    async def begin_publishing(self, number: int, period_s: float) -> None:
+        """Lets every node publish in its own time, also while some of them are away."""
+        self._publishing = asyncio.gather(*(self._publish(member, number, period_s) for member in self._members))
+
+    async def end_publishing(self) -> None:
+        await self._publishing
+
+    async def kill(self, at: int, peers: tuple[str, ...], whole: bool) -> str:
+        """Kills the p2pd of a node, which the node mends itself; or closes the `whole` node and starts it again."""
+        member = self._members[at]
+        os.kill(member.node.gossip.process_id, signal.SIGKILL)
+        if whole:
+            member.is_here.clear()
+            await member.node.close()
+            await asyncio.sleep(AWAY_S)
+            await member.start(peers)
+            member.is_here.set()
+        return member.peer_id
+
+    async def counters(self) -> dict[str, str]:
+        return {member.peer_id: repr(member.node.gossip.counters) for member in self._members}
+
+    async def close(self) -> None:
+        await asyncio.gather(*(node.close() for node in self._bare))
+        await asyncio.gather(*(member.node.close() for member in self._members if member.node))
+
+    async def _publish(self, member: Member, number: int, period_s: float) -> None:
+        for _ in range(number):
+            await member.is_here.wait()
+            await member.publish()
+            await asyncio.sleep(period_s)
+
+
+async def _evenly(nodes: list[Any], seconds: float, period_s: float, work: Any) -> None:
+    pause_s = period_s / len(nodes)
+    for turn in range(int(seconds / pause_s)):
+        await work(nodes[turn % len(nodes)], turn // len(nodes))
+        await asyncio.sleep(pause_s)
+
+
+class Host:
+    """The parent's end of one process of nodes."""
+
+    def __init__(self, folders: list[Path], *, num_nodes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.num_nodes = len(folders)
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_run, args=(theirs, folders, num_nodes), daemon=False)
+        self._process.start()
+        theirs.close()
+
+    async def call(self, name: str, *arguments: Any) -> Any:
+        """What the method of `Nodes` returns. Raises EOFError where the process has died."""
+        self._pipe.send((name, arguments))
+        return await asyncio.to_thread(self._pipe.recv)
+
+    async def end(self) -> None:
+        """Closes the nodes and waits for the process."""
+        self._pipe.close()
+        await asyncio.to_thread(self._process.join)
+
+
+def _run(pipe: Any, folders: list[Path], num_nodes: int) -> None:
+    logging.basicConfig(level=logging.ERROR)
+    asyncio.run(_serve(pipe, Nodes(folders, num_nodes=num_nodes)))
+
+
+async def _serve(pipe: Any, nodes: Nodes) -> None:
+    try:
+        while True:
+            try:
+                name, arguments = await asyncio.to_thread(pipe.recv)
+            except EOFError:
+                return
+            pipe.send(await getattr(nodes, name)(*arguments))
+    finally:
+        await nodes.close()
+
+
+async def call_all(hosts: list[Host], name: str, *arguments: Any) -> list[Any]:
+    """The same call to all processes at once."""
+    return await asyncio.gather(*(host.call(name, *arguments) for host in hosts))
+
+
+def merged(stored: list[list[Stored]]) -> dict[bytes, list[Stored]]:
+    """By group."""
+    groups: dict[bytes, list[Stored]] = defaultdict(list)
+    for item in (item for part in stored for item in part):
+        groups[item.group].append(item)
+    return groups

@@ -1,0 +1,150 @@
+"""Does a node stay as it is? Real nodes at work for an hour, and what grows meanwhile.
+
+    python bench/soak.py --minutes 60 --plot docs/soak.png
+    python bench/soak.py --minutes 60 --rate 10 --plot docs/soak-10x.png   # ten times the normal inbound groups
+    python bench/soak.py --read DIR/samples.csv --plot FILE   # another look at an earlier soak
+
+A bootstrap node and four nodes of `ftis-node join` with two unlike tiny models. Looked at every few seconds, from
+outside: memory, descriptors and threads of each process, disk and rows of each home, event loop lag. After a warm-up
+(a third, at most ten minutes) each quantity has a slope with its 95 % interval, and a word: `flat`, `grows`, `falls`,
+or `unclear` where a short or restless series cannot tell. With `--rate R` honest guests send as much as makes R times
+the groups that a node got from its peers before they came. The last line is JSON; exit code 1 where something grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soaking.guests import guests
+from soaking.plot import plot_soak
+from soaking.sampling import Point, Sampler
+from soaking.swarm import swarm
+from soaking.verdicts import findings_of, markdown, per_minute, series_of, warm_up_minutes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from soaking.swarm import Node
+    from soaking.verdicts import Finding, Series
+
+BEFORE_GUESTS_MINUTES = 2.0
+
+
+def main() -> None:
+    """Soaks, or reads an earlier soak; prints the table, then JSON."""
+    options = arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: the nodes are ended first
+    if options.read:
+        with options.read.open() as file:
+            points = [Point(float(row[0]), *row[1:4], float(row[4])) for row in list(csv.reader(file))[1:]]
+    else:
+        with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
+            folder = (options.out or Path(scratch)).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            points = asyncio.run(soak(folder, options))
+    minutes = max(point.minute for point in points)
+    series, warm_up = series_of(points), warm_up_minutes(minutes)
+    findings = findings_of(series, after=warm_up)
+    sys.stdout.write(markdown(findings))
+    if options.plot:
+        plot_soak(series, options.plot, warm_up=warm_up, title=f"{options.nodes} nodes, {minutes:.0f} minutes")
+    result = summary(series, findings, warm_up=warm_up)
+    about = {"bench": "soak", "minutes": round(minutes, 1), "rate": options.rate, "nodes": options.nodes}
+    sys.stdout.write(json.dumps(about | {"cores": os.cpu_count()} | result) + "\n")
+    sys.exit(0 if result["flat"] else 1)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=1.0, help="of the normal inbound groups; above 1 guests send")
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--every-s", type=float, default=5.0, help="seconds between samples")
+    parser.add_argument("--out", type=Path, help="folder for homes, logs and samples.csv (default: none is kept)")
+    parser.add_argument("--plot", type=Path, help="the picture's file")
+    parser.add_argument("--read", type=Path, help="nothing is run: the samples.csv of an earlier soak")
+    return parser.parse_args()
+
+
+async def soak(folder: Path, options: argparse.Namespace) -> list[Point]:
+    """Runs the swarm and looks at it. Everything it started has ended when it returns."""
+    with swarm(folder, options.nodes) as (address, nodes), (folder / "samples.csv").open("w", newline="") as file:
+        record = Record(nodes, csv.writer(file), every_s=options.every_s)
+        say(f"{options.nodes} nodes are at work; samples go to {file.name}")
+        async with AsyncExitStack() as stack:
+            if options.rate > 1:
+                await record.until(min(BEFORE_GUESTS_MINUTES, options.minutes))
+                normal = per_minute(series_of(record.points), "foreign groups") or 0.0
+                extra_per_s = (options.rate - 1) * normal / options.nodes / 60
+                say(f"a node gets {normal / options.nodes:.0f} groups a minute; guests send {extra_per_s:.1f} a second")
+                model = folder / "tiny-s"
+                await stack.enter_async_context(guests(folder, model, address, groups_per_s=extra_per_s))
+            await record.until(options.minutes)
+    return record.points
+
+
+class Record:
+    """The samples so far, also as lines of a file."""
+
+    def __init__(self, nodes: Sequence[Node], file: Any, *, every_s: float) -> None:
+        self.points: list[Point] = []
+        self._nodes, self._file, self._every_s = nodes, file, every_s
+        self._samplers = [Sampler(node) for node in nodes]
+        self._began = time.monotonic()
+        file.writerow(Point._fields)
+
+    async def until(self, minute: float) -> None:
+        """Looks at all nodes again and again. Raises RuntimeError where one of them has ended."""
+        while (now := (time.monotonic() - self._began) / 60) < minute:
+            for node in self._nodes:
+                if node.child.exit_code is not None:
+                    raise RuntimeError(f"{node.name} ended with {node.child.exit_code}: {node.child.last_words()}")
+            looks = [asyncio.to_thread(sampler.look, round(now, 3)) for sampler in self._samplers]
+            for points in await asyncio.gather(*looks):
+                self.points += points
+                self._file.writerows(points)
+            await asyncio.sleep(self._every_s)
+
+
+def summary(series: Sequence[Series], findings: Sequence[Finding], *, warm_up: float) -> dict[str, Any]:
+    """What the JSON line says: rates of all nodes together, and each quantity with its verdict."""
+    words = [finding.word for finding in findings]
+    rates = {
+        f"{what.replace(' ', '_')}_per_minute": rate if rate is None else round(rate, 1)
+        for what in ("steps", "own groups", "foreign groups", "refused groups")
+        for rate in [per_minute(series, what, after=warm_up)]
+    }
+    restarts = sum(max(one.values) for one in series if one.quantity == "lives") - sum(
+        min(one.values) for one in series if one.quantity == "lives"
+    )
+    before = per_minute(series, "foreign groups", before=BEFORE_GUESTS_MINUTES)
+    inbound = rates["foreign_groups_per_minute"]
+    counts = {f"num_{word}": words.count(word) for word in ("flat", "falls", "unclear", "grows")}
+    return {
+        "flat": "grows" not in words and "unclear" not in words,
+        "warm_up_minutes": round(warm_up, 1),
+        "restarts": round(restarts),
+        **rates,
+        "inbound_ratio": round(inbound / before, 2) if inbound and before else None,
+        **counts,
+        "quantities": [finding.as_dict() for finding in findings],
+    }
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What a soak looks at, every few seconds and from outside: processes, files, rows, and how soon the daemon answers.
+
+A point is a figure of one part of one node. Processes are told apart by what they run, so a worker that was started
+again goes on as the same part; `lives` counts the processes that a part has had.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import defaultdict
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from soaking.swarm import Node
+
+ROLES = {
+    "generation": "ftis_node.generation.worker",
+    "learner": "ftis_node.learner.worker",
+    "p2pd": "p2pd",
+    "scoring": "scoring",
+    "tracker": "resource_tracker",
+}
+TABLES = {"replay": ("groups", "forgotten", "totals"), "peers": ("peers",)}
+LAGS = {"event_loop_lag_s": "mean", "event_loop_lag_longest_s": "longest"}  # of the last minute
+MEBI = 1 << 20
+
+
+class Point(NamedTuple):
+    """One figure. `minute` since the soak began; `quantity` carries its unit."""
+
+    minute: float
+    node: str
+    quantity: str
+    part: str
+    value: float
+
+
+class Sampler:
+    """Looks at one node; remembers which processes it has had."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._lives: dict[str, set[int]] = defaultdict(set)
+
+    def look(self, minute: float) -> list[Point]:
+        """All figures of the node now. A process that ends meanwhile is passed over."""
+        figures = [*self._processes(), *self._disk(), *self._rows()]
+        if self._node.has_port:
+            figures += self._answers()
+        return [Point(minute, self._node.name, *figure) for figure in figures]
+
+    def _processes(self) -> Iterator[tuple[str, str, float]]:
+        sums: dict[tuple[str, str], float] = defaultdict(float)
+        for process in self._node.processes():
+            try:
+                role = role_of(process, daemon=self._node.child.process.pid)
+                with process.oneshot():
+                    memory = process.memory_full_info()
+                    seen = {"rss_mib": memory.rss / MEBI, "uss_mib": memory.uss / MEBI}
+                    seen |= {"descriptors": process.num_fds(), "threads": process.num_threads()}
+            except psutil.NoSuchProcess:
+                continue
+            self._lives[role].add(process.pid)
+            for quantity, value in seen.items():
+                sums[quantity, role] += value
+        for (quantity, role), value in sums.items():
+            yield quantity, role, value
+        for role, pids in self._lives.items():
+            yield "lives", role, len(pids)
+
+    def _disk(self) -> Iterator[tuple[str, str, float]]:
+        """Bytes of each file or folder of the home, SQLite's and the turned-over ones with the first of their name."""
+        sums: dict[str, float] = defaultdict(float)
+        for path in _listed(self._node.home.root):
+            sums[path.name.split(".")[0]] += disk_bytes(path) / MEBI
+        for name, value in sums.items():
+            yield "disk_mib", name, value
+
+    def _rows(self) -> Iterator[tuple[str, str, float]]:
+        for file, tables in TABLES.items():
+            path = self._node.home.root / f"{file}.sqlite"
+            if not path.exists():
+                continue
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
+                for table in tables:
+                    yield "rows", f"{file}.{table}", db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+    def _answers(self) -> Iterator[tuple[str, str, float]]:
+        started = time.monotonic()
+        status = self._node.status()
+        yield "answer_ms", "status", 1e3 * (time.monotonic() - started)
+        metrics = self._node.ask("/metrics")
+        for name, part in LAGS.items():
+            if (lag_s := status["health"].get(name)) is not None:
+                yield "lag_ms", part, 1e3 * lag_s
+        yield "answer_bytes", "status", len(str(status))
+        yield "answer_bytes", "metrics", len(metrics)
+        yield "done", "steps", status["learner"]["step"]
+        yield "done", "own groups", status["generation"]["groups_made"]
+        yield "done", "foreign groups", status["swarm"]["groups_received"]
+        yield "done", "refused groups", sum(status["swarm"]["groups_refused"].values())
+
+
+def role_of(process: psutil.Process, *, daemon: int) -> str:
+    """What a process of a node is. Raises psutil.NoSuchProcess where it is gone."""
+    if process.pid == daemon:
+        return "daemon"
+    command = " ".join(process.cmdline())
+    return next((role for role, word in ROLES.items() if word in command), "other")
+
+
+def disk_bytes(path: Path) -> int:
+    """What a file, or all files under a folder, take on the disk; those that vanish meanwhile count nothing."""
+    if path.is_dir() and not path.is_symlink():
+        return sum(disk_bytes(entry) for entry in _listed(path))
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,106 @@
+"""Does a figure grow? A robust slope, how sure it is, and a word.
+
+The slope is Theil and Sen's, the median of the slopes of all pairs of points (Sen 1968, J. Am. Stat. Assoc. 63),
+which a few peaks do not move. Neighbouring samples of memory or disk are alike, so an interval that took them for
+independent would be far too narrow: it comes from a bootstrap of whole blocks of what is left beside the line
+(Kuensch 1989). Points are medians of equal stretches of time, as many as keep that cheap.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+MOST_POINTS = 48
+LEAST_POINTS = 12
+NUM_BLOCKS = 6  # along the whole series
+NUM_DRAWS = 200
+CONFIDENCE = 0.95
+MINUTES = 60.0  # slopes are told for an hour
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What still counts as flat, an hour: this share of the level, or this much in the quantity's own unit."""
+
+    share: float = 0.02
+    amount: float = 0.0
+    coarse_share: float = 0.25  # an interval wider than this on either side says nothing
+
+    def small(self, level: float) -> float:
+        """Growth an hour below which a figure of this level is flat."""
+        return max(self.share * abs(level), self.amount)
+
+    def coarse(self, level: float) -> float:
+        """Half width of an interval that is too wide to tell."""
+        return max(self.coarse_share * abs(level), 4 * self.amount)
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """`slope`, and the interval `low` to `high` that holds it at 95 %, all an hour; `level` is the median."""
+
+    level: float
+    slope: float
+    low: float
+    high: float
+    num_points: int
+
+    def word(self, bounds: Bounds) -> str:
+        """`flat`: no growth that can be told from noise, or one too small to matter; `grows`, `falls`; `unclear`: the
+        samples are too few, or too restless, to say so.
+        """
+        small = bounds.small(self.level)
+        if self.low <= 0 <= self.high:
+            is_told = self.high - self.slope <= max(bounds.coarse(self.level), small)
+            return "flat" if is_told or self.high <= small else "unclear"
+        if abs(self.slope) <= small:
+            return "flat"
+        return "grows" if self.slope > 0 else "falls"
+
+
+def trend(minutes: Sequence[float], values: Sequence[float], *, seed: int = 0) -> Trend | None:
+    """The trend of a series; None for one that is too short to have one."""
+    if len(values) < LEAST_POINTS:
+        return None
+    times, points = condensed(np.asarray(minutes, float), np.asarray(values, float))
+    slope = sen_slope(times, points)
+    level = float(np.median(points))
+    residuals = points - np.median(points - slope * times) - slope * times
+    rng = np.random.default_rng(seed)
+    drawn = [sen_slope(times, drawn_blocks(residuals, rng)) for _ in range(NUM_DRAWS)]
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Trend(level, slope * MINUTES, (slope - high) * MINUTES, (slope - low) * MINUTES, len(points))
+
+
+def sen_slope(times: Floats, points: Floats) -> float:
+    """The median of all pairs' slopes; in the points' unit a unit of `times`."""
+    first, second = np.triu_indices(len(times), k=1)
+    return float(np.median((points[second] - points[first]) / (times[second] - times[first])))
+
+
+def condensed(times: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """At most MOST_POINTS medians of stretches of equal length, in the order of time."""
+    stretches = np.array_split(np.argsort(times, kind="stable"), min(MOST_POINTS, len(times)))
+    return (
+        np.array([np.median(times[stretch]) for stretch in stretches]),
+        np.array([np.median(values[stretch]) for stretch in stretches]),
+    )
+
+
+def drawn_blocks(residuals: Floats, rng: np.random.Generator) -> Floats:
+    """As many residuals, in blocks of neighbours that begin anywhere; the series goes round as a ring."""
+    length = math.ceil(len(residuals) / NUM_BLOCKS)
+    starts = rng.integers(len(residuals), size=NUM_BLOCKS)
+    places = (starts[:, None] + np.arange(length)[None, :]).ravel()[: len(residuals)]
+    return residuals[places % len(residuals)]

@@ -1,0 +1,145 @@
+"""A bootstrap node and real nodes of `ftis-node join` on this machine, as their operators would start them.
+
+Two unlike tiny models in turn, the torch engine, one thread for each worker, small groups. The learner goes through a
+step in tiny pieces: so a step takes a second or so, as does making its groups, and ten times the normal traffic is a
+load that two cores can bear. What a node keeps on disk is bounded so low that the bounds are reached while the soak
+warms up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import psutil
+
+from ftis_node.config.home import Home
+from ftis_node.lab.processes import children
+from ftis_node.lab.tiny import make_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ftis_node.lab.processes import Child, Children
+
+ANY_PORT = "/ip4/127.0.0.1/tcp/0"
+START_LIMIT_S = 900.0  # of a machine that others load
+LOOK_S = 0.5
+ASK_LIMIT_S = 30.0
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "FTIS_GENERATION__THREADS": "1",
+    "FTIS_LEARNER__THREADS": "1",
+    "FTIS_LIMITS__EVENT_FILE_BYTES": str(256 << 10),
+    "FTIS_LIMITS__LOG_FILE_BYTES": str(256 << 10),
+}
+MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the part of their usual training: nobody looks at what they learn
+MANIFEST = """
+name = "soak"
+task = "arithmetic"
+[sampling]
+group_size = 8
+max_prompt_tokens = 32
+max_completion_tokens = 32
+max_total_tokens = 64
+[step]
+own_groups = 4
+foreign_groups = 4
+patience_s = 20.0
+max_age_s = 120.0
+[optimizer]
+learning_rate = 1e-5
+[eval]
+every_steps = 50
+limit = 32
+"""
+SETTINGS = """
+[buffer]
+max_ready_groups = 64
+max_disk_bytes = 1048576
+[learner]
+micro_batch_tokens = 64
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One running node, looked at from outside."""
+
+    name: str
+    child: Child
+    home: Home
+
+    def processes(self) -> list[psutil.Process]:
+        """The node and everything it started."""
+        daemon = psutil.Process(self.child.process.pid)
+        return [daemon, *daemon.children(recursive=True)]
+
+    @property
+    def has_port(self) -> bool:
+        """Whether it can be asked: a bootstrap node never can."""
+        return self.home.running_url() is not None
+
+    def ask(self, path: str) -> bytes:
+        """One GET of its local port. Raises OSError where it does not answer."""
+        with urlopen(f"{self.home.running_url()}{path}", timeout=ASK_LIMIT_S) as answer:
+            return bytes(answer.read())
+
+    def status(self) -> dict[str, Any]:
+        """As `status --json`."""
+        document: dict[str, Any] = json.loads(self.ask("/status"))
+        return document
+
+
+def make_models(folder: Path) -> list[Path]:
+    """The tiny models; those of an earlier soak in the same folder are taken again."""
+    paths = [folder / f"tiny-{size}" for size in MODELS]
+    for (size, scale), path in zip(MODELS.items(), paths, strict=True):
+        if not (path / "config.json").exists():
+            make_tiny(size, path, scale=scale)
+    return paths
+
+
+@contextmanager
+def swarm(folder: Path, num_nodes: int) -> Iterator[tuple[str, list[Node]]]:
+    """The bootstrap node's address; the bootstrap node first, then the others, all of them at work."""
+    os.environ.update(ENVIRONMENT)
+    manifest = folder / "run.toml"
+    manifest.write_text(MANIFEST)
+    models = make_models(folder)
+    with children(folder / "logs") as started:
+        home = folder / "bootstrap"
+        child = started.start("bootstrap", "bootstrap", "--listen", ANY_PORT, "--home", str(home))
+        address = child.wait_for_line(timeout_s=START_LIMIT_S)
+        nodes = [Node("bootstrap", child, Home(home))]
+        for number in range(num_nodes):
+            model = models[number % len(models)]
+            nodes.append(_join(started, folder / f"node-{number}", model, manifest=manifest, address=address))
+        for node in nodes[1:]:
+            _wait_for_first_step(node)
+        yield address, nodes
+
+
+def _join(started: Children, home: Path, model: Path, *, manifest: Path, address: str) -> Node:
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "node.toml").write_text(SETTINGS)
+    what = ("--model", str(model), "--run", str(manifest), "--engine", "torch")
+    where = ("--peers", address, "--listen", ANY_PORT, "--home", str(home), "--name", home.name)
+    return Node(home.name, started.start(home.name, "join", *what, *where), Home(home))
+
+
+def _wait_for_first_step(node: Node) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if node.child.exit_code is not None:
+            raise RuntimeError(f"{node.name} ended: {node.child.last_words()}")
+        if node.has_port and node.status()["learner"]["step"] > 0:
+            return
+        time.sleep(LOOK_S)
+    raise RuntimeError(f"{node.name} made no step in {START_LIMIT_S:.0f} s: {node.child.last_words()}")

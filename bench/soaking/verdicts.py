@@ -1,0 +1,126 @@
+"""From samples to a table: for each quantity the sum over the swarm's nodes, its trend after the warm-up, and a word.
+
+Nodes are summed, so a leak in one of them shows, and one false alarm in twenty is one in twenty quantities, not in a
+hundred. Of answers and lags the mean over nodes is taken; the bootstrap node stands by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from soaking.slopes import Bounds, trend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from soaking.sampling import Point
+    from soaking.slopes import Trend
+
+BOUNDS = {
+    "rss_mib": Bounds(amount=4.0),
+    "uss_mib": Bounds(amount=4.0),
+    "descriptors": Bounds(amount=2.0),
+    "threads": Bounds(amount=2.0),
+    "disk_mib": Bounds(amount=1.0),
+    "rows": Bounds(share=0.05, amount=200.0),
+    "answer_ms": Bounds(share=0.25, amount=10.0, coarse_share=1.0),
+    "answer_bytes": Bounds(share=0.05, amount=2000.0),
+    "lag_ms": Bounds(share=0.25, amount=5.0, coarse_share=1.0),
+}
+MEANS = {"answer_ms", "answer_bytes", "lag_ms"}
+FIXED_MIB = 0.5  # files smaller than this on all nodes together are put together as `other`
+WARM_UP_SHARE, WARM_UP_MINUTES = 1 / 3, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One quantity of one part over the whole soak: summed, or averaged, over the nodes that have it."""
+
+    who: str
+    quantity: str
+    part: str
+    minutes: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A series, its trend after the warm-up, and what that comes to."""
+
+    series: Series
+    trend: Trend
+    word: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the JSON line."""
+        figures = {name: round(float(getattr(self.trend, name)), 4) for name in ("level", "slope", "low", "high")}
+        where = {"who": self.series.who, "quantity": self.series.quantity, "part": self.series.part}
+        return where | figures | {"verdict": self.word}
+
+
+def warm_up_minutes(minutes: float) -> float:
+    """What is left out at the beginning: the first third, at most ten minutes."""
+    return min(WARM_UP_SHARE * minutes, WARM_UP_MINUTES)
+
+
+def series_of(points: Iterable[Point]) -> list[Series]:
+    """The samples as series, small files put together; moments at which a node is missing are left out."""
+    at_moments: dict[tuple[str, str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    points = list(points)
+    largest: dict[str, float] = defaultdict(float)
+    for point in points:
+        if point.quantity == "disk_mib":
+            largest[point.part] = max(largest[point.part], point.value)
+    for point in points:
+        who = "bootstrap" if point.node == "bootstrap" else "nodes"
+        is_small = point.quantity == "disk_mib" and largest[point.part] < FIXED_MIB
+        part = "other" if is_small else point.part
+        at_moments[who, point.quantity, part][point.minute].append(point.value)
+    return [Series(*key, *_merged(key[1], moments)) for key, moments in sorted(at_moments.items())]
+
+
+def _merged(quantity: str, moments: dict[float, list[float]]) -> tuple[list[float], list[float]]:
+    merge = np.mean if quantity in MEANS else np.sum
+    whole = max(map(len, moments.values()))
+    kept = [(minute, float(merge(values))) for minute, values in sorted(moments.items()) if len(values) == whole]
+    return [minute for minute, _ in kept], [value for _, value in kept]
+
+
+def findings_of(series: Sequence[Series], *, after: float) -> list[Finding]:
+    """What is bounded, judged from minute `after` on; series that are too short are left out."""
+    found = []
+    for one in series:
+        if one.quantity not in BOUNDS:
+            continue
+        late = [(minute, value) for minute, value in zip(one.minutes, one.values, strict=True) if minute >= after]
+        known = trend([minute for minute, _ in late], [value for _, value in late])
+        if known is not None:
+            found.append(Finding(one, known, known.word(BOUNDS[one.quantity])))
+    return found
+
+
+def per_minute(
+    series: Sequence[Series], part: str, *, after: float = 0.0, before: float = float("inf")
+) -> float | None:
+    """How fast a count (`done`) of all nodes rose between two minutes."""
+    for one in series:
+        if (one.quantity, one.part) == ("done", part):
+            late = [(m, v) for m, v in zip(one.minutes, one.values, strict=True) if after <= m <= before]
+            if len(late) > 1:
+                return (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])
+    return None
+
+
+def markdown(findings: Sequence[Finding]) -> str:
+    """The table for the documentation."""
+    rows = ["| of | quantity | part | level | an hour | 95 % interval | verdict |", "|---|---|---|--:|--:|---|---|"]
+    for finding in findings:
+        known, one = finding.trend, finding.series
+        interval = f"{known.low:+.2f} to {known.high:+.2f}"
+        figures = f"{known.level:.1f} | {known.slope:+.2f} | {interval}"
+        rows.append(f"| {one.who} | {one.quantity} | {one.part} | {figures} | {finding.word} |")
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,108 @@
+"""What the shell offers for the value of an option or argument when TAB is pressed.
+
+It must be quick and never disturb: nothing heavy is imported (a test holds the names here to those of the code), a home
+that cannot be read offers nothing, a node that does not answer is not waited for. Shells evaluate what they are
+offered, so of what came from peers only ids are, and only those that are nothing but letters and digits.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ftis_node.errors import FtisError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.config.home import Home
+
+PRESETS = ("arithmetic-compare", "arithmetic-ftis", "gsm8k-ftis", "rg-swarm")
+TASKS = ("arithmetic", "arithmetic:add", "arithmetic:sub", "gsm8k", "math500", "rg:")
+METHODS = (
+    *("alone", "nois", "vis", "tis", "f-nois", "f-vis", "ftis", "grpo", "dr_grpo", "dapo", "gspo", "gspo_token"),
+    *("gepo", "swarm_sapo", "topr", "cispo", "mis", "m2po"),
+)
+ENGINES = ("auto", "vllm", "torch")
+ROLES = ("full", "generator", "learner")
+STATES = ("ready", "taken", "released")
+TASK_GROUP = "ftis_node.tasks"  # as tasks/plugins.py has it
+NUM_GROUPS = 200
+NUM_ID_CHARACTERS = 12  # as lists show them
+NODE_ANSWERS_S = 0.5
+PLAIN = re.compile(r"[A-Za-z0-9]+")
+
+
+def one_of(*choices: str) -> Callable[[str], list[str]]:
+    """Completes a value by the choices there are."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
+    return complete
+
+
+def some_of(*choices: str) -> Callable[[str], list[str]]:
+    """Completes the last of several values with commas between."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{choice}" for choice in choices if choice.startswith(last)]
+
+    return complete
+
+
+def task_specs(incomplete: str) -> list[str]:
+    """Completes the last task of a SPEC, with those of plug-ins."""
+    from importlib.metadata import entry_points
+
+    before, plus, last = incomplete.rpartition("+")
+    known = (*TASKS, *sorted(plugin.name for plugin in entry_points(group=TASK_GROUP)))
+    return [f"{before}{plus}{name}" for name in known if name.startswith(last)]
+
+
+def group_ids(context: typer.Context, incomplete: str) -> list[str]:
+    """The newest groups in the home's buffer."""
+    import sqlite3
+
+    from ftis_node.replay.reader import ReplayReader
+
+    try:
+        reader = ReplayReader(_home(context).replay)
+        try:
+            found = [group.id for group in reader.list_groups(limit=NUM_GROUPS)]
+        finally:
+            reader.close()
+    except (FtisError, OSError, sqlite3.Error):
+        return []
+    return _offered([group_id[: max(NUM_ID_CHARACTERS, len(incomplete))] for group_id in found], incomplete)
+
+
+def peer_ids(context: typer.Context, incomplete: str) -> list[str]:
+    """The peers that the node knows, or knew when it stopped."""
+    from ftis_node.cli.reading import read_document
+
+    try:
+        rows = read_document(_home(context), "/peers", timeout_s=NODE_ANSWERS_S)
+        return _offered([str(row["peer_id"]) for row in rows], incomplete)
+    except (FtisError, OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _offered(ids: list[str], incomplete: str) -> list[str]:
+    return [name for name in ids if name.startswith(incomplete) and PLAIN.fullmatch(name)]
+
+
+def _home(context: typer.Context) -> Home:
+    """The home that the line names so far; of `peers --home H ban` it stands with the command above."""
+    from ftis_node.cli.common import home_at
+
+    here: Any = context
+    while here is not None:
+        if path := here.params.get("home"):
+            return home_at(Path(path))
+        here = here.parent
+    return home_at(None)

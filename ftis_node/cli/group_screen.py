@@ -1,0 +1,125 @@
+"""The story of a group as text and as JSON. What peers wrote is quoted, so that it cannot write to the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.swarm.reasons import sentence
+from ftis_node.telemetry.printable import cells, clipped, cut, printable, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.replay.story import CompletionStory, GroupStory, PromptStory
+
+WIDTH = 80
+INDENT = 12
+MARGIN = "    | "
+SHOWN_FIELDS = ("step", "reason", "attempt", "peer", "kl", "detail")
+
+
+def group_document(story: GroupStory) -> dict[str, Any]:
+    """The story as `replay show --json` prints it."""
+    row = {"id": story.id} if story.summary is None else dataclasses.asdict(story.summary)
+    rest = dataclasses.asdict(dataclasses.replace(story, completions=()))
+    del rest["id"], rest["summary"]
+    fate = rest.pop("reason")
+    completions = [_completion_row(completion) for completion in story.completions]
+    return {**row, **rest, "refusal": fate, "completions": completions}
+
+
+def screen(story: GroupStory) -> list[str]:
+    """The lines."""
+    lines = []
+    for name, text in (*_head(story), *_fate(story)):
+        names = [name] + [""] * len(text)
+        lines += [f"{head:{INDENT}}{part}" for head, part in zip(names, wrapped(text, WIDTH - INDENT), strict=False)]
+    if story.prompt is not None:
+        lines += ["", *_prompt(story.prompt)]
+    if story.completions:
+        lines += ["", *_completions(story)]
+    if story.events:
+        lines += ["", "events", *(_event(event) for event in story.events)]
+    return lines
+
+
+def _head(story: GroupStory) -> Iterator[tuple[str, str]]:
+    yield "group", story.id
+    if summary := story.summary:
+        yield "made by", f"this node ({summary.sender})" if summary.own else summary.sender
+        weights = f", with the weights of {story.weights_of}" if story.weights_of else ""
+        yield (
+            "",
+            f"its group {summary.number}, by {summary.model or 'an unnamed model'}, version {summary.policy_version}"
+            f"{weights}, at {_clock(summary.created_at)}",
+        )
+
+
+def _fate(story: GroupStory) -> Iterator[tuple[str, str]]:
+    if story.verdict == "refused":
+        reason = str(story.reason)
+        yield "verdict", f"refused ({reason}): {sentence(reason)}. {story.detail}"
+    else:
+        at = f" at {_clock(story.summary.admitted_at)}" if story.summary else ""
+        yield "verdict", f"admitted{at}: it passed every rule of the door"
+    yield "used", story.used
+    if story.texts_missing:
+        yield "note", story.texts_missing
+
+
+def _prompt(prompt: PromptStory) -> Iterator[str]:
+    yield f"prompt      {printable(f'{prompt.task}/{prompt.split}/{prompt.index}')}"
+    if prompt.text is None:
+        yield from wrapped(f"    its text cannot be made again: {prompt.missing}", WIDTH, indent=4)
+        return
+    yield from _quoted(prompt.text)
+    if prompt.answer:
+        yield f"    answer: {clipped(prompt.answer, WIDTH - INDENT)}"
+
+
+def _completions(story: GroupStory) -> Iterator[str]:
+    rewards = [completion.reward for completion in story.completions]
+    yield f"completions {len(rewards)}, mean reward {sum(rewards) / len(rewards):.3f}"
+    for completion in story.completions:
+        lowest = "" if completion.lowest_logprob is None else f", lowest {completion.lowest_logprob:.4f}"
+        claimed = "" if completion.claimed_reward == completion.reward else f" (claimed {completion.claimed_reward:g})"
+        head = (
+            f"  reward {completion.reward:g}{claimed}, {completion.num_tokens} tokens, {completion.finish_reason}, "
+            f"mean log-prob {completion.mean_logprob:.4f}{lowest}"
+        )
+        yield from _with_text(head, completion)
+
+
+def _with_text(head: str, completion: CompletionStory) -> Iterator[str]:
+    """On the head's line where there is room, else below it; all of it, for that is what one looks at a group for."""
+    text = completion.text
+    inline = str(completion.token_ids) if text is None else repr(text)
+    if cells(f"{head}: {inline}") <= WIDTH:
+        yield f"{head}: {inline}"
+    else:
+        yield f"{head}:"
+        yield from _quoted(inline if text is None else text)
+
+
+def _quoted(text: str) -> Iterator[str]:
+    """Each line behind a margin, with nothing in it that a terminal would obey."""
+    return (MARGIN + piece for line in text.splitlines() or [""] for piece in cut(line, WIDTH - len(MARGIN)))
+
+
+def _event(event: dict[str, Any]) -> str:
+    fields = [f"{name} {event[name]}" for name in SHOWN_FIELDS if event.get(name) is not None]
+    return clipped(f"    {_clock(event['time'])}  {event['event']}{'  ' + ', '.join(fields) if fields else ''}", WIDTH)
+
+
+def _completion_row(completion: CompletionStory) -> dict[str, Any]:
+    row = dataclasses.asdict(completion)
+    if not completion.token_ids:
+        del row["token_ids"], row["logprobs"], row["lowest_logprob"]
+        row["sender_tokens"] = row.pop("num_tokens")
+    return row
+
+
+def _clock(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))

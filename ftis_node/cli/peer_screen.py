@@ -1,0 +1,109 @@
+"""All that is known of one peer, as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import UsageError
+from ftis_node.swarm.names import find_peer
+from ftis_node.swarm.reasons import sentence
+from ftis_node.telemetry.printable import wrapped
+from ftis_node.telemetry.verdict import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.config.home import Home
+
+WIDTH = 80
+INDENT = 12
+NUM_NEWEST = 5
+
+
+def peer_document(home: Home, peer: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The peer's row of `rows`, with what the buffer keeps of it. Raises UsageError where no such peer is known."""
+    from ftis_node.replay.reader import ReplayReader
+
+    peer_id = find_peer(peer, rows)
+    row = next((row for row in rows if row["peer_id"] == peer_id), None)
+    if row is None:
+        raise UsageError(f"this node never heard of {peer_id}: `ftis-node peers` lists those that it knows")
+    reader = ReplayReader(home.replay)
+    try:
+        groups = reader.groups_of(peer_id, limit=NUM_NEWEST)
+    finally:
+        reader.close()
+    return {
+        **row,
+        "groups": dataclasses.asdict(groups),
+        "held_against": _explained(row.get("reasons", {})),
+        "refused": _explained(row["groups_refused"]),
+    }
+
+
+def screen(document: dict[str, Any], *, now: float) -> list[str]:
+    """The lines; `now` is Unix time in seconds."""
+    lines = []
+    for name, text in _facts(document, now):
+        names = [name] + [""] * len(text)
+        lines += [f"{head:{INDENT}}{part}" for head, part in zip(names, wrapped(text, WIDTH - INDENT), strict=False)]
+    return lines
+
+
+def _facts(document: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    parameters = f" ({document['parameters']:,} parameters)" if document["parameters"] else ""
+    version = "" if document["policy_version"] is None else f", version {document['policy_version']}"
+    seen = duration(now - document["last_seen"]) + " ago" if document["last_seen"] else "not since the node's start"
+    yield "peer", document["peer_id"]
+    yield "name", document["name"] or "none told"
+    yield "model", f"{document['model'] or 'none told'}{parameters}, {document['role'] or 'no role told'}{version}"
+    yield "last seen", seen
+    if words := document.get("wire_words"):
+        yield "version", words
+    yield "standing", _standing(document, now)
+    yield (
+        "groups",
+        f"{document['groups_accepted']} of its groups passed the door since the start, it confirmed "
+        f"{document['groups_confirmed']} of ours, {document['failed_pulls']} pulls from it failed",
+    )
+    yield "", _kept(document["groups"])
+    yield from _reasons("refused", "none of what it handed over since the start", document["refused"])
+    yield from _reasons("on record", "nothing is held against it", document["held_against"])
+    for group in document["groups"]["newest"]:
+        mean = sum(group["rewards"]) / len(group["rewards"])
+        fate = group["reason"] or group["state"]
+        yield "newest", f"{group['id'][:12]}  {group['task']}/{group['prompt_index']}  {fate}  reward {mean:.2f}"
+
+
+def _standing(document: dict[str, Any], now: float) -> str:
+    score = f"score {document.get('score', 0):g} (a stranger's is 0, the most 10, banned at -10)"
+    text = f"{document.get('standing', 'good')}, {score}"
+    if document.get("banned_until"):
+        reason = document["ban_reason"]
+        left = duration(document["banned_until"] - now)
+        text += f"; banned for {left} more for {reason!r}: {sentence(reason)}; `peers unban` ends it"
+    return text + ("; trusted by you" if document.get("trusted") else "")
+
+
+def _kept(groups: dict[str, Any]) -> str:
+    done = ", ".join(f"{count} {reason}" for reason, count in sorted(groups["released"].items()))
+    return (
+        f"in the buffer: {groups['ready']} ready, {groups['taken']} in a step"
+        f"{', ' + done if done else ''}; {groups['tokens']:,} tokens"
+    )
+
+
+def _reasons(name: str, nothing: str, explained: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    if not explained:
+        yield name, nothing
+    for number, reason in enumerate(explained):
+        yield "" if number else name, f"{reason['count']} x {reason['reason']}: {reason['sentence']}"
+
+
+def _explained(counts: dict[str, int]) -> list[dict[str, Any]]:
+    """The most frequent first."""
+    return [
+        {"reason": reason, "count": count, "sentence": sentence(reason)}
+        for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ]

@@ -1,0 +1,201 @@
+"""A status document as one screen of 80 x 24, and as one line for a log. Pure: the document and the time go in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.telemetry.printable import printable, wrapped
+from ftis_node.telemetry.sizes import size
+from ftis_node.telemetry.verdict import OFF, Word, duration, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.telemetry.verdict import Verdict
+
+    Document = dict[str, Any]
+
+WIDTH = 80
+HEIGHT = 23  # of the 24 lines one is left to the prompt
+INDENT = 12
+ID_TAIL = 8
+SKEW_WORTH_SAYING_S = 1.0
+MAX_EVALUATIONS = 3
+STEP_FIGURES = {
+    "loss": "loss",
+    "reward_mean": "reward",
+    "kept_fraction": "kept",
+    "truncated_fraction": "truncated",
+    "mean_kl": "KL",
+    "kl_to_start": "KL to the start",
+    "grad_norm": "gradient",
+    "learning_rate": "rate",
+}
+
+
+def screen(document: Document, *, now: float, width: int = WIDTH) -> list[str]:
+    """The lines, each at most `width` cells wide; `now` is Unix time in seconds."""
+    verdict = judge(document, now=now)
+    lines = ["   ".join(f"{question}: {answer.word}" for question, answer in verdict.items())]
+    for explanation in _explanations(verdict):
+        lines += wrapped(explanation, width, indent=2)
+    for name, text in _facts(document, now):
+        names = (name, *[""] * HEIGHT)
+        lines += [f"{head:{INDENT}}{part}" for head, part in zip(names, wrapped(text, width - INDENT), strict=False)]
+    return lines[:HEIGHT]
+
+
+def log_line(document: Document, *, now: float) -> str:
+    """The same for a log: the answers, why where one is not yes, and the few figures that move."""
+    answers = [
+        f"{question} {answer.word}" + ("" if answer.word is Word.YES else f" ({answer.why})")
+        for question, answer in judge(document, now=now).items()
+    ]
+    learner, swarm = document["learner"], document["swarm"]
+    figures = [
+        f"step {learner['step']}",
+        f"reward {_number(learner['reward_mean'])}",
+        f"{document['generation']['tokens_per_s']:.0f} tokens/s",
+        f"{swarm['peers_connected']} peers",
+        f"{swarm['groups_sent']} sent",
+        f"{swarm['groups_confirmed']} confirmed",
+        f"{swarm['groups_received']} received",
+    ]
+    return printable(f"{', '.join(answers)}; {', '.join(figures)}")
+
+
+def _explanations(verdict: Verdict) -> Iterator[str]:
+    """Why an answer is not yes, and what to do; what two answers share is said once."""
+    said: set[str] = set()
+    for question, answer in verdict.items():
+        text = answer.why + (f": {answer.advice}" if answer.advice else "")
+        if answer.word is not Word.YES and answer.why not in said:
+            yield f"{'!' if answer.word is Word.NO else '-'} {question}: {text}"
+            said.add(answer.why)
+
+
+def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
+    node, run, model = document["node"], document["run"], document["model"]
+    if not node["peer_id"]:  # it starts for the first time
+        return
+    generation, swarm, replay = document["generation"], document["swarm"], document["replay"]
+    yield "node", f"{node['name']} (..{node['peer_id'][-ID_TAIL:]}), {node['role']}, {_state(document, now)}"
+    yield "run", f"{run['name']} ({run['id'][:12]}), {run['method']} on {run['task']}"
+    yield "model", f"{model['name']}, {model['parameters']:,} parameters, {_trained(model)}"
+    yield "generation", _generation(generation)
+    yield from _learner(document["learner"], now)
+    reach = "" if swarm["reachability"] in ("unknown", "") else f"; reachable: {swarm['reachability']}"
+    yield "swarm", f"{swarm['state']}: {swarm['reason']}{reach}{_skew(swarm)}"
+    yield (
+        "",
+        f"{swarm['peers_connected']} of {swarm['peers_known']} known peers connected, groups: "
+        f"{swarm['groups_sent']} sent, {swarm['groups_confirmed']} confirmed, {swarm['groups_received']} received",
+    )
+    if swarm["groups_refused"]:
+        yield "refused", _counts(swarm["groups_refused"])
+    yield (
+        "replay",
+        f"{replay['waiting']} waiting, {replay['ready']} ready, {replay['taken']} taken, "
+        f"{size(replay['disk_bytes'])} on disk",
+    )
+    yield from _disk(document.get("limits") or {})
+    if swarm["weights_bytes_in"] or swarm["weights_bytes_out"]:
+        yield "weights", _weights(swarm)
+    yield from _evaluations(document["eval"])
+
+
+def _generation(generation: Document) -> str:
+    if generation["state"] == OFF:
+        return "off: this role learns from what others generate"
+    return (
+        f"{generation['state']} ({generation['engine']}), {generation['tokens_per_s']:.0f} tokens/s, "
+        f"{generation['groups_made']} groups, version {generation['policy_version']}{_restarts(generation)}"
+    )
+
+
+def _learner(learner: Document, now: float) -> Iterator[tuple[str, str]]:
+    if learner["state"] == OFF:
+        yield "learner", "off: this role generates for a learner elsewhere"
+        return
+    last = learner.get("last_step_at")
+    ago = "" if last is None else f" ({duration(now - last)} ago)"
+    yield (
+        "learner",
+        f"{learner['state']}, step {learner['step']}{ago}, {learner['tokens_per_s'] or 0:.0f} tokens/s, groups used: "
+        f"{learner['own_groups']} own, {learner['foreign_groups']} foreign{_restarts(learner)}",
+    )
+    known = [f"{name} {_number(learner[key])}" for key, name in STEP_FIGURES.items() if learner.get(key) is not None]
+    if known:
+        yield "last step", ", ".join(known)
+    if learner.get("mismatch_kl") is not None:
+        yield (
+            "mismatch",
+            f"engine to learner KL {learner['mismatch_kl']:.2g}, {learner['mismatch_share']:.1%} of ratios off by "
+            f"more than 1 % (version {learner['mismatch_version']})",
+        )
+
+
+def _state(document: Document, now: float) -> str:
+    node, taken_at = document["node"], document.get("health", {}).get("taken_at")
+    if node["state"] == "running":
+        return f"running for {duration(node['uptime_s'])}, version {node['version']}"
+    seen = f", last seen {duration(now - taken_at)} ago" if taken_at else ""
+    return f"{node['state']}{seen}, version {node['version']}"
+
+
+def _disk(limits: Document) -> Iterator[tuple[str, str]]:
+    """What the home and the groups in it use of what they may use."""
+    if limits.get("home_bytes") is not None:
+        used = {part: size(limits[f"{part}_bytes"]) for part in ("home", "buffer", "disk_free")}
+        most = {part: size(limits[f"{part}_limit_bytes"]) for part in ("home", "buffer")}
+        yield (
+            "disk",
+            f"home {used['home']} of {most['home']}, groups {used['buffer']} of {most['buffer']}, "
+            f"{used['disk_free']} free",
+        )
+
+
+def _trained(model: Document) -> str:
+    trained, total = model["trainable_parameters"], model["parameters"]
+    return "all trained" if trained == total else f"{trained:,} trained"
+
+
+def _restarts(worker: Document) -> str:
+    return f", {worker['restarts']} restarts" if worker["restarts"] else ""
+
+
+def _skew(swarm: Document) -> str:
+    """The clock, where it is off by so much that it matters."""
+    skew_s = swarm["clock_skew_s"]
+    if skew_s is None or abs(skew_s) < SKEW_WORTH_SAYING_S:
+        return ""
+    return f"; the peers' clocks are {skew_s:+.1f} s off ours: switch on time synchronisation"
+
+
+def _weights(swarm: Document) -> str:
+    """What went between a learner and its generators."""
+    age_s, refused = swarm["weights_age_s"], sum(swarm["weights_refused"].values())
+    age = "" if age_s is None else f", those served are {duration(age_s)} old"
+    megabytes = f"{swarm['weights_bytes_in'] / 1e6:.1f} MB in, {swarm['weights_bytes_out'] / 1e6:.1f} MB out"
+    return f"{megabytes}, {refused} refused{age}"
+
+
+def _evaluations(evaluations: list[Document]) -> Iterator[tuple[str, str]]:
+    """The newest of each task, beside the first."""
+    first: dict[str, Document] = {}
+    newest: dict[str, Document] = {}
+    for evaluation in evaluations:
+        first.setdefault(evaluation["task"], evaluation)
+        newest[evaluation["task"]] = evaluation
+    for task, last in list(newest.items())[:MAX_EVALUATIONS]:
+        before = first[task]
+        at_first = "" if before is last else f", {before['pass_at_1']:.3f} at step {before['step']}"
+        yield "pass@1", f"{last['pass_at_1']:.3f} at step {last['step']}{at_first} ({last['n']} problems of {task})"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,51 @@
+"""Which version of ftis-node a home was made for: `home.json`, one number.
+
+    {"schema": 4}
+
+The number rises when a version can no longer read what an older one wrote: a column of the buffer, a field of the
+checkpoints, a setting of the run that all old manifests are without (it changes their run id). `node/upgrade.py` has
+the steps from each number to the next. Homes from before the file are told by what is in them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ftis_node.config.disk_room import replace_file
+from ftis_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+
+HOME_SCHEMA = 4
+
+
+def marked_schema(home: Home) -> int | None:
+    """The number in the home's marker; None where it has none. Raises ConfigError where it cannot be read."""
+    try:
+        schema = json.loads(home.marker.read_text())["schema"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{home.marker} cannot be read: {error.strerror}; give another --home") from None
+    except (ValueError, KeyError, TypeError):
+        schema = None
+    if not isinstance(schema, int) or schema < 1:
+        raise ConfigError(f"{home.marker} is damaged: remove it; the next start tells from the home what belongs there")
+    return schema
+
+
+def refuse_newer(home: Home) -> None:
+    """Raises ConfigError where a newer version of ftis-node has written the home. Changes nothing."""
+    schema = marked_schema(home)
+    if schema is not None and schema > HOME_SCHEMA:
+        raise ConfigError(
+            f"{home.root} was written by a newer ftis-node (schema {schema}, this one knows {HOME_SCHEMA}): "
+            "update ftis-node, or give another --home"
+        )
+
+
+def mark_schema(home: Home, schema: int) -> None:
+    """Writes the marker, whole or not at all. Raises OSError."""
+    replace_file(home.marker, (json.dumps({"schema": schema}) + "\n").encode())

@@ -1,0 +1,39 @@
+"""Peers as they are given: multiaddrs, commas between them, and `@FILE` for a file that has one on each line.
+
+`ftis-node bootstrap --address-file` writes such a file. A container reads it from a volume, a fleet from its
+configuration management, so that no start script has to paste an address into a command line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_FILE_BYTES = 1 << 16
+
+
+def read_peers(given: str | Iterable[str]) -> tuple[str, ...]:
+    """The multiaddrs that are meant, in order, each once. Raises ValueError for a file that cannot be used."""
+    parts = given.split(",") if isinstance(given, str) else given
+    named = [address for part in parts if part.strip() for address in _named_by(part.strip())]
+    return tuple(dict.fromkeys(named))
+
+
+def _named_by(part: str) -> list[str]:
+    """The address itself, or those of the file behind `@`; there `#` begins a comment."""
+    if not part.startswith("@"):
+        return [part]
+    path = Path(part[1:])
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ValueError(f"the file of peers {path} cannot be read ({reason})") from None
+    lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
+    if not any(lines):
+        raise ValueError(f"the file of peers {path} is empty: it has one multiaddr on each line")
+    return [line for line in lines if line]

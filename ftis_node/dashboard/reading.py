@@ -1,0 +1,67 @@
+"""One look at a node from outside: everything that the dashboard shows of it, at one moment, as a frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.telemetry.history import History
+
+if TYPE_CHECKING:
+    from ftis_node.telemetry.status import Status
+
+
+class Phase(StrEnum):
+    """What is known of the node's process."""
+
+    RUNNING = "running"
+    STARTING = "starting"  # the process is there, its status port not yet: models are loaded now
+    SILENT = "silent"  # it runs, and its port does not answer
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFigures:
+    """One GPU of this machine. `busy` is a share, 0 to 1."""
+
+    name: str
+    used_bytes: int
+    total_bytes: int
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFigures:
+    """The node's processes (resident memory, shared pages counted in each) and the machine that they run on."""
+
+    num_processes: int = 0
+    resident_bytes: int = 0
+    ram_used_bytes: int = 0
+    ram_total_bytes: int = 0
+    disk_free_bytes: int = 0
+    gpus: tuple[GpuFigures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was found at `taken_at` (Unix seconds). `told_at` is when the node last told its status.
+
+    `start_command` starts the node again; `problem` is one line where something could not be read.
+    """
+
+    taken_at: float
+    phase: Phase
+    status: Status
+    told_at: float = 0.0
+    peers: tuple[dict[str, Any], ...] = ()
+    history: History = History()
+    machine: MachineFigures = MachineFigures()
+    start_command: str = ""
+    logs: str = ""
+    problem: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the figures are of this moment."""
+        return self.phase is Phase.RUNNING

@@ -1,0 +1,64 @@
+"""The last lines of the event trail, also those that every group writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+
+from ftis_node.dashboard.view.events import event_line, worth_a_look
+from ftis_node.dashboard.view.plain import Span, Tone, line
+from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.text_lines import TextLines
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ftis_node.dashboard.app import DashboardApp
+    from ftis_node.dashboard.reading import Reading
+
+
+class EventsScreen(Screen[None]):
+    """Follows the end of the trail; `a` shows all lines."""
+
+    app: DashboardApp
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("a", "toggle_all", "all lines"),
+        ("escape", "app.pop_screen", "back"),
+        ("q", "app.quit", "quit"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shows_all = False
+
+    def compose(self) -> ComposeResult:
+        """One long text."""
+        with VerticalScroll(id="scroll"):
+            yield TextLines(id="trail", wraps=True)
+        yield KeysLine(("arrows", "scroll"), ("a", "all lines"), ("Esc", "back"), ("q", "quit"))
+
+    def on_mount(self) -> None:
+        """The events as last read."""
+        self.query_one(VerticalScroll).focus()
+        if self.app.reading is not None:
+            self.show(self.app.reading)
+
+    def show(self, reading: Reading) -> None:
+        """The events of a reading; the end stays in sight where it was."""
+        scroll = self.query_one(VerticalScroll)
+        was_at_end = scroll.is_vertical_scroll_end
+        events = reading.history.events
+        lines = [event_line(event) for event in (events if self._shows_all else worth_a_look(events))]
+        self.query_one("#trail", TextLines).write(lines or [line(Span("nothing happened yet", Tone.FAINT))])
+        if was_at_end:
+            scroll.scroll_end(animate=False)
+
+    def action_toggle_all(self) -> None:
+        """All lines, or those worth a look."""
+        self._shows_all = not self._shows_all
+        if self.app.reading is not None:
+            self.show(self.app.reading)
+            self.query_one(VerticalScroll).scroll_end(animate=False)

@@ -1,0 +1,68 @@
+"""One group: prompt, completions, log-probs, rewards, verdict, where it was used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+
+from ftis_node.dashboard.view.groups import group_lines
+from ftis_node.dashboard.view.plain import Span, Tone, harmless, line
+from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.text_lines import TextLines
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ftis_node.dashboard.app import DashboardApp
+    from ftis_node.dashboard.groups import OpenGroup
+    from ftis_node.dashboard.messages import GroupOpened
+
+
+class GroupScreen(Screen[None]):
+    """Scrolls with the arrow keys; `l` shows every token with its log-prob."""
+
+    app: DashboardApp
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("l", "toggle_tokens", "log-probs of tokens"),
+        ("escape", "app.pop_screen", "back"),
+        ("q", "app.quit", "quit"),
+    ]
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__()
+        self.group_id = group_id
+        self._group: OpenGroup | None = None
+        self._with_tokens = False
+
+    def compose(self) -> ComposeResult:
+        """One long text."""
+        with VerticalScroll(id="scroll"):
+            yield TextLines(id="group", wraps=True)
+        yield KeysLine(("arrows", "scroll"), ("l", "log-probs of all tokens"), ("Esc", "back"), ("q", "quit"))
+
+    def on_mount(self) -> None:
+        """Asks for the group."""
+        self.query_one("#group", TextLines).write([line(Span(f"reading group {self.group_id}", Tone.FAINT))])
+        self.query_one(VerticalScroll).focus()
+        self.app.load_group(self, self.group_id)
+
+    def on_group_opened(self, message: GroupOpened) -> None:
+        """The group was read, or why it was not."""
+        self._group = message.group
+        if message.group is None:
+            words = harmless(message.problem) or "this group is no longer kept: the buffer made room for newer ones"
+            self.query_one("#group", TextLines).write([line(Span(words, Tone.WARN))])
+        else:
+            self._write()
+
+    def action_toggle_tokens(self) -> None:
+        """Every token with its log-prob, or not."""
+        self._with_tokens = not self._with_tokens
+        self._write()
+
+    def _write(self) -> None:
+        if self._group is not None:
+            self.query_one("#group", TextLines).write(group_lines(self._group, with_tokens=self._with_tokens))

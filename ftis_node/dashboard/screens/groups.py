@@ -1,0 +1,60 @@
+"""The newest groups of the buffer, own and foreign; Enter opens one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.screen import Screen
+from textual.widgets import DataTable
+
+from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_row
+from ftis_node.dashboard.view.plain import harmless
+from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.rows_table import RowsTable
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ftis_node.dashboard.app import DashboardApp
+    from ftis_node.dashboard.messages import GroupsListed
+
+
+class GroupsScreen(Screen[None]):
+    """The list stands still while it is read; `r` reads it anew."""
+
+    app: DashboardApp
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("r", "reload", "read again"),
+        ("escape", "app.pop_screen", "back"),
+        ("q", "app.quit", "quit"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        """One table."""
+        yield RowsTable(GROUP_COLUMNS, id="groups")
+        yield KeysLine(("Enter", "open group"), ("r", "read again"), ("Esc", "back"), ("q", "quit"))
+
+    def on_mount(self) -> None:
+        """Asks for the groups."""
+        table = self.query_one(RowsTable)
+        table.styles.border_top = ("solid", "gray")
+        table.border_title = "reading the buffer"
+        table.focus()
+        self.action_reload()
+
+    def action_reload(self) -> None:
+        """Reads the buffer again."""
+        self.app.load_groups(self)
+
+    def on_groups_listed(self, message: GroupsListed) -> None:
+        """The groups were found, or why there are none."""
+        table = self.query_one(RowsTable)
+        table.border_title = harmless(message.problem) or f"the newest {len(message.groups)} groups of the buffer"
+        table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
+
+    @on(DataTable.RowSelected)
+    def open_group(self, event: DataTable.RowSelected) -> None:
+        """Enter on a group."""
+        self.app.open_group(event.row_key.value)

@@ -1,0 +1,36 @@
+"""The keys, the words, and everything that is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+
+from ftis_node.dashboard.view.help import help_lines
+from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.text_lines import TextLines
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ftis_node.dashboard.app import DashboardApp
+
+
+class HelpScreen(Screen[None]):
+    """One text that scrolls."""
+
+    app: DashboardApp
+    BINDINGS: ClassVar[list[BindingType]] = [("escape", "app.pop_screen", "back"), ("q", "app.quit", "quit")]
+
+    def compose(self) -> ComposeResult:
+        """One long text."""
+        with VerticalScroll():
+            yield TextLines(id="help", wraps=True)
+        yield KeysLine(("arrows", "scroll"), ("Esc", "back"), ("q", "quit"))
+
+    def on_mount(self) -> None:
+        """The help of this moment."""
+        self.query_one("#help", TextLines).write(help_lines(self.app.reading))
+        self.query_one(VerticalScroll).focus()

@@ -1,0 +1,90 @@
+"""The one screen that answers everything at a glance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.containers import Container, Horizontal
+from textual.screen import Screen
+from textual.widgets import DataTable
+
+from ftis_node.dashboard.screens.peer import PeerScreen
+from ftis_node.dashboard.view.curves import pass_points, pass_title, reward_points, reward_title
+from ftis_node.dashboard.view.plain import Span, Tone, line
+from ftis_node.dashboard.widgets.curve import Curve
+from ftis_node.dashboard.widgets.event_lines import EventLines
+from ftis_node.dashboard.widgets.figures import Figures
+from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.overview import Overview
+from ftis_node.dashboard.widgets.peers_table import PeersTable
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ftis_node.dashboard.reading import Reading
+
+WIDE, TALL = 130, 40
+
+
+class MainScreen(Screen[None]):
+    """Head, curves, figures, peers, events."""
+
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (TALL, "-tall")]
+    DEFAULT_CSS = """
+    #curves { height: 6; }
+    #lists { height: 1fr; layout: vertical; }
+    #peers { height: 4fr; min-height: 3; }
+    #events { height: 3fr; min-height: 2; }
+    MainScreen.-low.-stopped #curves { height: 5; }
+    MainScreen.-tall #curves { height: 16; }
+    MainScreen.-tall Overview, MainScreen.-tall Figures { margin-bottom: 1; }
+    MainScreen.-wide #lists { layout: horizontal; }
+    MainScreen.-wide #peers { width: 80; height: 1fr; }
+    MainScreen.-wide #events { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("g", "app.show_groups", "groups"),
+        ("e", "app.show_events", "events"),
+        ("question_mark", "app.show_help", "help"),
+        ("q", "app.quit", "quit"),
+    ]
+
+    def __init__(self, home_words: str) -> None:
+        super().__init__()
+        self._home_words = home_words
+
+    def compose(self) -> ComposeResult:
+        """Everything stands at the first paint; figures come when they are read."""
+        yield Overview(id="overview")
+        with Horizontal(id="curves"):
+            yield Curve("reward of a step", id="reward")
+            yield Curve("pass@1", id="pass")
+        yield Figures(id="figures")
+        with Container(id="lists"):
+            yield PeersTable(id="peers")
+            yield EventLines(id="events")
+        yield KeysLine(("Enter", "open peer"), ("g", "groups"), ("e", "events"), ("?", "help"), ("q", "quit"))
+
+    def on_mount(self) -> None:
+        """What there is to say before anything is read."""
+        self.query_one(Overview).write([line(Span(f"looking at {self._home_words}", Tone.FAINT))])
+        self.query_one(PeersTable).focus()
+
+    def show(self, reading: Reading) -> None:
+        """Writes a reading on all widgets."""
+        self.set_class(not reading.is_live, "-stopped")
+        self.query_one(Overview).show(reading)
+        self.query_one("#reward", Curve).show(reward_title(reading), reward_points(reading), is_live=reading.is_live)
+        self.query_one("#pass", Curve).show(pass_title(reading), pass_points(reading), is_live=reading.is_live)
+        self.query_one(Figures).show(reading)
+        self.query_one(PeersTable).show(reading)
+        self.query_one(EventLines).show(reading)
+
+    @on(DataTable.RowSelected, "#peers")
+    def open_peer(self, event: DataTable.RowSelected) -> None:
+        """Enter on a peer."""
+        if event.row_key.value is not None:
+            self.app.push_screen(PeerScreen(event.row_key.value))

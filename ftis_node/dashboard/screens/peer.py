@@ -1,0 +1,76 @@
+"""One peer: who it is, how it stands and why, and its newest groups here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.screen import Screen
+from textual.widgets import DataTable
+
+from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_row
+from ftis_node.dashboard.view.peers import ban_words, peer_lines
+from ftis_node.dashboard.view.plain import Span, Tone, line
+from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.rows_table import RowsTable
+from ftis_node.dashboard.widgets.text_lines import TextLines
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ftis_node.dashboard.app import DashboardApp
+    from ftis_node.dashboard.messages import GroupsListed
+    from ftis_node.dashboard.reading import Reading
+
+
+class PeerScreen(Screen[None]):
+    """Stays up to date while it is open."""
+
+    app: DashboardApp
+    DEFAULT_CSS = """
+    PeerScreen TextLines { margin: 0 0 1 0; }
+    PeerScreen RowsTable { border-top: solid $foreground 40%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape", "app.pop_screen", "back"),
+        ("q", "app.quit", "quit"),
+    ]
+
+    def __init__(self, peer_id: str) -> None:
+        super().__init__()
+        self.peer_id = peer_id
+
+    def compose(self) -> ComposeResult:
+        """Figures above, groups below."""
+        yield TextLines(id="peer", wraps=True)
+        yield RowsTable(GROUP_COLUMNS, id="groups")
+        yield KeysLine(("Enter", "open group"), ("Esc", "back"), ("q", "quit"))
+
+    def on_mount(self) -> None:
+        """The peer as last read, and its groups when they are found."""
+        self.query_one(RowsTable).border_title = "its newest groups in the buffer"
+        self.query_one(RowsTable).focus()
+        if self.app.reading is not None:
+            self.show(self.app.reading)
+        self.app.load_groups(self, sender=self.peer_id)
+
+    def show(self, reading: Reading) -> None:
+        """Writes the peer's row of a reading."""
+        row = next((row for row in reading.peers if row["peer_id"] == self.peer_id), None)
+        if row is None:
+            self.query_one("#peer", TextLines).write([line(Span("this peer is no longer known", Tone.WARN))])
+            return
+        lines = peer_lines(row, now=reading.taken_at)
+        self.query_one("#peer", TextLines).write([*lines, line(), line(Span(ban_words(row), Tone.FAINT))])
+
+    def on_groups_listed(self, message: GroupsListed) -> None:
+        """The groups were found."""
+        self.query_one(RowsTable).show_rows(
+            {group.id: group_row(group, self.app.peer_names()) for group in message.groups}
+        )
+
+    @on(DataTable.RowSelected)
+    def open_group(self, event: DataTable.RowSelected) -> None:
+        """Enter on a group."""
+        self.app.open_group(event.row_key.value)

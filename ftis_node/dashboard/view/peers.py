@@ -1,0 +1,105 @@
+"""Peers: a row of the table, and everything about one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.dashboard.view.plain import (
+    Line,
+    Span,
+    Tone,
+    ago,
+    clipped,
+    count,
+    harmless,
+    labelled,
+    line,
+    moment,
+    number,
+    short_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PEER_COLUMNS = ("peer", "model", "standing", "score", "taken", "refused", "holds", "seen")
+NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 18, 60
+STANDING_TONES = {"banned": Tone.BAD, "watched": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.PLAIN}
+STANDING_WORDS = {
+    "good": "met like everybody",
+    "watched": "refusals or failures weigh on it; all its groups are audited",
+    "banned": "not pulled from, not served, not admitted",
+    "trusted": "by the operator's word: the node itself never bans it",
+}
+
+
+def sorted_peers(peers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Who gave most first; the refused among those of equal gifts last."""
+    return sorted(peers, key=lambda row: (-row.get("groups_accepted", 0), _refused(row), row["peer_id"]))
+
+
+def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
+    """One cell for each of PEER_COLUMNS."""
+    standing = str(row.get("standing", "good"))
+    refused = _refused(row)
+    parameters = f" {count(row['parameters'])}" if row.get("parameters") else ""
+    return (
+        Span(clipped(harmless(row.get("name") or "") or short_id(row["peer_id"]), NAME_WIDTH), Tone.STRONG),
+        Span(clipped(harmless(row.get("model") or "-").rsplit("/", 1)[-1], MODEL_WIDTH - len(parameters)) + parameters),
+        Span(harmless(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
+        Span(number(row.get("score"), digits=3)),
+        Span(count(row.get("groups_accepted", 0))),
+        Span(count(refused), Tone.WARN if refused else Tone.PLAIN),
+        Span(count(row.get("groups_confirmed", 0))),
+        Span(ago(row.get("last_seen", 0.0), now)),
+    )
+
+
+def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
+    """Everything about one peer."""
+    standing = str(row.get("standing", "good"))
+    version = row.get("policy_version")
+    lines = [
+        labelled("peer id", harmless(row["peer_id"])),
+        labelled("name", Span(harmless(row.get("name") or "-"), Tone.STRONG)),
+        labelled("model", f"{harmless(row.get('model') or '-')}, {count(row.get('parameters') or 0)} parameters"),
+        labelled("role", f"{harmless(row.get('role') or '-')}, version {'-' if version is None else version}"),
+        labelled("last seen", f"{ago(row.get('last_seen', 0.0), now)} ago" if row.get("last_seen") else "never"),
+        line(),
+        labelled(
+            "standing",
+            Span(harmless(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
+            f", score {number(row.get('score'), digits=3)}: {STANDING_WORDS.get(standing, '')}",
+        ),
+    ]
+    if row.get("banned_until"):
+        why = clipped(harmless(row.get("ban_reason") or ""), REASON_WIDTH)
+        lines.append(labelled("banned", f"until {moment(row['banned_until'])}: {why}"))
+    lines += [
+        line(),
+        labelled("its groups", f"{row.get('groups_accepted', 0)} taken, {_refused(row)} refused"),
+        *_tally("refused", row.get("groups_refused") or {}),
+        *_tally("against it", row.get("reasons") or {}),
+        labelled("our groups", f"{row.get('groups_confirmed', 0)} confirmed by it"),
+        labelled("pulls", f"{row.get('failed_pulls', 0)} failed"),
+    ]
+    return lines
+
+
+def ban_words(row: Mapping[str, Any]) -> str:
+    """How to change how it stands; the dashboard itself changes nothing."""
+    peer_id = harmless(row["peer_id"])[-8:]
+    verb = "unban" if row.get("standing") == "banned" else "ban"
+    return f"to change that: ftis-node peers {verb} {peer_id}   (or: trust {peer_id})"
+
+
+def _tally(label: str, reasons: Mapping[str, int]) -> list[Line]:
+    ordered = sorted(reasons.items(), key=lambda item: -item[1])
+    return [
+        labelled(label if place == 0 else "", f"{many:>6}  {clipped(harmless(reason), REASON_WIDTH)}")
+        for place, (reason, many) in enumerate(ordered)
+    ]
+
+
+def _refused(row: Mapping[str, Any]) -> int:
+    return sum((row.get("groups_refused") or {}).values())

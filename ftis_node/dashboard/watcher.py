@@ -1,0 +1,105 @@
+"""Looking at a node again and again: its local port, or what it left in its home. Blocking; lives in one thread.
+
+    lock file names a living process --no--> STOPPED   figures of status.json
+                  | yes
+    it has published its port ---------no--> STARTING
+                  | yes
+    the port answers ------------------no--> SILENT    the last figures that it gave
+                  | yes
+                  `------------------------> RUNNING
+
+A node that is started again is found by the next look, because nothing of the former one is kept but its figures.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from ftis_node.dashboard.machine import MachineMeter, running_process
+from ftis_node.dashboard.reading import Phase, Reading
+from ftis_node.errors import FtisError
+from ftis_node.telemetry.history import HistoryFollower
+from ftis_node.telemetry.status import Status
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+
+NUM_EVENTS = 1000
+
+
+class ReadDocument(Protocol):
+    """`/status` or `/peers` of the node on a home, running or stopped. Raises FtisError where there is none."""
+
+    def __call__(self, home: Home, path: str) -> Any: ...
+
+
+class Watcher:
+    """One per dashboard; `look` takes about as long as the node's port needs to answer."""
+
+    def __init__(self, home: Home, read: ReadDocument) -> None:
+        self._home = home
+        self._read = read
+        self._follower = HistoryFollower(home.events, num_last_events=NUM_EVENTS)
+        self._meter = MachineMeter()
+        self._last: tuple[Status, tuple[dict[str, Any], ...], float] = (Status(), (), 0.0)
+
+    def look(self, *, with_history: bool = True) -> Reading:
+        """The node as it is now. The first look into a long trail takes seconds; one without it none."""
+        process = running_process(self._home)
+        phase, problem = Phase.STOPPED, ""
+        if process is not None:
+            phase = Phase.RUNNING if self._home.running_url() else Phase.STARTING
+        if phase is not Phase.STARTING:
+            phase, problem = self._ask(phase)
+        if with_history:
+            self._follower.poll()
+        status, peers, told_at = self._last
+        return Reading(
+            taken_at=time.time(),
+            phase=phase,
+            status=status,
+            told_at=told_at,
+            peers=peers,
+            history=self._follower.history,
+            machine=self._meter.read(self._home, process),
+            start_command=start_command(self._home),
+            logs=str(self._home.logs),
+            problem=problem,
+        )
+
+    def _ask(self, phase: Phase) -> tuple[Phase, str]:
+        """Takes the documents in; a node that cannot be read leaves the last ones standing."""
+        try:
+            status = msgspec.convert(self._read(self._home, "/status"), Status)
+            peers = tuple(self._read(self._home, "/peers"))
+        except (FtisError, OSError, ValueError) as error:  # ValueError: a half-written or damaged document
+            return (Phase.SILENT if phase is Phase.RUNNING else phase), str(error)
+        told_at = time.time() if phase is Phase.RUNNING else self._home.status.stat().st_mtime
+        self._last = (status, peers, told_at)
+        return phase, ""
+
+
+def has_ever_run(home: Home) -> bool:
+    """Whether a node was ever started on the home."""
+    return home.status.exists() or home.settings.exists()
+
+
+def start_command(home: Home) -> str:
+    """The command that starts the node of this home again, with what its last start was told."""
+    try:
+        told = json.loads(home.settings.read_text())
+    except (OSError, ValueError):
+        told = {}
+    words = ["ftis-node", "join", "--model", str(told.get("model") or "MODEL"), "--home", str(home.root)]
+    for peer in told.get("peers") or ():
+        words += ["--peers", str(peer)]
+    if told.get("role") not in (None, "full"):
+        words += ["--role", str(told["role"])]
+    if follow := (told.get("roles") or {}).get("follow"):
+        words += ["--follow", str(follow)]
+    return shlex.join(words)

@@ -1,0 +1,147 @@
+"""The dashboard in a browser: textual-serve runs one dashboard for each open page and passes keys and frames on.
+
+It listens on this machine alone unless told otherwise, and changes nothing but what is shown. A page of another site
+that is open in the same browser is refused: its `Origin` is not ours, and a name that somebody points at 127.0.0.1 is
+not a name of this machine. Where other machines reach the port it asks for a token, new at every start: the address
+that the command prints has it, and the page's first answer moves it into a cookie.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from textual_serve.server import Server
+
+from ftis_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ftis_node.config.home import Home
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+MAX_PAGES = 8  # each is a process
+TOKEN_BYTES = 24
+COOKIE = "ftis-dashboard-{port}"  # a browser shows a cookie to every port of a machine
+PAGES = Path(__file__).parent / "pages"
+WEBSOCKET_PATH = "/ws"
+CONTENT_POLICY = (
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; img-src data:"
+)
+
+
+def warning_of(host: str, port: int) -> str | None:
+    """What it means to listen there; None for this machine alone."""
+    if host in LOOPBACK:
+        return None
+    return (
+        f"listening on {host}: whoever has the address below can read the dashboard (prompts, completions, peers, "
+        "addresses), and it travels unencrypted; nobody can change the node by it. Over ssh no open port is needed: "
+        f"leave --host out and use `ssh -L {port}:127.0.0.1:{port} THIS-MACHINE`"
+    )
+
+
+def refusal_of(*, bound_to: str, host: str, origin: str | None) -> str | None:
+    """Why a request is refused, by its `Host` and `Origin`; None for a good one."""
+    if bound_to in LOOPBACK and urlsplit(f"//{host}").hostname not in LOOPBACK:
+        return f"this dashboard is for this machine alone: open http://{bound_to}, not {host}"
+    if origin is not None and urlsplit(origin).netloc != host:
+        return "another site's page may not read this dashboard"
+    return None
+
+
+def new_token(host: str) -> str | None:
+    """What the browser must show; None where the dashboard is for this machine alone."""
+    return None if host in LOOPBACK else secrets.token_urlsafe(TOKEN_BYTES)
+
+
+class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no types
+    """textual-serve with our own page, which asks nothing of other sites, and with the checks above."""
+
+    def __init__(
+        self, home: Home, *, host: str, port: int, token: str | None = None, max_pages: int = MAX_PAGES
+    ) -> None:
+        command = shlex.join([sys.executable, "-m", "ftis_node", "dashboard", "--home", str(home.root)])
+        super().__init__(command, host=host, port=port, title="ftis-node", templates_path=PAGES)
+        self._token = token
+        self._cookie = COOKIE.format(port=port)
+        self._max_pages = max_pages
+        self._num_pages = 0
+
+    def initialize_logging(self) -> None:
+        """The command has set it up."""
+
+    async def on_startup(self, app: web.Application) -> None:
+        """The command has said where it is."""
+
+    async def handle_index(self, request: web.Request) -> web.Response:
+        """The page; it finds its own address, so that it works through a tunnel."""
+        import aiohttp_jinja2
+
+        size = request.query.get("fontsize", "")
+        context = {"font_size": int(size) if size.isdecimal() and len(size) < 3 else 16}
+        return aiohttp_jinja2.render_template("app_index.html", request, context)
+
+    async def _make_app(self) -> web.Application:
+        app: web.Application = await super()._make_app()
+        app.middlewares.append(self._checked)
+        return app
+
+    @web.middleware
+    async def _checked(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        why = refusal_of(bound_to=self.host, host=request.host, origin=request.headers.get("Origin"))
+        if why is not None:
+            return web.Response(status=403, text=why)
+        if self._token is not None and not self._is_shown(request.cookies.get(self._cookie, "")):
+            return self._admitted(request)
+        if request.path != WEBSOCKET_PATH:
+            response = await handler(request)
+            response.headers["Content-Security-Policy"] = CONTENT_POLICY
+            return response
+        if self._num_pages >= self._max_pages:
+            return web.Response(status=503, text=f"{self._max_pages} pages are open: close one")
+        self._num_pages += 1
+        try:
+            return await handler(request)
+        finally:
+            self._num_pages -= 1
+
+    def _is_shown(self, token: str) -> bool:
+        return self._token is not None and hmac.compare_digest(token.encode(), self._token.encode())
+
+    def _admitted(self, request: web.Request) -> web.Response:
+        """To the page with a cookie, for the address that the command printed; else what is missing."""
+        if not self._is_shown(request.query.get("token", "")):
+            return web.Response(status=401, text="open the address that `ftis-node dashboard --web` printed")
+        answer = web.Response(status=303, headers={"Location": "/", "Referrer-Policy": "no-referrer"})
+        answer.set_cookie(self._cookie, str(self._token), httponly=True, samesite="Strict")
+        return answer
+
+
+def serve_dashboard(home: Home, *, host: str, port: int, token: str | None) -> None:
+    """Serves until ctrl-C. `token`: what `new_token` gave."""
+    DashboardServer(home, host=host, port=port, token=token).serve()
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises UsageError where nobody can listen there."""
+    try:
+        found: list[Any] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}, port {port} ({error.strerror}): choose others with --host and --port"
+        ) from None

@@ -1,0 +1,33 @@
+"""The last lines of the event trail that are worth a look, as many as there is room for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.dashboard.view.events import event_line, worth_a_look
+from ftis_node.dashboard.widgets.text_lines import TextLines
+
+if TYPE_CHECKING:
+    from ftis_node.dashboard.reading import Reading
+
+
+class EventLines(TextLines):
+    """The newest at the bottom."""
+
+    DEFAULT_CSS = "EventLines { height: 1fr; border-top: solid $foreground 40%; }"
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self.border_title = "events"
+        self._reading: Reading | None = None
+
+    def show(self, reading: Reading) -> None:
+        """The newest events."""
+        self._reading = reading
+        num_rows = max(1, self.content_size.height)
+        self.write(event_line(event) for event in worth_a_look(reading.history.events)[-num_rows:])
+
+    def on_resize(self) -> None:
+        """There is room for another number of them."""
+        if self._reading is not None:
+            self.show(self._reading)

@@ -1,0 +1,21 @@
+"""The keys of a screen, at its bottom. Textual's own footer stays empty in a browser's page that has no focus yet."""
+
+from __future__ import annotations
+
+from ftis_node.dashboard.view.plain import Span, Tone, line
+from ftis_node.dashboard.widgets.text_lines import TextLines
+
+
+class KeysLine(TextLines):
+    """One line of keys and what they do."""
+
+    DEFAULT_CSS = "KeysLine { dock: bottom; height: 1; }"
+
+    def __init__(self, *keys: tuple[str, str]) -> None:
+        super().__init__(id="keys")
+        self._keys = keys
+
+    def on_mount(self) -> None:
+        """The line never changes."""
+        spans = (part for key, what in self._keys for part in (Span(f" {key}", Tone.STRONG), f" {what} "))
+        self.write([line(*spans)])

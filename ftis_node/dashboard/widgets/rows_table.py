@@ -1,0 +1,70 @@
+"""A table of spans that keeps its cursor on the same row while rows come and go; Enter opens the row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from textual.widgets import DataTable
+
+from ftis_node.dashboard.widgets.text_lines import as_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ftis_node.dashboard.view.plain import Span
+
+Row = tuple["Span", ...]
+
+
+class RowsTable(DataTable[Text]):
+    """The rows' keys are their ids."""
+
+    DEFAULT_CSS = """
+    RowsTable { width: 1fr; height: 1fr; overflow-x: hidden; background: $background; }
+    RowsTable > .datatable--header, RowsTable:ansi > .datatable--header { background: $background; text-style: dim; }
+    RowsTable > .datatable--cursor, RowsTable:focus > .datatable--cursor {
+        background: $background; color: $foreground; text-style: reverse;
+    }
+    """
+
+    def __init__(self, columns: Sequence[str], *, id: str) -> None:
+        super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=1)
+        self._labels = columns
+        self._shown: dict[str, Row] = {}
+
+    def on_mount(self) -> None:
+        """The columns are as wide as what is in them."""
+        for label in self._labels:
+            self.add_column(label, key=label)
+
+    def show_rows(self, rows: Mapping[str, Row]) -> None:
+        """Puts these rows in place of the former ones; in place, where they are the same in the same order."""
+        wanted = dict(rows)
+        if wanted == self._shown:
+            return
+        if list(wanted) == list(self._shown):
+            self._update_cells(wanted)
+        else:
+            self._refill(wanted)
+        self._shown = wanted
+
+    def selected_key(self) -> str | None:
+        """The id of the row under the cursor."""
+        if not self.row_count:
+            return None
+        return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
+
+    def _update_cells(self, wanted: Mapping[str, Row]) -> None:
+        for key, row in wanted.items():
+            for label, span, former in zip(self._labels, row, self._shown[key], strict=True):
+                if span != former:
+                    self.update_cell(key, label, as_text((span,)), update_width=True)
+
+    def _refill(self, wanted: Mapping[str, Row]) -> None:
+        selected, keys = self.selected_key(), list(wanted)
+        self.clear()
+        for key, row in wanted.items():
+            self.add_row(*(as_text((span,)) for span in row), key=key)
+        if selected is not None and selected in wanted:
+            self.move_cursor(row=keys.index(selected), animate=False)

@@ -1,0 +1,146 @@
+"""A swarm of those who share a secret: what its members say is sealed, and outsiders do not learn its names.
+
+From the secret and the run id two keys are derived (HKDF-SHA256). One makes the name under which the run appears on the
+wire in place of its id, so that nodes with and without the secret, or with another one, never meet. The other seals
+announcements, requests, items and directory payloads with ChaCha20-Poly1305:
+
+    sealed = nonce (12, random) + ciphertext + tag (16)
+
+What is sealed is bound to a context: its kind, who sends it, for whom, and for an item also the request that it
+answers. Opened in any other place it fails. A run without a secret uses `OPEN`, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from typing import TYPE_CHECKING, Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ftis_node.errors import ConfigError, RecordError
+from ftis_node.telemetry.secrets import keep_secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIN_SECRET_BYTES = 32
+MAX_SECRET_BYTES = 4096
+KEY_BYTES = 32
+NAME_BYTES = 16
+NONCE_BYTES = 12
+TAG_BYTES = 16
+MAX_OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
+DOMAIN = b"ftis-node/secret/1"
+
+
+class Seal(Protocol):
+    """What is done to bytes before they leave, and undone when they came."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """By how much `close` makes a payload longer."""
+        ...
+
+    def wire_name(self, run_id: str) -> str:
+        """The name under which a run appears in topics, protocols and directory keys."""
+        ...
+
+    def close(self, payload: bytes, *context: str | bytes) -> bytes:
+        """Seals a payload for one place."""
+        ...
+
+    def open(self, sealed: bytes, *context: str | bytes) -> bytes:
+        """The payload. Raises RecordError (`sealed`) for what was not sealed by a holder of the secret for here."""
+        ...
+
+
+class OpenSeal:
+    """No secret: everything is as it is."""
+
+    overhead_bytes = 0
+
+    def wire_name(self, run_id: str) -> str:
+        """The run id."""
+        return run_id
+
+    def close(self, payload: bytes, *context: str | bytes) -> bytes:
+        """The payload."""
+        return payload
+
+    def open(self, sealed: bytes, *context: str | bytes) -> bytes:
+        """The payload."""
+        return sealed
+
+
+OPEN: Seal = OpenSeal()
+
+
+class SecretSeal:
+    """The seal of one run under one secret."""
+
+    overhead_bytes = MAX_OVERHEAD_BYTES
+
+    def __init__(self, secret: bytes, *, run_id: str) -> None:
+        """Raises ValueError for a secret of fewer than 32 bytes."""
+        if len(secret) < MIN_SECRET_BYTES:
+            raise ValueError(f"a secret has at least {MIN_SECRET_BYTES} bytes")
+        derive = HKDF(algorithm=SHA256(), length=KEY_BYTES + NAME_BYTES, salt=run_id.encode(), info=DOMAIN)
+        derived = derive.derive(secret)
+        self._cipher = ChaCha20Poly1305(derived[:KEY_BYTES])
+        self._name = derived[KEY_BYTES:].hex()
+
+    def wire_name(self, run_id: str) -> str:
+        """The keyed name; it tells nothing of the run id."""
+        return self._name
+
+    def close(self, payload: bytes, *context: str | bytes) -> bytes:
+        """Seals a payload for one place."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, payload, _packed(context))
+
+    def open(self, sealed: bytes, *context: str | bytes) -> bytes:
+        """The payload; see `Seal.open`."""
+        if len(sealed) < MAX_OVERHEAD_BYTES:
+            raise RecordError("sealed", f"{len(sealed)} bytes are too short to be sealed")
+        try:
+            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _packed(context))
+        except InvalidTag:
+            raise RecordError("sealed", "not sealed with this run's secret, or for another place") from None
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret in a file: raw bytes, or hex digits. Raises ConfigError where it is missing, short or not private."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        content = path.read_bytes()[: MAX_SECRET_BYTES + 1]
+    except OSError as error:
+        raise ConfigError(f"swarm.secret_file {path}: {error.strerror}; make one: openssl rand -hex 32") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"swarm.secret_file {path} is open to other users (mode {mode:03o}): chmod 600 {path}")
+    secret = _unhexed(content)
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"swarm.secret_file {path} holds {len(secret)} bytes; {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are needed:"
+            " openssl rand -hex 32"
+        )
+    keep_secret(content.strip())
+    keep_secret(secret)
+    return secret
+
+
+def _unhexed(content: bytes) -> bytes:
+    try:
+        return bytes.fromhex(content.decode("ascii"))
+    except ValueError:
+        return content
+
+
+def _packed(context: tuple[str | bytes, ...]) -> bytes:
+    """Parts of a context, each by its hash, so that no two contexts read alike."""
+    parts = (part.encode() if isinstance(part, str) else part for part in context)
+    return b"".join(hashlib.sha256(part).digest() for part in parts)

@@ -1,0 +1,205 @@
+"""A node without a model: real network, loops, door and buffer, and groups that somebody else hands in.
+
+What a swarm costs and survives can so be measured with as many nodes as the machine bears. Left out are engine and
+learner, and of the door the mathematics of rewards: every completion scores 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from ftis_node.lab.wire_probe import VOCABULARY, random_group
+from ftis_node.node.directory import DirectoryLoop
+from ftis_node.node.disk import Disk
+from ftis_node.node.figures import Figures
+from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.parts import Parts
+from ftis_node.node.peer_book import PeerBook
+from ftis_node.node.publish import PublishLoop
+from ftis_node.node.pull import PullLoop
+from ftis_node.node.reannounce import ReannounceLoop
+from ftis_node.node.serve import Served
+from ftis_node.node.shards import ShardsLoop
+from ftis_node.node.slots import Slots
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.group import CompletionStatus, PromptRef
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.tasks.base import TaskItem
+from ftis_node.telemetry.events import EventTrail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import numpy as np
+
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.gossip import Gossip
+    from ftis_node.records.group import Group
+    from ftis_node.records.identity import Identity
+
+    OnEvent = Callable[[str, dict[str, Any]], None]
+
+log = logging.getLogger(__name__)
+
+PROMPT_IDS = [0]
+FINGERPRINT = "0" * 32  # as `random_group` says
+UNBOUNDED = 1 << 30
+
+
+class FreeTask:
+    """Any problem there is, and none to solve."""
+
+    isolate_scoring = False
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        """The problem of that name."""
+        return TaskItem(ref, ({"role": "user", "content": ""},), "")
+
+
+class FreeScorer:
+    """Every completion is worth nothing."""
+
+    async def score(self, item: TaskItem, texts: Sequence[str]) -> list[tuple[float, CompletionStatus]]:
+        """Zeros."""
+        return [(0.0, CompletionStatus.SCORED) for _ in texts]
+
+
+class FreeTokenizer:
+    """A tokenizer without text."""
+
+    fingerprint = FINGERPRINT
+    vocab_size = VOCABULARY
+    eos_ids = (VOCABULARY,)
+
+    def encode_prompt(self, messages: Sequence[object]) -> list[int]:
+        """The one prompt."""
+        return PROMPT_IDS
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """No text."""
+        return ""
+
+
+class WatchedTrail(EventTrail):
+    """The event trail of a node, which somebody else reads along."""
+
+    def __init__(self, path: Path, on_event: OnEvent) -> None:
+        super().__init__(path)
+        self._on_event = on_event
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Tells the watcher, and writes the line."""
+        self._on_event(event, fields)
+        super().write(event, **fields)
+
+
+class LightNode:
+    """One node from its identity on. `gossip` is started and closed here; a closed node is not started again."""
+
+    def __init__(
+        self,
+        home: Home,
+        identity: Identity,
+        gossip: Gossip,
+        *,
+        manifest: RunManifest,
+        settings: NodeSettings,
+        on_event: OnEvent,
+    ) -> None:
+        """Opens the home's buffer, which may hold groups of a former life."""
+        self.gossip = gossip
+        self._stack = AsyncExitStack()
+        disk, events = Disk(), WatchedTrail(home.events, on_event)
+        buffer, reader = ReplayBuffer(home.replay), ReplayReader(home.replay)
+        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.door, events=events)
+        for part in (events, disk, buffer, reader, peers):
+            self._stack.callback(part.close)
+        self.parts = Parts(
+            settings=settings,
+            manifest=manifest,
+            home=home,
+            identity=identity,
+            name=identity.peer_id[-8:],
+            source=cast("Any", SimpleNamespace(name="none")),
+            tokenizer=cast("Any", FreeTokenizer()),
+            task=cast("Any", FreeTask()),
+            eval_tasks=(),
+            scorer=cast("Any", FreeScorer()),
+            generation=cast("Any", SimpleNamespace(policy_version=0, tokens_per_s=0.0)),
+            evaluated=cast("Any", None),
+            learner=cast("Any", SimpleNamespace(state=None)),
+            gossip=gossip,
+            peers=peers,
+            buffer=buffer,
+            reader=reader,
+            disk=disk,
+            slots=Slots(UNBOUNDED),
+            events=events,
+            figures=Figures(),
+        )
+        self._scored: asyncio.Queue[Group] = asyncio.Queue()
+        self._runner: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Joins the swarm and runs the loops. Raises what `Gossip.start` raises."""
+        served = Served(self.parts)
+        self.gossip.serve(
+            served.lookup,
+            on_confirm=served.confirmed,
+            answer=served.answer,
+            retell=served.retell,
+            is_refused=self.parts.peers.is_banned,
+        )
+        await self.gossip.start()
+        self._runner = asyncio.create_task(self._run(), name="light-node")
+
+    async def publish(self, group: Group) -> None:
+        """Hands a group to the publish loop, as the generate loop would."""
+        await self.parts.slots.charge()
+        await self._scored.put(replace(group, created_at=time.time()))
+
+    async def close(self) -> None:
+        """Leaves the swarm and closes the buffer. Raises what a loop raised."""
+        async with self._stack:
+            await self.gossip.close()
+            if self._runner is not None:
+                self._runner.cancel()
+                await asyncio.wait({self._runner})
+                if not self._runner.cancelled():
+                    self._runner.result()
+
+    async def _run(self) -> None:
+        intake = IntakeLoop(self.parts)
+        pull = PullLoop(self.parts, intake)
+        async with asyncio.TaskGroup() as tasks:
+            for loop in (
+                intake,
+                pull,
+                PublishLoop(self.parts, self._scored, intake),
+                ReannounceLoop(self.parts),
+                ShardsLoop(self.parts, pull),
+                DirectoryLoop(self.parts, pull),
+            ):
+                tasks.create_task(loop.run(), name=type(loop).__name__)
+
+
+def light_group(identity: Identity, manifest: RunManifest, rng: np.random.Generator, *, num_tokens: int) -> Group:
+    """A group that passes a light node's door; the publish loop numbers it."""
+    group = random_group(identity, 1, rng, num_tokens=num_tokens)
+    return replace(
+        group,
+        run_id=manifest.run_id,
+        prompt_ref=PromptRef(manifest.task, "train", int(rng.integers(1 << 30))),
+        prompt_hash=hash_prompt(PROMPT_IDS),
+        completions=tuple(replace(completion, reward=0.0) for completion in group.completions),
+    )

@@ -1,0 +1,17 @@
+"""A swarm of 10 to 10,000 nodes in virtual time, driven by the very policies of `ftis_node/swarm` that nodes run.
+
+events.py      what happens next                    settings.py   every assumption, in one place
+news.py        an announced group                   census.py     who is in a shard, and who is known to be
+link.py        bandwidth and latency of a host      traffic.py    bytes by kind
+peer.py        what every participant has           node.py       an honest node
+attackers.py   what the others do                   transfers.py  pulls, questions, confirmations
+world.py       all of them, and who comes and goes  figures.py    what is reported
+"""
+
+from __future__ import annotations
+
+from ftis_node.lab.simulation.figures import Figures
+from ftis_node.lab.simulation.settings import SimulationSettings
+from ftis_node.lab.simulation.world import simulate
+
+__all__ = ["Figures", "SimulationSettings", "simulate"]

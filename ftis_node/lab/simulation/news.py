@@ -1,0 +1,96 @@
+"""An announced group, shared by all who hear of it; and who is on duty for it at one of its announcements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ftis_node.swarm.duty import in_turn, is_on_duty
+from ftis_node.swarm.wants import Want
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.lab.simulation.peer import Peer
+
+
+class Call:
+    """One announcement of a group: how often it was announced before, and who is on duty by each view of the shard.
+
+    `is_on_duty` of the policy costs a hash for each member and reader. Here the members are put in turn once, and each
+    view picks out its own; the answers are the same.
+    """
+
+    __slots__ = ("_chosen", "_group_id", "_sender", "_shard", "_views", "attempt", "num_bytes")
+
+    def __init__(
+        self,
+        group_id: bytes,
+        sender: str,
+        views: Sequence[frozenset[str]],
+        *,
+        shard: int | None,
+        attempt: int,
+        num_bytes: float,
+    ) -> None:
+        """`shard`: of the sender; None where the swarm is so small that the duty goes round among all."""
+        self.attempt = attempt
+        self.num_bytes = num_bytes  # that each reader receives
+        self._group_id = group_id
+        self._sender = sender
+        self._shard = shard
+        self._views = views
+        self._chosen: list[str | None] | None = None
+
+    def concerns(self, shard: int) -> bool:
+        """Whether the members of that shard share the duty."""
+        return self._shard is None or self._shard == shard
+
+    def is_on_duty(self, peer_id: str, *, view: int) -> bool:
+        """Whether a member of the circle with that view of it is on duty."""
+        members = self._views[view]
+        if peer_id not in members:  # a newcomer
+            return is_on_duty(self._group_id, peer_id, members - {self._sender}, attempt=self.attempt)
+        if self._chosen is None:
+            self._chosen = self._choose()
+        return self._chosen[view] == peer_id
+
+    def is_on_duty_by_policy(self, peer_id: str, *, view: int) -> bool:
+        """The same, by the policy itself."""
+        return is_on_duty(self._group_id, peer_id, self._views[view] - {self._sender}, attempt=self.attempt)
+
+    def _choose(self) -> list[str | None]:
+        order = [peer for peer in in_turn(self._group_id, frozenset().union(*self._views)) if peer != self._sender]
+        chosen: list[str | None] = []
+        for members in self._views:
+            num_members = len(members) - (self._sender in members)
+            turn = self.attempt % num_members if num_members else -1
+            present = (peer for peer in order if peer in members)
+            chosen.append(next((peer for place, peer in enumerate(present) if place == turn), None))
+        return chosen
+
+
+class News:
+    """A group and what became of it."""
+
+    __slots__ = (
+        "attempt_pulled", "call", "created_at", "duty_want", "id", "is_valid", "maker", "number", "num_pulls",
+        "pulled_at", "sender", "shard", "want",
+    )  # fmt: skip
+
+    def __init__(
+        self, group_id: bytes, maker: Peer, number: int, *, created_at: float, num_bytes: int, is_valid: bool
+    ) -> None:
+        self.id = group_id
+        self.maker = maker
+        self.sender = maker.peer_id
+        self.shard = maker.shard
+        self.number = number
+        self.created_at = created_at
+        self.is_valid = is_valid
+        self.want = Want(id=group_id, sender=self.sender, number=number, num_bytes=num_bytes, created_at=created_at)
+        self.duty_want = replace(self.want, is_duty=True)
+        self.call: Call | None = None  # the last
+        self.pulled_at: float | None = None  # first, by another honest node
+        self.attempt_pulled = 0
+        self.num_pulls = 0

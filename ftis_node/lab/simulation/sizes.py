@@ -1,0 +1,95 @@
+"""Bytes that one entry of a policy's state takes in this interpreter: measured, by making many of them."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ftis_node.replay.lifecycle import Candidate
+from ftis_node.swarm.allowance import Allowance
+from ftis_node.swarm.numbers import Heard
+from ftis_node.swarm.quotas import QuotaLimits, Quotas
+from ftis_node.swarm.reputation import BanRules, Conduct, Reputation
+from ftis_node.swarm.unconfirmed import Unconfirmed
+from ftis_node.swarm.wants import Want, Wants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NUM_MADE = 512
+
+
+@cache
+def entry_bytes() -> dict[str, int]:
+    """By kind of entry, with the ids that belong to it."""
+    makers: dict[str, Callable[[], object]] = {
+        "wants": _wants,
+        "heard": lambda: {_peer(number): Heard(at=1.0 + number) for number in range(NUM_MADE)},
+        "unconfirmed": _unconfirmed,
+        "members": lambda: frozenset(_peer(number) for number in range(NUM_MADE)),
+        "reputations": _reputations,
+        "quotas": _quotas,
+        "budgets": lambda: {_peer(number): Allowance(rate_per_s=1.0, burst=2.0 + number) for number in range(NUM_MADE)},
+        "buffer": lambda: {_id(number): _candidate(number) for number in range(NUM_MADE)},
+    }
+    return {kind: _measure(make) for kind, make in makers.items()}
+
+
+def _measure(make: Callable[[], object]) -> int:
+    was_tracing = tracemalloc.is_tracing()
+    if not was_tracing:
+        tracemalloc.start()
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    made = make()
+    after, _ = tracemalloc.get_traced_memory()
+    if not was_tracing:
+        tracemalloc.stop()
+    del made
+    return round((after - before) / NUM_MADE)
+
+
+def _peer(number: int) -> str:
+    return f"12D3KooW{number:044d}"
+
+
+def _id(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def _wants() -> Wants:
+    wants = Wants(capacity=NUM_MADE)
+    for number in range(NUM_MADE):
+        want = Want(id=_id(number), sender=_peer(number), number=number, num_bytes=30000, created_at=1.0 + number)
+        wants.add(want, holder=want.sender)
+    return wants
+
+
+def _unconfirmed() -> Unconfirmed:
+    unconfirmed = Unconfirmed(first_wait_s=1.0)
+    for number in range(NUM_MADE):
+        unconfirmed.announced(_id(number), now=1.0 + number)
+    return unconfirmed
+
+
+def _reputations() -> dict[str, Reputation]:
+    rules = BanRules()
+    return {
+        _peer(number): Reputation().after(Conduct.TAUGHT, now=1.0 + number, rules=rules) for number in range(NUM_MADE)
+    }
+
+
+def _quotas() -> Quotas:
+    quotas = Quotas(QuotaLimits())
+    for number in range(NUM_MADE):
+        quotas.spend(_peer(number), 3600, is_stranger=True, now=1.0 + number)
+    return quotas
+
+
+def _candidate(number: int) -> Candidate:
+    return Candidate(
+        id=_id(number), sender=_peer(number), own=False, arrival=1000 + number,
+        created_at=1.0 + number, policy_version=0,
+    )  # fmt: skip

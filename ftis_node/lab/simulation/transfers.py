@@ -1,0 +1,124 @@
+"""Pulls, questions and confirmations between two peers: what they cost, how long they take, and how they fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.lab.simulation.peer import Peer, Role
+from ftis_node.lab.simulation.traffic import Kind
+from ftis_node.swarm.reputation import Conduct
+
+if TYPE_CHECKING:
+    from ftis_node.lab.simulation.node import Node
+    from ftis_node.lab.simulation.world import World
+    from ftis_node.swarm.numbers import Gap, Heard
+    from ftis_node.swarm.wants import Batch
+
+NUM_OTHERS = 2  # members that are asked for what its sender does not give
+
+
+class Transfers:
+    """All that goes from one peer to one other."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def pull(self, node: Node, batch: Batch) -> None:
+        """A request sets out; it ends in `_arrived`, `_busy` or `_failed`."""
+        settings, events = self._world.settings, self._world.events
+        source = self._world.peers.get(batch.source.peer_id)
+        if source is None:
+            events.after(settings.dial_timeout_s, self._failed, node, batch)
+            return
+        node.send(source, Kind.BODIES, settings.request_bytes + settings.id_bytes * len(batch.wants))
+        events.after(node.link.latency_s + source.link.latency_s, self._serve, node, batch, source)
+
+    def _serve(self, node: Node, batch: Batch, source: Peer) -> None:
+        settings, events = self._world.settings, self._world.events
+        if source.is_gone or source.role is Role.SILENT:
+            events.after(settings.pull_timeout_s, self._failed, node, batch)
+            return
+        found = source.find([want.id for want in batch.wants])
+        num_bytes = float(sum(want.num_bytes for want in batch.wants if want.id in found))
+        back_s = node.link.latency_s + source.link.latency_s
+        if num_bytes and not source.may_serve(node.peer_id, num_bytes):
+            events.after(back_s, self._busy, node, batch)
+            return
+        source.send(node, Kind.BODIES, num_bytes + settings.request_bytes)
+        took_s = source.link.transfer(node.link, num_bytes, now=events.now)
+        events.after(took_s, self._arrived, node, batch, source, found)
+
+    def _busy(self, node: Node, batch: Batch) -> None:
+        node.num_pulls -= 1
+        node.wants.put_back(batch)
+        node.rest(batch.source.peer_id, self._world.settings.busy_s)
+
+    def _failed(self, node: Node, batch: Batch) -> None:
+        node.num_pulls -= 1
+        node.standings.note(batch.source.peer_id, Conduct.PULL_FAILED, now=self._world.events.now)
+        self._missed(node, batch, [want.id for want in batch.wants])
+        node.rest(batch.source.peer_id, self._world.settings.failed_s)
+        node.wake(0.0)
+
+    def _arrived(self, node: Node, batch: Batch, source: Peer, found: set[bytes]) -> None:
+        node.num_pulls -= 1
+        if node.is_gone:
+            return
+        accepted = []
+        for want in batch.wants:
+            news = self._world.news.get(want.id)
+            if want.id in found and news is not None and node.accept(news, handed_over_by=source):
+                self._world.pulled(news, node)
+                accepted.append(want.id)
+        missing = [want.id for want in batch.wants if want.id not in found]
+        if missing:
+            node.standings.note(batch.source.peer_id, Conduct.PULL_FAILED, now=self._world.events.now)
+            self._missed(node, batch, missing)
+        if accepted and node.confirms:
+            self._confirm(node, source, accepted)
+        node.wake(0.0)
+
+    def _missed(self, node: Node, batch: Batch, missing: list[bytes]) -> None:
+        members = [peer_id for peer_id in self._world.some_members(node.shard, NUM_OTHERS) if peer_id != node.peer_id]
+        node.wants.missed(batch, missing=missing, others=members)
+
+    def _confirm(self, node: Node, source: Peer, accepted: list[bytes]) -> None:
+        """The one who gave a group is told; so is its sender, where that was another."""
+        settings = self._world.settings
+        tell: dict[Peer, list[bytes]] = {source: accepted}
+        for group_id in accepted:
+            if (maker := self._world.news[group_id].maker) is not source:
+                tell.setdefault(maker, []).append(group_id)
+        for peer, group_ids in tell.items():
+            if not peer.is_gone:
+                node.send(peer, Kind.CONFIRMATIONS, settings.request_bytes + settings.id_bytes * len(group_ids))
+                delay_s = node.link.latency_s + peer.link.latency_s
+                self._world.events.after(delay_s, peer.confirmed, group_ids)
+
+    def ask(self, node: Node, sender: str, heard: Heard) -> None:
+        """What numbers of a sender are missing: it tells them again."""
+        settings, events = self._world.settings, self._world.events
+        source, gaps = self._world.peers.get(sender), heard.gaps
+        if source is None:
+            for gap in gaps:
+                heard.asked(gap, is_final=False)
+            return
+        node.send(source, Kind.QUESTIONS, settings.request_bytes)
+        events.after(2 * (node.link.latency_s + source.link.latency_s), self._answered, node, source, heard, gaps)
+
+    def _answered(self, node: Node, source: Peer, heard: Heard, gaps: tuple[Gap, ...]) -> None:
+        if node.is_gone:
+            return
+        if source.is_gone or source.role is Role.SILENT:
+            for gap in gaps:
+                heard.asked(gap, is_final=False)
+            node.gap_stays(source.peer_id)
+            return
+        told = source.answer([(gap.first, gap.last) for gap in gaps])
+        settings = self._world.settings
+        source.send(node, Kind.QUESTIONS, settings.request_bytes + settings.told_announcement_bytes * len(told))
+        for news in told:
+            if news.call is not None:
+                node.hear(news, news.call, self._world.events.now)
+        for gap in gaps:
+            heard.asked(gap, is_final=True)

@@ -1,0 +1,233 @@
+"""The whole swarm: who is there, who comes and goes, and how announcements spread.
+
+An announcement is one event: all readers of its shard hear it at the same moment, after a delay that is drawn for each
+announcement, less those that lose it, who are drawn one by one. Everything else happens between two peers.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from ftis_node.lab.simulation.attackers import KINDS
+from ftis_node.lab.simulation.census import Census
+from ftis_node.lab.simulation.events import Events
+from ftis_node.lab.simulation.figures import Figures, make_figures
+from ftis_node.lab.simulation.news import Call, News
+from ftis_node.lab.simulation.node import Node
+from ftis_node.lab.simulation.observed import ObservedNode
+from ftis_node.lab.simulation.peer import Peer, Role
+from ftis_node.lab.simulation.settings import SimulationSettings, copies_of
+from ftis_node.lab.simulation.traffic import Kind
+from ftis_node.lab.simulation.transfers import Transfers
+from ftis_node.swarm.duty import ENOUGH_PER_SHARD
+from ftis_node.swarm.shards import NUM_MEMBER_BUCKETS, shard_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GOSSIP_SPREAD = 0.5  # sigma of the logarithm of the delay
+NUM_ASKED_BY_NEWCOMER: Final = 3
+NOBODYS: Final = 1 << 30  # readers of a shard that is not simulated: it is chosen last
+NUM_REPLICAS: Final = 5  # of a directory record
+
+
+class World:
+    """Everything. `peers` are those that are there now, by id."""
+
+    def __init__(self, settings: SimulationSettings) -> None:
+        self.settings = settings
+        self.random = Random(settings.seed)
+        self.events = Events()
+        self.peers: dict[str, Peer] = {}
+        self.gone: list[Node] = []
+        self.news: dict[bytes, News] = {}
+        self.readers: list[dict[str, Node]] = [{} for _ in range(settings.num_shards)]
+        self.census = [Census(record_lives_s=settings.record_lives_s) for _ in range(settings.num_shards)]
+        self.transfers = Transfers(self)
+        self.num_elsewhere = 0  # peers of shards that are not simulated
+        self._num_made = 0
+        elsewhere = range(settings.num_simulated_shards, settings.num_shards)
+        self._num_readers = dict.fromkeys(elsewhere, NOBODYS)
+        self._num_lost_before = self._draw_gap()
+
+    def populate(self) -> None:
+        """Everybody who is there at the start; they have known each other for long."""
+        num_attackers = round(self.settings.num_nodes * self.settings.attackers_share)
+        num_honest = self.settings.num_nodes - num_attackers
+        kinds: list[Callable[[World, str], Peer]] = [Node] * num_honest
+        kinds += [KINDS[number % len(KINDS)] for number in range(num_attackers)]
+        made: list[Peer] = []
+        for kind in kinds:
+            peer_id = self._new_peer_id()
+            if not self._is_simulated(peer_id):
+                self.num_elsewhere += 1
+                continue
+            is_observed = kind is Node and len(made) < self.settings.num_observed
+            made.append(self._make(ObservedNode if is_observed else kind, peer_id))
+        for census in self.census:
+            census.begin()
+        for peer in made:
+            peer.begin()
+        self.events.after(self.settings.census_s, self._look)
+        self._wait_for_churn()
+
+    def announce(self, news: News, *, attempt: int) -> None:
+        """Its readers hear of it after a while."""
+        self.news[news.id] = news
+        delay_s = self.random.lognormvariate(math.log(self.settings.gossip_delay_s), GOSSIP_SPREAD)
+        self.events.after(delay_s, self._deliver, news, attempt)
+
+    def pulled(self, news: News, node: Node) -> None:
+        """A node has checked and stored a group."""
+        if node.role is not Role.HONEST:
+            return
+        news.num_pulls += 1
+        if news.pulled_at is None:
+            news.pulled_at = self.events.now
+            news.attempt_pulled = news.call.attempt if news.call else 0
+
+    def new_id(self) -> bytes:
+        """Of a group."""
+        return self.random.randbytes(32)
+
+    def some_members(self, shard: int, count: int) -> list[str]:
+        """Members of a shard at random, as they were known lately."""
+        members = list(self.census[shard].views[0])
+        members.sort()
+        return self.random.sample(members, min(count, len(members)))
+
+    def known_readers(self) -> dict[int, int]:
+        """How many read each shard, as the directory lately showed. Nobody chooses one that is not simulated."""
+        return self._num_readers
+
+    def count_directory(self, node: Node, *, num_members: int) -> None:
+        """One period of the directory: its record stored, its shard's members read; as much is served to others."""
+        settings = self.settings
+        num_hops = math.ceil(math.log2(max(2, self.num_peers)) / 2)
+        num_buckets = NUM_MEMBER_BUCKETS // settings.num_shards
+        num_bytes = (num_buckets + 1) * num_hops * settings.hop_bytes
+        num_bytes += (num_members + NUM_REPLICAS) * settings.record_bytes
+        node.traffic.received[Kind.DIRECTORY] += num_bytes
+        node.traffic.sent[Kind.DIRECTORY] += num_bytes
+
+    @property
+    def num_peers(self) -> int:
+        """All that are there, simulated or not."""
+        return len(self.peers) + self.num_elsewhere
+
+    def honest(self) -> list[Node]:
+        """The honest nodes that are there."""
+        return [peer for peer in self.peers.values() if isinstance(peer, Node) and peer.role is Role.HONEST]
+
+    def reset(self) -> None:
+        """The warm-up is over: what is counted of nodes is counted from here."""
+        for node in self.honest():
+            node.traffic.reset()
+            node.announcement_bytes = node.policy_s = 0.0
+            node.num_heard = node.num_steps = node.num_full_steps = 0
+
+    def _deliver(self, news: News, attempt: int) -> None:
+        now, readers = self.events.now, self.readers[news.shard]
+        num_bytes = self.settings.announcement_bytes * copies_of(len(readers))
+        call = self._call(news, attempt=attempt, num_bytes=num_bytes)
+        news.call = call
+        until_lost = self._num_lost_before
+        for node in readers.values():
+            if until_lost == 0:
+                until_lost = self._draw_gap()
+                continue
+            until_lost -= 1
+            node.announcement_bytes += num_bytes
+            node.hear(news, call, now)
+        self._num_lost_before = until_lost
+
+    def _call(self, news: News, *, attempt: int, num_bytes: float) -> Call:
+        """With the circle that shares the duty, as `duty_circle` has it."""
+        views, shard = self.census[news.shard].views, news.shard
+        is_small = self.num_peers - 1 < ENOUGH_PER_SHARD * self.settings.num_shards
+        if is_small:
+            views = tuple(
+                frozenset().union(*of_shards) for of_shards in zip(*(c.views for c in self.census), strict=True)
+            )
+        return Call(
+            news.id, news.sender, views,
+            shard=None if is_small else shard, attempt=attempt, num_bytes=num_bytes,
+        )  # fmt: skip
+
+    def _draw_gap(self) -> int:
+        """How many arrive before the next that is lost."""
+        if not self.settings.loss:
+            return 1 << 62
+        return int(math.log(1.0 - self.random.random()) / math.log(1.0 - self.settings.loss))
+
+    def _new_peer_id(self) -> str:
+        self._num_made += 1
+        return f"12D3Koo-{self.settings.seed}-{self._num_made}"
+
+    def _is_simulated(self, peer_id: str) -> bool:
+        return shard_of(peer_id, self.settings.num_shards) < self.settings.num_simulated_shards
+
+    def _make(self, kind: Callable[[World, str], Peer], peer_id: str) -> Peer:
+        peer = kind(self, peer_id)
+        self.peers[peer.peer_id] = peer
+        self.census[peer.shard].join(peer.peer_id)
+        return peer
+
+    def _look(self) -> None:
+        for census in self.census:
+            census.look(now=self.events.now)
+        for shard, readers in enumerate(self.readers[: self.settings.num_simulated_shards]):
+            self._num_readers[shard] = len(readers)
+        self.events.after(self.settings.census_s, self._look)
+
+    def _wait_for_churn(self) -> None:
+        rate_per_s = (self.settings.num_nodes - self.num_elsewhere) * self.settings.leave_share_per_hour / 3600
+        if rate_per_s:
+            self.events.after(self.random.expovariate(rate_per_s), self._churn)
+
+    def _churn(self) -> None:
+        """One honest node goes without a word, another comes."""
+        honest = self.honest()
+        if len(honest) > 1:
+            node = honest[self.random.randrange(len(honest))]
+            node.is_gone = True
+            node.readership.leave()
+            del self.peers[node.peer_id]
+            self.census[node.shard].leave(node.peer_id, now=self.events.now)
+            self.gone.append(node)
+        while not self._is_simulated(peer_id := self._new_peer_id()):
+            continue
+        newcomer = self._make(Node, peer_id)
+        newcomer.begin()
+        if isinstance(newcomer, Node):
+            self._catch_up(newcomer)
+        self._wait_for_churn()
+
+    def _catch_up(self, newcomer: Node) -> None:
+        """Asks a few members of its shard for what they made lately."""
+        settings = self.settings
+        for peer_id in self.some_members(newcomer.shard, NUM_ASKED_BY_NEWCOMER):
+            peer = self.peers.get(peer_id)
+            if peer is None or peer is newcomer:
+                continue
+            told = peer.answer([(1, peer.last_number)])
+            newcomer.send(peer, Kind.QUESTIONS, settings.request_bytes)
+            num_bytes = settings.request_bytes + settings.told_announcement_bytes * len(told)
+            peer.send(newcomer, Kind.QUESTIONS, num_bytes)
+            for news in told:
+                if news.call is not None:
+                    newcomer.hear(news, news.call, self.events.now)
+
+
+def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> Figures:
+    """Runs one swarm; `progress` is called with the virtual time about every ten seconds of it."""
+    world = World(settings)
+    world.populate()
+    world.events.run_until(settings.warm_up_s)
+    world.reset()
+    while world.events.now < settings.end_s:
+        world.events.run_until(min(settings.end_s, world.events.now + 10.0))
+        progress(world.events.now)
+    return make_figures(world)

@@ -1,0 +1,98 @@
+"""Who may read a node's HTTP ports: by the name that a request calls the machine by, and by a token.
+
+    on this machine alone      any request that calls it by a name of its own (127.0.0.1, localhost, ::1). A web page
+                               whose name somebody points at 127.0.0.1 calls it by that name, and is refused
+    reached by other machines  `Authorization: Bearer TOKEN`; probes need none
+
+The token is that of `observe.token_file`, or lies in the home (0600, made once), so that whoever scrapes the node can
+keep it over the node's starts.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from ftis_node.config.observe import is_loopback
+from ftis_node.errors import ConfigError
+from ftis_node.records.identity import write_private
+from ftis_node.telemetry.secrets import keep_secret
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler, Middleware
+
+    from ftis_node.config.home import Home
+    from ftis_node.config.observe import ObserveSection
+
+TOKEN_BYTES = 32
+MIN_TOKEN_CHARACTERS = 32
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # what starts a node asks these, and has no token
+BEARER = "Bearer "
+
+
+@web.middleware
+async def own_names_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuses a request whose `Host` is no name of this machine."""
+    if not is_loopback(urlsplit(f"//{request.host}").hostname or ""):
+        return web.Response(
+            status=403, text=f"this port is for this machine alone: call it 127.0.0.1, not {request.host}\n"
+        )
+    return await handler(request)
+
+
+def bearers_only(token: str) -> Middleware:
+    """Refuses a request without the token, but for probes."""
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        shown = request.headers.get("Authorization", "")
+        if request.path in OPEN_PATHS or hmac.compare_digest(shown.encode(), f"{BEARER}{token}".encode()):
+            return await handler(request)
+        return web.Response(
+            status=401,
+            headers={"WWW-Authenticate": "Bearer"},
+            text="this needs the header `Authorization: Bearer TOKEN` with the token of observe.token_file, "
+            "or of observe.token in the node's home\n",
+        )
+
+    return checked
+
+
+def observe_token(settings: ObserveSection, home: Home) -> str | None:
+    """The token of the port `observe.listen`, None where it needs none. Raises ConfigError for a file that is no good.
+
+    Without `observe.token_file` it lies in the home, and is made there at first use.
+    """
+    if not settings.needs_token:
+        return None
+    if settings.token_file:
+        return read_token(Path(settings.token_file).expanduser())
+    if not home.observe_token.exists():
+        write_private(home.observe_token, f"{secrets.token_hex(TOKEN_BYTES)}\n".encode())
+    return read_token(home.observe_token)
+
+
+def read_token(path: Path) -> str:
+    """The token in a file. Its group may read it, as is usual for a mounted secret; others may not."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise ConfigError(f"observe.token_file {path}: {error.strerror}; make one: openssl rand -hex 32") from None
+    except ValueError:
+        token = ""
+    if mode & stat.S_IRWXO:
+        raise ConfigError(f"observe.token_file {path} is open to all users (mode {mode:03o}): chmod 600 {path}")
+    if len(token) < MIN_TOKEN_CHARACTERS or len(token.split()) != 1:
+        raise ConfigError(
+            f"observe.token_file {path} holds no token: one word of at least {MIN_TOKEN_CHARACTERS} characters is "
+            "needed: openssl rand -hex 32"
+        )
+    keep_secret(token)
+    return token

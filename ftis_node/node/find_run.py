@@ -1,0 +1,41 @@
+"""`join --run RUN_ID`: the manifest of a run by its id, from the swarm's directory."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+from ftis_node.config.manifest import parse_canonical
+from ftis_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+
+TIMEOUT_S = 60.0
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def is_run_id(run: str) -> bool:
+    """Whether this names a run by its id, not a preset or a file."""
+    return RUN_ID.fullmatch(run) is not None
+
+
+def find_run(run_id: str, settings: NodeSettings, home: Home) -> RunManifest:
+    """Asks the given peers. Raises UsageError without peers, NetworkError where nobody has it, ConfigError for one that
+    this version does not understand."""
+    from ftis_node.gossip.lookup import find_manifest
+    from ftis_node.gossip.settings import NetworkSettings
+
+    if not settings.peers:
+        raise UsageError("a run is found by its id through a peer: give --peers, or --run with a preset or a file")
+    folder = home.sockets.with_name(f"{home.sockets.name}-look")
+    network = NetworkSettings(sockets_dir=folder, listen=settings.listen, peers=settings.peers)
+    try:
+        canonical = asyncio.run(find_manifest(network, run_id=run_id, timeout_s=TIMEOUT_S))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return parse_canonical(canonical, source=f"run {run_id}")

@@ -1,0 +1,166 @@
+"""What a node makes of announcements: who speaks, what is missing between running numbers, what is wanted.
+
+Nothing that a peer says of others is believed here. An answer about somebody else's group is only a hint where it may
+be had; running numbers are taken from their sender's own word alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.errors import RecordError
+from ftis_node.node.waits import waiting_for
+from ftis_node.records.envelope import open_announcement
+from ftis_node.records.reading import SCHEMA
+from ftis_node.swarm.duty import duty_circle, is_on_duty
+from ftis_node.swarm.numbers import Heard
+from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.voices import Voices
+from ftis_node.swarm.wants import Want, Wants
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ftis_node.node.parts import Parts
+    from ftis_node.records.envelope import Announcement
+
+MAX_SENDERS = 4096  # whose numbers are followed; the one longest silent is forgotten
+MAX_REFUSED = 4096
+
+
+class Members(NamedTuple):
+    """Other members of the run as far as they are known, and those of this node's own shard."""
+
+    known: Sequence[str]
+    of_own_shard: Sequence[str]
+
+
+class Ear:
+    """Announcements in, wants out. `changed` is set when there is something new to pull."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._own_tokenizer = bytes.fromhex(parts.tokenizer.fingerprint)[:8]
+        self._num_shards = parts.manifest.wire.announcement_shards
+        self._heard: dict[str, Heard] = {}
+        self.wants = Wants()
+        self._refused: dict[bytes, None] = {}  # not to be pulled again
+        self._voices = Voices(max_per_minute=parts.settings.door.groups_a_minute)
+        self.changed = asyncio.Event()
+        self.heard_in_shard: Counter[int] = Counter()
+        self.members: Members | None = None  # among whom duties go round; None: everything is pulled, or none is taken
+
+    async def listen(self) -> None:
+        """Announcements as they come, until cancelled."""
+        messages = self._parts.gossip.announcements()
+        while True:
+            with waiting_for("an announcement"):
+                message = await anext(messages, None)
+            if message is None:
+                return
+            self.heard_in_shard[message.shard] += 1
+            if not self._is_listened_to(message.sender):
+                continue
+            announcement = self.consider(message.sender, message.payload)
+            if announcement is not None and announcement.sender is None:
+                self.heard(message.sender).note(announcement.number, at=time.monotonic())
+
+    def _is_listened_to(self, peer_id: str) -> bool:
+        """Whether an announcement is looked at: its peer is not refused, and says no more than groups may be sent."""
+        if self._parts.peers.is_banned(peer_id):
+            self._count_refusal(peer_id, "announcement_banned")
+            return False
+        if self._parts.peers.is_trusted(peer_id) or self._voices.may_speak(peer_id, now=time.monotonic()):
+            return True
+        self._count_refusal(peer_id, "announcement_flood")
+        self._parts.peers.note(peer_id, Conduct.FLOODED, reason="announcement_flood")
+        return False
+
+    def refuse(self, ids: Iterable[bytes | None]) -> None:
+        """Groups that the door refused for good: however often they are announced, they are not pulled again."""
+        self._refused |= {group_id: None for group_id in ids if group_id is not None}
+        while len(self._refused) > MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+
+    def senders(self) -> list[str]:
+        """Peers whose numbers are followed."""
+        return list(self._heard)
+
+    def heard(self, sender: str) -> Heard:
+        """What was heard of a sender; from now on its numbers are followed."""
+        heard = self._heard.pop(sender, None) or Heard(at=time.monotonic())
+        self._heard[sender] = heard  # the last place is the freshest
+        if len(self._heard) > MAX_SENDERS:
+            del self._heard[next(iter(self._heard))]
+        return heard
+
+    def consider(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> Announcement | None:
+        """Puts an announced group on the list of what to pull, if the learner could use it; None if it could not."""
+        try:
+            announcement = open_announcement(payload)
+        except RecordError as error:
+            self._parts.figures.refused[f"announcement_{error.reason}"] += 1
+            self._parts.figures.note_refusal(announcer, "announcement", error)
+            if error.reason != "version":  # that may be an honest peer with other software
+                self._parts.peers.note(announcer, Conduct.REFUSED, reason=f"announcement_{error.reason}")
+            return None
+        self._parts.figures.peer(announcer).wire_schema = SCHEMA
+        sender = announcement.sender or announcer
+        as_text = announcement.tokenizer != self._own_tokenizer
+        if sender == self._parts.identity.peer_id or not self._is_usable(announcement, as_text=as_text):
+            return None
+        if sender != announcer and self._parts.peers.is_banned(sender):
+            return None
+        want = Want(
+            id=announcement.id,
+            sender=sender,
+            number=announcement.number,
+            num_bytes=announcement.envelope_bytes,
+            created_at=min(announcement.created_at, time.time()),  # the future is no newer than now
+            as_text=as_text,
+            is_repair=is_repair,
+            is_duty=self._is_duty(announcement, sender),
+        )
+        is_to_be_had = not as_text or sender == announcer
+        if is_to_be_had and not self.has(want) and self.wants.add(want, holder=announcer):
+            self.changed.set()
+        return announcement
+
+    def _is_usable(self, announcement: Announcement, *, as_text: bool) -> bool:
+        manifest = self._parts.manifest
+        is_ignored = as_text and manifest.step.other_tokenizers == "ignore"
+        fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
+        return fits and not is_ignored and announcement.created_at > time.time() - manifest.step.max_age_s
+
+    def has(self, want: Want) -> bool:
+        """Whether a group is or was here, or was refused. A text has an id of its own, and one forgotten has none."""
+        reader = self._parts.reader
+        return want.id in self._refused or reader.is_known(want.id) or reader.has_number(want.sender, want.number)
+
+    def _is_duty(self, announcement: Announcement, sender: str) -> bool:
+        if self.members is None:
+            return False
+        own_id, is_banned = self._parts.identity.peer_id, self._parts.peers.is_banned
+        circle = duty_circle(
+            sender,
+            peer_id=own_id,
+            known=self.members.known,
+            shard_members=self.members.of_own_shard,
+            num_shards=self._num_shards,
+        )
+        if circle is None:
+            return False
+        others = [peer_id for peer_id in circle if not is_banned(peer_id) and self._pulls(peer_id)]
+        return is_on_duty(announcement.id, own_id, others, attempt=announcement.attempt)
+
+    def _pulls(self, peer_id: str) -> bool:
+        """Whether a peer has use for groups: a generator, as far as its record is known, has not."""
+        figures = self._parts.figures.peers.get(peer_id)
+        return figures is None or figures.record is None or figures.record.role != "generator"
+
+    def _count_refusal(self, peer_id: str, reason: str) -> None:
+        self._parts.figures.refused[reason] += 1
+        self._parts.figures.peer(peer_id).refused[reason] += 1

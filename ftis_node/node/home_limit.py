@@ -1,0 +1,59 @@
+"""How much a node's home may take of its disk: as set, or what its parts come to; and what must be refused at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.config.limits import usual_home_bytes
+from ftis_node.errors import ConfigError
+from ftis_node.models import parameter_count, read_shape
+from ftis_node.node.first_look import checkpoint_bytes
+from ftis_node.node.home_use import HomeLimit
+from ftis_node.node.makers import dtype_of, serves_adapters
+from ftis_node.node.weights_folder import VERSIONS_AT_ONCE
+from ftis_node.telemetry.sizes import size
+
+if TYPE_CHECKING:
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.models import ModelSource
+
+GROUPS_BYTES = 16 << 20  # groups under way, lines of events, the buffer's journal
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
+    """The home's limit. Raises ConfigError where what the node needs at least is more than it."""
+    checkpoint = checkpoint_bytes(source, settings) if settings.learns else 0
+    limits, reserve = settings.limits, checkpoint + GROUPS_BYTES
+    if not limits.home_bytes:
+        num_followed = 0 if settings.learns else settings.roles.max_held + 1  # and the one that is fetched
+        usual = usual_home_bytes(
+            limits,
+            buffer_bytes=max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes),
+            checkpoint_bytes=checkpoint,
+            keep_checkpoints=settings.learner.keep_checkpoints,
+            weights_bytes=(num_versions(settings) + num_followed) * version_bytes(settings, source),
+        )
+        return HomeLimit(usual, reserve)
+    limit = HomeLimit(limits.home_bytes, reserve)
+    needed = checkpoint + reserve + limit.cushion_bytes
+    if needed > limits.home_bytes:
+        raise ConfigError(
+            f"limits.home_bytes is {size(limits.home_bytes)}, and this model needs {size(needed)} at least (a "
+            "checkpoint, the next one beside it, groups): allow more, train an adapter (--lora), or leave it out"
+        )
+    return limit
+
+
+def num_versions(settings: NodeSettings) -> int:
+    """How many versions wait between learner and generator; a learner node holds some for those who fetch them."""
+    return VERSIONS_AT_ONCE + (0 if settings.generates else settings.roles.max_offered)
+
+
+def version_bytes(settings: NodeSettings, source: ModelSource) -> int:
+    """What one hand-over of new weights takes."""
+    if serves_adapters(settings):
+        num_values = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
+    else:
+        num_values = parameter_count(source)
+    return num_values * DTYPE_BYTES[dtype_of(settings)]

@@ -1,0 +1,97 @@
+"""What a home takes of its disk, by a look at its files; and whether that is too much, by figures alone.
+
+room     what may still be written: up to the limit, or to the end of the disk, whichever is nearer
+reserve  what is about to be written: the next checkpoint, groups and lines that are under way
+
+room < reserve + cushion    near: things that are not needed go (housekeeping.py)
+room < reserve              full: the node pauses
+room >= reserve + cushion/2 again, and it goes on
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.config.disk_room import free_bytes
+from ftis_node.ipc.durable import TEMPORARY_MARK
+from ftis_node.telemetry.sizes import size
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+
+CHECKPOINT = re.compile(r"step-\d+")
+CUSHION_SHARE = 16  # of the limit
+MAX_CUSHION_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class HomeUse:
+    """Bytes: of the home's files, and free on its disk. Checkpoints that are being written, or are going, are in
+    neither: the reserve is for them."""
+
+    used_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HomeLimit:
+    """How much a home may take. All in bytes."""
+
+    limit_bytes: int
+    reserve_bytes: int
+
+    @property
+    def cushion_bytes(self) -> int:
+        """How much above the reserve is made free, so that it need not be done at every look."""
+        return min(self.limit_bytes // CUSHION_SHARE, MAX_CUSHION_BYTES)
+
+    def missing_bytes(self, use: HomeUse) -> int:
+        """What should go; 0 where there is room."""
+        return max(0, self.reserve_bytes + self.cushion_bytes - self._room(use))
+
+    def why_full(self, use: HomeUse, *, was_full: bool) -> str:
+        """A clause for people where nothing more should be made or taken in, "" where there is room."""
+        needed = self.reserve_bytes + (self.cushion_bytes // 2 if was_full else 0)
+        if self._room(use) >= needed:
+            return ""
+        needs = f"the next checkpoint and groups need {size(self.reserve_bytes)}"
+        if use.free_bytes < self.limit_bytes - use.used_bytes:
+            return f"the disk is full: {size(use.free_bytes)} are free, {needs}"
+        return f"the home is full: {size(use.used_bytes)} of {size(self.limit_bytes)} are used, {needs}"
+
+    def _room(self, use: HomeUse) -> int:
+        return min(self.limit_bytes - use.used_bytes, use.free_bytes)
+
+
+def look_at(home: Home, *, keep_checkpoints: int) -> HomeUse:
+    """How the home stands now; more checkpoints than are kept are on their way out."""
+    checkpoints: dict[str, int] = {}
+    used = passing = 0
+    for path, num_bytes in _files(home.root):
+        parts = path.relative_to(home.root).parts
+        if any(TEMPORARY_MARK in part for part in parts):
+            passing += num_bytes
+        elif parts[0] == home.checkpoints.name and CHECKPOINT.fullmatch(parts[1]):
+            checkpoints[parts[1]] = checkpoints.get(parts[1], 0) + num_bytes
+        else:
+            used += num_bytes
+    newest_first = [checkpoints[name] for name in sorted(checkpoints, reverse=True)]
+    passing += sum(newest_first[keep_checkpoints:])
+    return HomeUse(used + sum(newest_first[:keep_checkpoints]), free_bytes(home.root) + passing)
+
+
+def _files(root: Path) -> list[tuple[Path, int]]:
+    """Each file with its size; what goes while we look is left out."""
+    found = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder) / name
+            try:
+                found.append((path, path.lstat().st_size))
+            except FileNotFoundError:
+                continue
+    return found

@@ -1,0 +1,33 @@
+"""An event trail with lines that are none: they are left out, and the file as it was is kept.
+
+A disk that turned bytes, or a power cut that left zeros, must not keep a node from starting; nor is what it wrote
+thrown away. What a half-written last line leaves is no damage: `events.py` cuts that off.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from ftis_node.config.disk_room import replace_file
+from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.history import event_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def mend_trail(path: Path, damaged: Path) -> int:
+    """Leaves out the lines that are no events, in the turned-over files too; how many there were. Raises OSError."""
+    return sum(_mend(file, damaged) for file in trail_files(path))
+
+
+def _mend(file: Path, damaged: Path) -> int:
+    with file.open("rb") as lines:
+        num_damaged = sum(line.endswith(b"\n") and event_name(line) is None for line in lines)
+    if num_damaged:
+        damaged.mkdir(exist_ok=True)
+        shutil.copy2(file, damaged / file.name)
+        with file.open("rb") as lines:
+            replace_file(file, b"".join(line for line in lines if line.endswith(b"\n") and event_name(line)))
+    return num_damaged

@@ -1,0 +1,140 @@
+"""`peers.sqlite` in the home: how peers stand, so that bans and trust outlive a restart, also one by a kill.
+
+One row a peer, as many as are remembered. WAL with full synchronisation: a ban that was told outlives a power cut, too.
+There is a commit when a standing changes, and one every ten seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import ConfigError
+from ftis_node.replay.soundness import BUSY_TIMEOUT_S, is_busy, readable_rows, told
+from ftis_node.swarm.reputation import Reputation
+from ftis_node.swarm.standings import Dossier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ftis_node.swarm.standings import Standings
+
+SCHEMA_VERSION = 1
+SAVE_PATIENCE_MS = 200  # it is saved from the event loop, and again soon
+JOURNAL_PAGES = 64  # of 4 KiB: a few rows change each time; SQLite's own 1000 would be many times the file
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS peers (
+    peer_id      TEXT PRIMARY KEY,
+    score        REAL NOT NULL,
+    updated_at   REAL NOT NULL,
+    banned_until REAL NOT NULL,
+    ban_reason   TEXT NOT NULL,
+    num_bans     INTEGER NOT NULL,
+    trusted      INTEGER NOT NULL,
+    reasons      TEXT NOT NULL,
+    noted_at     REAL NOT NULL
+) STRICT;
+"""
+MAKE = f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+
+log = logging.getLogger(__name__)
+
+
+class PeerStore:
+    """The file. Raises DamagedError, ConfigError for another schema, MachineError where another program has it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_held = False  # by another program, when it was last saved
+        self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA_VERSION):
+                raise ConfigError(f"{path} has schema {version}; this version of ftis-node knows {SCHEMA_VERSION}")
+            self._db.executescript(MAKE)
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise told(error, path) from None
+        except ConfigError:
+            self._db.close()
+            raise
+        self._db.execute(f"PRAGMA busy_timeout = {SAVE_PATIENCE_MS}")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.close()
+
+    def load(self, standings: Standings, *, now: float) -> None:
+        """Puts all saved peers there, as they stand by a clock that says `now`."""
+        for peer_id, *fields, reasons, noted_at in self._db.execute("SELECT * FROM peers"):
+            score, updated_at, banned_until, ban_reason, num_bans, trusted = fields
+            reputation = Reputation(score, updated_at, banned_until, ban_reason, num_bans, bool(trusted)).by_clock(now)
+            standings.put(peer_id, Dossier(reputation, Counter(_counts(reasons)), noted_at))
+
+    def save(self, standings: Standings) -> None:
+        """Writes what changed since the last time, and forgets what was forgotten. One transaction.
+
+        Where another program holds the file all that is left for the next time: the loops wait for no stranger.
+        """
+        if not self._begun():
+            return
+        self._db.executemany("DELETE FROM peers WHERE peer_id = ?", [(peer_id,) for peer_id in standings.forgotten])
+        self._db.executemany(
+            "INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._rows(standings, standings.changed)
+        )
+        self._db.execute("COMMIT")
+        standings.forgotten.clear()
+        standings.changed.clear()
+
+    def _begun(self) -> bool:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            if not self._is_held:
+                log.warning("%s is held by another program: bans and trust are saved when it is free", self._path)
+            self._is_held = True
+            return False
+        self._is_held = False
+        return True
+
+    def _rows(self, standings: Standings, peer_ids: Iterable[str]) -> Iterable[tuple[object, ...]]:
+        for peer_id in sorted(peer_ids):
+            dossier = standings.dossier(peer_id)
+            known, reasons = dossier.reputation, json.dumps(dossier.reasons)
+            yield (
+                *(peer_id, known.score, known.updated_at, known.banned_until, known.ban_reason, known.num_bans),
+                *(int(known.trusted), reasons, dossier.noted_at),
+            )
+
+
+def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
+    """Writes the peers that can be read from `damaged` into a new file at `new`; how many there were."""
+    store = sqlite3.connect(new, isolation_level=None)
+    num_peers = 0
+    try:
+        store.executescript(MAKE)
+        store.execute("BEGIN")
+        for _, *row in readable_rows(damaged, "peers"):
+            num_peers += store.execute("INSERT OR IGNORE INTO peers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount
+        store.execute("COMMIT")
+    finally:
+        store.close()
+    return num_peers
+
+
+def _counts(reasons: str) -> dict[str, int]:
+    """Reasons by name, as they were saved; none where the disk has turned them to nonsense."""
+    try:
+        counts = json.loads(reasons)
+    except ValueError:
+        return {}
+    return {str(name): int(count) for name, count in counts.items()} if isinstance(counts, dict) else {}

@@ -1,0 +1,69 @@
+"""What a node sets for its own process at its start, and so for all that it starts: open files, priority, threads."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.errors import MachineError
+
+if TYPE_CHECKING:
+    from ftis_node.config.limits import LimitsSection
+
+MIN_OPEN_FILES = 512  # daemon and p2pd: a connection or two for each peer and stream, the home's files
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "GOMAXPROCS")  # numpy and torch; p2pd
+MANY_OPEN_FILES = 1 << 16  # more helps nobody, and some programs walk over all that they may open
+
+
+class OpenFiles(NamedTuple):
+    """How many files a process may open: now, and at most by its own wish."""
+
+    soft: int
+    hard: int
+
+    @property
+    def reachable(self) -> int:
+        """What a node sets for itself."""
+        return max(self.soft, min(self.hard, MANY_OPEN_FILES))
+
+
+def open_files() -> OpenFiles:
+    """As the system has it for this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MANY_OPEN_FILES
+    return OpenFiles(*(most if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)))
+
+
+def num_open_files() -> int:
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def allow_open_files() -> OpenFiles:
+    """Raises the soft limit to the hard one, or to as many as are any use; MachineError where that is too few."""
+    found = open_files()
+    if found.reachable < MIN_OPEN_FILES:
+        raise MachineError(
+            f"a process may open {found.reachable} files here, {MIN_OPEN_FILES} are needed: `ulimit -Hn` (LimitNOFILE "
+            "of a systemd unit, --ulimit nofile of a container) sets it"
+        )
+    if found.reachable > found.soft:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (found.reachable, hard))
+    return open_files()
+
+
+def keep_to(limits: LimitsSection) -> None:
+    """Before anything is started or any thread made: processes and threads to come inherit all of it.
+
+    Raises MachineError where too few files may be opened.
+    """
+    allow_open_files()
+    os.setpriority(os.PRIO_PROCESS, 0, max(limits.nice, os.getpriority(os.PRIO_PROCESS, 0)))
+    for name in THREAD_VARIABLES:  # the workers get their own
+        if limits.daemon_threads or name not in os.environ:
+            os.environ[name] = str(limits.num_daemon_threads)
+    if torch := sys.modules.get("torch"):  # it has read the environment already
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -1,0 +1,42 @@
+"""What systemd is told: that the node is alive. Where it hears nothing for `WatchdogSec`, it starts the node again.
+
+A datagram to the socket that the unit's environment names (sd_notify(3)); without one, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ALIVE = b"WATCHDOG=1"
+
+
+class ServiceManager:
+    """One service's line to systemd."""
+
+    def __init__(self, address: str, *, every_s: float) -> None:
+        """`address` is a path, or an abstract name that begins with `@`."""
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._every_s = every_s
+        self._told_at: float | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceManager | None:
+        """The one that started this very process and wants to hear of it; else None."""
+        address, limit_us = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
+        if not address or not limit_us.isdecimal() or environment.get("WATCHDOG_PID") not in (None, str(os.getpid())):
+            return None
+        return cls(address, every_s=int(limit_us) / 1e6 / 4)
+
+    def tell_alive(self, *, now: float) -> None:
+        """Sends it, four times in each limit; `now` in seconds of any steady clock."""
+        if self._told_at is None or now - self._told_at >= self._every_s:
+            self._told_at = now
+            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+                line.setblocking(False)  # a manager that is away, or busy, just now: the next one is soon
+                line.sendto(ALIVE, self._address)

@@ -1,0 +1,99 @@
+"""What the log says of the swarm: a line whenever something changes that a person would want to know of.
+
+Facts in, lines out: the directory loop looks every second, and most looks say nothing new. The numbers of peers come
+and go, so they make no new line; `ftis-node status` has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.gossip.base import SwarmPhase
+from ftis_node.gossip.reachability import is_public
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ftis_node.gossip.base import SwarmState
+
+SKEW_NOTE_S = 1.0
+SKEW_REFUSED_S = 3.0  # peers of hivemind refuse what is further off
+CALM_SHARE = 0.8  # of SKEW_NOTE_S: only below is a clock called right again, so that one at the edge makes few lines
+SYNCHRONISE = "switch on time synchronisation (systemd-timesyncd, chrony)"
+NO_PEERS_GIVEN = "no peers were given"  # both as gossip/standing.py has them
+NOBODY_ANSWERS = "no bootstrap peer answers"
+P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
+UNPRINTABLE = re.compile(r"[^ -~]+")
+
+
+class Line(NamedTuple):
+    """A log line and its level."""
+
+    level: int
+    text: str
+
+
+class SwarmWords:
+    """Remembers what was said last."""
+
+    def __init__(self) -> None:
+        self._said: tuple[str, str] | None = None
+        self._clock_is_off = False
+        self._was_advised = False
+
+    def lines(
+        self, state: SwarmState, *, clock_skew_s: float | None, addresses: Sequence[str], advice: str = ""
+    ) -> Iterator[Line]:
+        """The lines that these facts call for. `clock_skew_s`: the peers' clocks less ours; None before one was met.
+
+        `advice`: what to do where most members speak a newer version of the wire; said once a start.
+        """
+        said = (str(state.state), _gist(state))
+        if said != self._said and state.state is not SwarmPhase.STARTING:
+            self._said = said
+            yield _standing(state, addresses)
+        if clock_skew_s is not None:
+            yield from self._clock(clock_skew_s)
+        if advice and not self._was_advised:
+            self._was_advised = True
+            yield Line(logging.WARNING, advice)
+
+    def _clock(self, skew_s: float) -> Iterator[Line]:
+        off_s = abs(skew_s)
+        if not self._clock_is_off and off_s >= SKEW_NOTE_S:
+            self._clock_is_off = True
+            yield Line(logging.WARNING, clock_words(skew_s))
+        elif self._clock_is_off and off_s < CALM_SHARE * SKEW_NOTE_S:
+            self._clock_is_off = False
+            yield Line(logging.INFO, "this machine's clock agrees with the peers' again")
+
+
+def clock_words(skew_s: float) -> str:
+    """What is wrong with a clock, and what to do."""
+    which = "behind" if skew_s > 0 else "ahead of"
+    so = "they refuse what we send" if abs(skew_s) >= SKEW_REFUSED_S else f"they refuse us at {SKEW_REFUSED_S:g} s"
+    return f"this machine's clock is {abs(skew_s):.1f} s {which} the peers', {so}: {SYNCHRONISE}"
+
+
+def how_to_be_found(addresses: Sequence[str]) -> str:
+    """The one of this node's addresses to give to others: one that is dialled from everywhere before any other."""
+    ranked = sorted(addresses, key=lambda address: (not is_public(address), "/127.0.0.1/" in address, address))
+    return f"others join it with --peers {ranked[0]}" if ranked else "it has no address yet that others could dial"
+
+
+def _gist(state: SwarmState) -> str:
+    """The reason without its numbers, and without what is said of the next try."""
+    return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
+
+
+def _standing(state: SwarmState, addresses: Sequence[str]) -> Line:
+    reason = P2PDS_PREAMBLE.sub("", UNPRINTABLE.sub(" ", state.reason))
+    if state.state is SwarmPhase.CONNECTED:
+        return Line(logging.INFO, f"in the swarm: {reason}")
+    if state.reason.startswith(NO_PEERS_GIVEN):
+        return Line(logging.INFO, f"working alone, for {NO_PEERS_GIVEN}; {how_to_be_found(addresses)}")
+    if state.reason.startswith(NOBODY_ANSWERS):
+        return Line(logging.WARNING, f"working alone: {reason}; `ftis-node doctor --peers ADDRESS` looks closer")
+    return Line(logging.INFO, f"working alone so far: {reason}")

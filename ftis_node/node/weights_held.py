@@ -1,0 +1,106 @@
+"""The versions that a generator keeps on its disk: fetched, complete, and served or waiting for their delay to pass.
+
+    version-00000012/   model.safetensors, the signed offer; the file `served` once its proof has held
+    partial/            what is on its way (weights_fetch.py)
+
+File names are made of version numbers and of hashes that were checked, never of a peer's text.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.ipc.durable import complete_folder, remove_leftovers
+from ftis_node.ipc.weights import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    WEIGHTS_FILE,
+    PublishedWeights,
+    WeightProof,
+)
+from ftis_node.records.weights import open_offer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.records.weights import WeightsOffer
+
+PREFIX = "version-"
+OFFER_FILE = "offer"
+SERVED_MARK = "served"
+
+
+class Found(NamedTuple):
+    """A version that lies here."""
+
+    offer: WeightsOffer
+    was_served: bool
+
+
+class HeldVersions:
+    """One folder; one writer. Everything here blocks on the disk, `put` for as long as a sync of the file takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offers: dict[int, WeightsOffer] = {}
+
+    @property
+    def partial(self) -> Path:
+        """The folder of what is on its way."""
+        return self._folder / "partial"
+
+    def find(self) -> list[Found]:
+        """What a former life of the node left, oldest first; what it left half written is removed."""
+        remove_leftovers(self._folder, PREFIX)
+        found = []
+        for folder in sorted(self._folder.glob(f"{PREFIX}*")):
+            offer = open_offer((folder / OFFER_FILE).read_bytes())
+            self._offers[offer.version] = offer
+            found.append(Found(offer, (folder / SERVED_MARK).exists()))
+        return found
+
+    def put(self, file: Path, offer: WeightsOffer, signed: bytes) -> None:
+        """Takes a fetched file under its name, with what is said of it; whole and on the disk, or not there."""
+        with complete_folder(self._path(offer.version)) as temporary:
+            os.replace(file, temporary / _file_name(offer))
+            (temporary / OFFER_FILE).write_bytes(signed)
+            if offer.adapter_config:
+                (temporary / ADAPTER_CONFIG_FILE).write_bytes(offer.adapter_config)
+        self._offers[offer.version] = offer
+
+    def offer(self, version: int) -> WeightsOffer:
+        """What was said of a version."""
+        return self._offers[version]
+
+    def for_engine(self, version: int) -> tuple[PublishedWeights, WeightProof]:
+        """A version as the generation worker takes it."""
+        offer = self._offers[version]
+        path = self._path(version) / _file_name(offer)
+        weights = PublishedWeights(version=version, path=str(path), num_bytes=offer.num_bytes)
+        return weights, WeightProof(version=version, probe_ids=offer.probe_ids, logprobs=offer.probe_logprobs)
+
+    def mark_served(self, version: int) -> None:
+        """Its proof has held; what lies before it is not needed any more."""
+        (self._path(version) / SERVED_MARK).touch()
+        for older in [held for held in tuple(self._offers) if held < version]:
+            self.remove(older)
+
+    def remove(self, version: int) -> None:
+        """Nothing is left of a version."""
+        del self._offers[version]
+        shutil.rmtree(self._path(version))
+
+    def clear_partial(self, *, but: bytes) -> None:
+        """Removes partial files of versions that nobody waits for any longer; `but` is the hash of the one awaited."""
+        for path in self.partial.glob("*"):
+            if path.stem != but.hex():
+                path.unlink()
+
+    def _path(self, version: int) -> Path:
+        return self._folder / f"{PREFIX}{version:08d}"
+
+
+def _file_name(offer: WeightsOffer) -> str:
+    return ADAPTER_FILE if offer.adapter_config else WEIGHTS_FILE

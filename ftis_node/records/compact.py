@@ -1,0 +1,103 @@
+"""The compact ways to tell ids and log-probs: all completions' arrays to compressed planes and back.
+
+Lossless: the bytes of the ids, as many as the largest id needs, and the four bytes of the float32 log-probs.
+
+Lossy: log-probs as 16-bit fixed point in units of 1/256 nat. Why a fixed point, and not a shorter float: an importance
+ratio is the exponential of a difference of log-probs, so what it feels is their absolute error in nats. These units are
+off by at most 1/512, 0.2 % of any ratio, whether the token was likely or not; a bfloat16 is off by 1.6 % of a ratio at
+-8 nats, and spends bits on telling 1e-5 from 1e-6, which no ratio feels. The 16 bits travel as three planes cut where
+they compress best: the lowest 5, the next 8, the top 3, which are nearly always 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ftis_node.errors import RecordError
+from ftis_node.records.planes import compress, count_bytes, decompress, join_bytes, split_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ftis_node.records.planes import Plane
+
+MAX_COMPACT_TOKENS = 524_288  # what an exact envelope of 4 MiB holds: a compact one says no more
+MAX_ID_PLANES = 4
+NUM_FLOAT_PLANES = 4
+NUM_UNIT_PLANES = 3
+UNITS_PER_NAT = 256
+MOST_UNITS = 2**16 - 1  # -255.99 nats
+LOW_BITS = 5
+HIGH_SHIFT = LOW_BITS + 8
+
+
+def pack_ids(token_ids: NDArray[np.int32]) -> list[bytes]:
+    """The frames of the ids `[n]`. Raises ValueError for more than a reader takes."""
+    if len(token_ids) > MAX_COMPACT_TOKENS:
+        raise ValueError(f"a compact group has at most {MAX_COMPACT_TOKENS} tokens, not {len(token_ids)}")
+    unsigned = token_ids.view("<u4")
+    return [compress(plane) for plane in split_bytes(unsigned, count_bytes(unsigned))]
+
+
+def unpack_ids(frames: Sequence[bytes], num_tokens: int) -> NDArray[np.int32]:
+    """The ids `[num_tokens]`, read-only. Raises RecordError: `malformed`."""
+    token_ids = join_bytes(_expand(frames, num_tokens, range(1, MAX_ID_PLANES + 1)), dtype="<u4").view("<i4")
+    token_ids.flags.writeable = False
+    return token_ids
+
+
+def pack_logprobs(logprobs: NDArray[np.float32], *, lossy: bool) -> list[bytes]:
+    """The frames of the log-probs `[n]`. Raises ValueError where one is NaN and the form is lossy."""
+    planes = _split_units(_to_units(logprobs)) if lossy else split_bytes(logprobs.view("<u4"), NUM_FLOAT_PLANES)
+    return [compress(plane) for plane in planes]
+
+
+def unpack_logprobs(frames: Sequence[bytes], num_tokens: int, *, lossy: bool) -> NDArray[np.float32]:
+    """The log-probs `[num_tokens]`, read-only. Raises RecordError: `malformed`."""
+    planes = _expand(frames, num_tokens, (NUM_UNIT_PLANES if lossy else NUM_FLOAT_PLANES,))
+    logprobs = _from_units(_join_units(planes)) if lossy else join_bytes(planes, dtype="<u4").view("<f4")
+    logprobs.flags.writeable = False
+    return logprobs
+
+
+def require_compact_size(num_tokens: int) -> None:
+    """Raises RecordError (`size`) for more tokens than are ever decompressed."""
+    if num_tokens > MAX_COMPACT_TOKENS:
+        raise RecordError("size", f"{num_tokens} tokens in a compact form; at most {MAX_COMPACT_TOKENS} are taken")
+
+
+def _expand(frames: Sequence[bytes], num_tokens: int, allowed: Sequence[int]) -> list[Plane]:
+    if len(frames) not in allowed:
+        raise RecordError("malformed", f"{len(frames)} planes of a compact form: too few or too many")
+    return [decompress(frame, num_bytes=num_tokens) for frame in frames]
+
+
+def _to_units(logprobs: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """-log-probs in units of 1/256 nat, to the nearest; 0 above 0, the most at -inf. Raises ValueError for NaN."""
+    if np.isnan(logprobs).any():
+        raise ValueError("a log-prob that is no number has no lossy form")
+    units: NDArray[np.uint16] = np.clip(np.rint(logprobs * np.float32(-UNITS_PER_NAT)), 0, MOST_UNITS).astype(np.uint16)
+    return units
+
+
+def _from_units(units: NDArray[np.uint16]) -> NDArray[np.float32]:
+    logprobs: NDArray[np.float32] = units * np.float32(-1 / UNITS_PER_NAT)
+    return logprobs
+
+
+def _split_units(units: NDArray[np.uint16]) -> tuple[Plane, Plane, Plane]:
+    low, high = units & (2**LOW_BITS - 1), units >> HIGH_SHIFT
+    return low.astype(np.uint8), (units >> LOW_BITS).astype(np.uint8), high.astype(np.uint8)
+
+
+def _join_units(planes: Sequence[Plane]) -> NDArray[np.uint16]:
+    """Raises RecordError (`malformed`) where a plane has bits that are another's."""
+    low, middle, high = (plane.astype(np.uint16) for plane in planes)
+    if low.max() >= 2**LOW_BITS or high.max() > MOST_UNITS >> HIGH_SHIFT:
+        raise RecordError("malformed", "a plane of log-probs with more bits than it has")
+    units: NDArray[np.uint16] = low | middle << np.uint16(LOW_BITS) | high << np.uint16(HIGH_SHIFT)
+    return units

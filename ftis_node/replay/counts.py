@@ -1,0 +1,85 @@
+"""How many groups the buffer keeps, by origin, state and reason: kept up to date by SQLite itself, at each change.
+
+The status asks every second, from the one thread that also commits groups, and pruning asks after each step. Counting
+rows takes the longer the more there are: 0.3 s for 100,000 groups, and a buffer of 4 GiB holds ten times as many small
+ones. So triggers count inside the transaction that changes a group, whoever makes it, and a look costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import sqlite3
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS counts (
+    own        INTEGER NOT NULL,
+    state      TEXT NOT NULL,
+    reason     TEXT NOT NULL,
+    num_groups INTEGER NOT NULL,
+    num_tokens INTEGER NOT NULL,
+    num_bytes  INTEGER NOT NULL,
+    PRIMARY KEY (own, state, reason)
+) STRICT, WITHOUT ROWID;
+"""
+_PLACE = "own = {row}.own AND state = {row}.state AND reason = coalesce({row}.reason, '')"
+_MAKE = (
+    "INSERT INTO counts SELECT new.own, new.state, coalesce(new.reason, ''), 0, 0, 0"
+    f" WHERE NOT EXISTS (SELECT 1 FROM counts WHERE {_PLACE.format(row='new')});"
+)
+_CHANGE = (
+    "UPDATE counts SET num_groups = num_groups {sign} 1, num_tokens = num_tokens {sign} {row}.num_tokens,"
+    f" num_bytes = num_bytes {{sign}} length({{row}}.envelope) WHERE {_PLACE};"
+)
+_ADD, _TAKE = _MAKE + _CHANGE.format(sign="+", row="new"), _CHANGE.format(sign="-", row="old")
+TRIGGERS = {
+    "counts_admitted": f"AFTER INSERT ON groups BEGIN {_ADD} END",
+    "counts_moved": f"AFTER UPDATE OF state, reason ON groups BEGIN {_TAKE} {_ADD} END",
+    "counts_pruned": f"AFTER DELETE ON groups BEGIN {_TAKE} END",
+}
+BY_ROWS = (
+    "SELECT own, state, coalesce(reason, '') AS reason, count(*) AS num_groups, sum(num_tokens) AS num_tokens,"
+    " sum(length(envelope)) AS num_bytes FROM groups GROUP BY 1, 2, 3"
+)
+
+
+class Count(NamedTuple):
+    """Kept groups that are alike; `reason` is empty where a group was not released."""
+
+    own: bool
+    state: str
+    reason: str
+    num_groups: int
+    num_tokens: int
+    num_bytes: int
+
+
+def start_counting(db: sqlite3.Connection) -> None:
+    """Sets the triggers up, and counts what is there already, once in a buffer's life. Outside of transactions."""
+    if _has(db, *TRIGGERS):
+        return
+    db.execute("BEGIN IMMEDIATE")  # no group comes between the counting and the triggers
+    db.execute(SCHEMA)
+    for name, what in TRIGGERS.items():
+        db.execute(f"CREATE TRIGGER IF NOT EXISTS {name} {what}")
+    db.execute("DELETE FROM counts")
+    db.execute(f"INSERT INTO counts {BY_ROWS}")
+    db.execute("COMMIT")
+
+
+def read_counts(db: sqlite3.Connection) -> list[Count]:
+    """All counts that are not 0; of a buffer that an older version left, by looking at each row."""
+    query = "SELECT own, state, reason, num_groups, num_tokens, num_bytes FROM counts"
+    counts = [Count(bool(own), *rest) for own, *rest in db.execute(query if _has(db, *TRIGGERS) else BY_ROWS)]
+    return [count for count in counts if count.num_groups]
+
+
+def kept_bytes(db: sqlite3.Connection) -> int:
+    """The sizes of all kept envelopes."""
+    return sum(count.num_bytes for count in read_counts(db))
+
+
+def _has(db: sqlite3.Connection, *names: str) -> bool:
+    known = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")}
+    return known.issuperset(names)

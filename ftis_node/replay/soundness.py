@@ -1,0 +1,194 @@
+"""Whether an SQLite file is what was written, and what can still be read of one that is not.
+
+SQLite notices a torn page when it happens upon it, which may be weeks later and in the middle of a step. So its own
+check goes over the whole file when a node starts. A file that fails it is moved aside as it is, and its rows are read
+one by one, past what cannot be read, into a new file:
+
+    damaged/replay.sqlite-20260102T030405Z/     UNFINISHED, until the new file is in place
+        replay.sqlite, replay.sqlite-wal        as found
+
+A start that is cut off anywhere between is taken up by the next. Nothing is deleted but copies older than the newest
+few.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.config.disk_room import is_disk_full, make_folder, sync_to_disk
+from ftis_node.errors import DamagedError, FtisError, MachineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BUSY_TIMEOUT_S = 60.0
+DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+MAGIC = b"SQLite format 3\0"
+HEADER_BYTES = 100
+MAX_FILE_BYTES = 1 << 36  # a damaged header may say anything
+UNFINISHED = "UNFINISHED"
+FOLDER_TIME = "%Y%m%dT%H%M%SZ"
+KEPT_COPIES = 2
+LONGEST_HOP = 64  # rows: at most so many sound ones behind a torn page are lost with it
+MAX_TRIES = 4096
+
+
+class Rescue(NamedTuple):
+    """What became of a damaged file: why it was one, how many rows were saved, where it lies now."""
+
+    name: str
+    why: str
+    num_rows: int
+    folder: Path
+
+
+def told(error: sqlite3.Error, path: Path) -> Exception:
+    """What to raise for an error of SQLite on `path`: one line that says what to do; the error itself if none is known.
+
+    A full disk is told by who knows how (`config/disk_room.py`).
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if is_disk_full(error, path.parent):
+        return error
+    if code in DAMAGE:
+        return DamagedError(f"{path} is damaged ({error}): the next start of the node saves what can be read of it")
+    if is_busy(error):
+        return MachineError(f"{path} is held by another program: end that (sqlite3? a backup?), and start again")
+    return MachineError(f"{path} cannot be used ({error}): see to its disk, and start again")
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another program holds the file."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in BUSY
+
+
+@contextmanager
+def telling_damage(root: Path) -> Iterator[None]:
+    """Inside, an error of a database in `root` that is damaged, or held by another program, becomes one line.
+
+    A node that runs and meets damage ends as by a fault of ours: whoever starts it again has it healed.
+    """
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in DAMAGE:
+            what = f"a database in {root} is damaged ({error}): start again, and what can be read of it is saved"
+            raise FtisError(what) from error
+        if code in BUSY:
+            what = f"a database in {root} is held by another program: end that (sqlite3? a backup?), and start again"
+            raise FtisError(what) from error
+        raise
+
+
+def find_damage(path: Path) -> str:
+    """What SQLite's check of the whole file finds first; "" where it is sound, empty or missing.
+
+    Raises MachineError where another program holds it.
+    """
+    if not path.exists() or not path.stat().st_size:
+        return ""
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)
+    try:
+        found = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+    except sqlite3.DatabaseError as error:
+        problem = told(error, path)
+        if not isinstance(problem, DamagedError):
+            raise problem from None
+        return str(error)
+    finally:
+        connection.close()
+    return "" if found == "ok" else " ".join(found.split())
+
+
+def rescue(path: Path, damaged: Path, *, copy: Callable[[sqlite3.Connection, Path], int]) -> Rescue | None:
+    """Sees to it that the file at `path` is sound. None where it was; else what was done about it.
+
+    `copy` writes what it can read through a connection into the new file at a path, and returns the number of rows.
+    Raises OSError and sqlite3.Error where the disk refuses, MachineError where another program holds the file.
+    """
+    folder = _unfinished(damaged, path.name)
+    why = "cut off while it was saved"
+    if folder is None:
+        if not (why := find_damage(path)):
+            return None
+        folder = damaged / f"{path.name}-{time.strftime(FOLDER_TIME, time.gmtime())}"
+        make_folder(folder)
+        (folder / UNFINISHED).touch()
+        sync_to_disk(folder)
+    if not (folder / path.name).exists():
+        path.rename(folder / path.name)
+    elif path.exists():  # the new one is in place already
+        (folder / UNFINISHED).unlink()
+        return Rescue(path.name, why, 0, folder)
+    _take_journals(path, folder)
+    num_rows = _save(path, folder, copy)
+    (folder / UNFINISHED).unlink()
+    for outdated in sorted(damaged.glob(f"{path.name}-*"))[:-KEPT_COPIES]:
+        shutil.rmtree(outdated)
+    return Rescue(path.name, why, num_rows, folder)
+
+
+def readable_rows(connection: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
+    """The rows of `table` in the order of their row ids, past those that cannot be read."""
+    place, hop = 0, 1
+    for _ in range(MAX_TRIES):
+        try:
+            query = f"SELECT rowid AS place, * FROM {table} NOT INDEXED WHERE rowid > ? ORDER BY rowid"
+            for row in connection.execute(query, (place,)):
+                place, hop = row["place"], 1
+                yield row
+        except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError):
+            place, hop = place + hop, min(LONGEST_HOP, 2 * hop)
+        else:
+            return
+
+
+def _unfinished(damaged: Path, name: str) -> Path | None:
+    return next((path.parent for path in sorted(damaged.glob(f"{name}-*/{UNFINISHED}"))), None)
+
+
+def _take_journals(path: Path, folder: Path) -> None:
+    """The write-ahead log belongs to the damaged file; to a new one of the same name it would be poison."""
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists():
+        log.rename(folder / log.name)
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
+    sync_to_disk(folder)
+    sync_to_disk(path.parent)
+
+
+def _save(path: Path, folder: Path, copy: Callable[[sqlite3.Connection, Path], int]) -> int:
+    """What can be read of the copy in `folder`, into a new file at `path`, whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    for left in path.parent.glob(f"{new.name}*"):
+        left.unlink()
+    _fill_up(folder / path.name)
+    connection = sqlite3.connect(folder / path.name, timeout=BUSY_TIMEOUT_S)
+    connection.row_factory = sqlite3.Row
+    try:
+        num_rows = copy(connection, new)
+    finally:
+        connection.close()
+    sync_to_disk(new)
+    new.replace(path)
+    sync_to_disk(path.parent)
+    return num_rows
+
+
+def _fill_up(path: Path) -> None:
+    """SQLite reads nothing of a file that is shorter than its header says: zeros stand for what was cut off."""
+    with path.open("rb") as file:
+        header = file.read(HEADER_BYTES)
+    if header.startswith(MAGIC):
+        page_bytes = int.from_bytes(header[16:18], "big")
+        whole_bytes = (65536 if page_bytes == 1 else page_bytes) * int.from_bytes(header[28:32], "big")
+        if path.stat().st_size < whole_bytes <= MAX_FILE_BYTES:
+            os.truncate(path, whole_bytes)

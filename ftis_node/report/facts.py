@@ -1,0 +1,90 @@
+"""All that a home knows of its run, read once and within bounds: what the page is made of."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.report.chronicle import Chronicle
+from ftis_node.report.samples import Sample, read_samples
+from ftis_node.report.words import clean, short_id
+from ftis_node.telemetry.history import History, HistoryBuilder
+from ftis_node.telemetry.trail import TrailReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ftis_node.config.home import Home
+    from ftis_node.report.moments import Moment
+    from ftis_node.telemetry.status import Status
+
+    OnProgress = Callable[[float, str], None]
+
+LINES_PER_PROGRESS = 20_000
+MAX_MANIFEST = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """`status` and `peers` as the commands show them; `moments_left_out`: notable ones that found no place."""
+
+    status: Status
+    history: History
+    chronicle: Chronicle
+    peers: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    manifest: str = ""
+    samples: list[Sample] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    moments_left_out: int = 0
+    made_at: float = field(default_factory=time.time)
+
+    def name_of(self, peer_id: str) -> str:
+        """A peer's name, with the end of its id because anyone may take any name."""
+        for row in self.peers:
+            if row.get("peer_id") == peer_id and row.get("name"):
+                return f"{clean(row['name'], limit=32)} ({short_id(peer_id)})"
+        return short_id(peer_id)
+
+
+def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progress: OnProgress) -> RunFacts:
+    """Reads the home's files. `status` and `peers` are the node's, live or the last known ones."""
+    history, chronicle = _read_trail(home.events, on_progress)
+    moments, left_out = chronicle.moments()
+    on_progress(1.0, "sample groups")
+    return RunFacts(
+        status=status,
+        history=history,
+        chronicle=chronicle,
+        peers=peers,
+        settings=_settings(home.settings),
+        manifest=home.run_toml.read_text(encoding="utf-8")[:MAX_MANIFEST] if home.run_toml.exists() else "",
+        samples=read_samples(home),
+        moments=moments,
+        moments_left_out=left_out,
+    )
+
+
+def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, Chronicle]:
+    """Each line once, for both."""
+    builder, chronicle = HistoryBuilder(num_last_events=0), Chronicle()
+    num_bytes = max(1, sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")))
+    num_read = 0
+    for position, line in enumerate(TrailReader(path).read_new()):
+        num_read += len(line)
+        if position % LINES_PER_PROGRESS == 0:
+            on_progress(min(1.0, num_read / num_bytes), "events")
+        if name := builder.add(line):
+            chronicle.add(line, name)
+    return builder.build(), chronicle
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}

@@ -1,0 +1,112 @@
+"""The page: facts into the template. Everything in it is escaped by the template engine, and bounded here."""
+
+from __future__ import annotations
+
+import platform
+from functools import partial
+from importlib import metadata, resources
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.report import figures, words
+from ftis_node.report.moments import sentence
+from ftis_node.report.reasons import sentence_for
+from ftis_node.report.run_charts import learning_charts, traffic_chart
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.report.facts import RunFacts
+    from ftis_node.telemetry.history import EvaluationPoint
+
+TEMPLATE = "page.html.j2"
+STYLE = "page.css"
+MAX_PEERS = 60
+MAX_EVALUATIONS = 24
+PACKAGES = ("torch", "transformers", "vllm", "hivemind")
+NODE_SETTINGS = ("engine", "device", "dtype", "lora", "seed")
+
+
+def render_page(facts: RunFacts) -> str:
+    """The whole page as HTML."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("ftis_node.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        {name: getattr(words, name) for name in ("number", "large", "percent", "length", "clock", "short_id", "clean")}
+    )
+    style = resources.files("ftis_node.report").joinpath(STYLE).read_text(encoding="utf-8")
+    ours = Markup(style)  # nosec B704: a file of this package
+    return environment.get_template(TEMPLATE).render(style=ours, **_values(facts))
+
+
+def _values(facts: RunFacts) -> dict[str, Any]:
+    """What the template shows, by the names that it has there."""
+    status, history, chronicle = facts.status, facts.history, facts.chronicle
+    peers = sorted(facts.peers, key=lambda row: -int(row.get("groups_accepted") or 0))
+    evaluations = list(history.evaluations)
+    return {
+        "status": status,
+        "facts": facts,
+        "is_running": status.node.state not in {"stopped", "failed", "unknown"},
+        "summary": figures.summary(facts),
+        "tiles": figures.tiles(facts),
+        "charts": learning_charts(history),
+        "traffic": traffic_chart(chronicle),
+        "totals": {kind: chronicle.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
+        "refused": [(reason, count, sentence_for(reason)) for reason, count in chronicle.refused.most_common()],
+        "peers": peers[:MAX_PEERS],
+        "peers_left_out": max(0, len(peers) - MAX_PEERS),
+        "evaluations": _spread(evaluations, MAX_EVALUATIONS),
+        "evaluations_left_out": max(0, len(evaluations) - MAX_EVALUATIONS),
+        "step_rows": figures.step_rows(history.steps),
+        "moments": [(moment, sentence(moment, partial(_name, facts))) for moment in facts.moments],
+        "about": _about(facts),
+    }
+
+
+def _name(facts: RunFacts, peer_id: str) -> str:
+    return facts.name_of(peer_id)
+
+
+def _spread(points: Sequence[EvaluationPoint], limit: int) -> list[EvaluationPoint]:
+    """At most `limit`, evenly over all, the first and the last among them."""
+    if len(points) <= limit:
+        return list(points)
+    return [points[round(place * (len(points) - 1) / (limit - 1))] for place in range(limit)]
+
+
+def _about(facts: RunFacts) -> list[tuple[str, str]]:
+    """What the run is. No address and no path of this machine: a report is made to be shown."""
+    status, settings = facts.status, facts.settings
+    rows = [
+        ("Run", f"{status.run.name} ({status.run.id})"),
+        ("Task", status.run.task),
+        ("Method", status.run.method),
+        ("Model", status.model.name),
+        ("Parameters", f"{status.model.parameters:,}, {status.model.trainable_parameters:,} of them trained"),
+        ("Tokenizer", status.model.tokenizer_fingerprint),
+        ("Node", f"{status.node.name} ({status.node.peer_id})"),
+        ("Role", status.node.role),
+        ("Settings", ", ".join(f"{name} {settings[name]}" for name in NODE_SETTINGS if name in settings)),
+        ("Engine", status.generation.engine),
+        ("ftis-node", status.node.version),
+        ("On the machine of this report", ", ".join([f"Python {platform.python_version()}", *_versions()])),
+    ]
+    return [(label, words.clean(value, limit=200)) for label, value in rows if value.strip(" ()")]
+
+
+def _versions() -> list[str]:
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,152 @@
+"""Which curves a run's page shows, and what each means in a sentence."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from ftis_node.report.charts import Chart
+from ftis_node.report.curves import Series
+from ftis_node.report.words import large, number, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from markupsafe import Markup
+
+    from ftis_node.report.chronicle import Chronicle
+    from ftis_node.report.curves import Point
+    from ftis_node.telemetry.history import History, StepPoint
+
+OWN, FOREIGN, MAIN, SECOND = "c1", "c2", "c3", "c4"
+TASK_COLOURS = (MAIN, OWN, FOREIGN, SECOND)
+CLOCKS = ((8.0, "%H:%M:%S"), (900.0, "%H:%M"))  # by the width of a bucket, in seconds
+DATE = "%d %b %H:%M"
+LEAST_MISMATCH = 1e-16
+
+
+def learning_charts(history: History) -> list[Markup]:
+    """Did it learn: the curves of the steps and the evaluations, those that were recorded."""
+    steps = history.steps
+    charts = [
+        Chart(
+            "Accuracy",
+            "Greedy pass@1 on held-out problems.",
+            _tasks(history),
+            low=0.0,
+            high=1.0,
+            write_y=percent,
+            is_wide=True,
+        ),
+        Chart(
+            "Reward",
+            "Mean reward of the completions that each step trained on.",
+            [
+                Series("own", OWN, _curve(steps, "own_reward_mean"), smooth=True),
+                Series("from peers", FOREIGN, _curve(steps, "foreign_reward_mean"), smooth=True),
+            ]
+            if any(point.own_reward_mean is not None for point in steps)
+            else [Series("reward", MAIN, _curve(steps, "reward_mean"), smooth=True)],
+            low=0.0,
+        ),
+        Chart("Loss", "What the step minimised.", [Series("loss", MAIN, _curve(steps, "loss"), smooth=True)]),
+        Chart(
+            "KL",
+            "How far the learner is from the weights that sampled, mean over completions, nats a token.",
+            [Series("KL", SECOND, _curve(steps, "mean_kl"), smooth=True)],
+            low=0.0,
+        ),
+        Chart(
+            "Kept and truncated",
+            "Completions that passed the filter, and tokens whose weight was cut.",
+            [
+                Series("kept", MAIN, _curve(steps, "kept_fraction"), smooth=True),
+                Series("truncated", SECOND, _curve(steps, "truncated_fraction"), smooth=True),
+            ],
+            low=0.0,
+            high=1.0,
+            write_y=percent,
+        ),
+        Chart(
+            "Groups of each step",
+            "How many of this node's own, and how many of peers.",
+            [
+                Series("own", OWN, _curve(steps, "own_groups"), fill=True),
+                Series("from peers", FOREIGN, _curve(steps, "foreign_groups"), fill=True),
+            ],
+            low=0.0,
+            is_stacked=True,
+        ),
+        Chart(
+            "Speed",
+            "Tokens a second, of each of the two workers.",
+            [
+                Series("learner", MAIN, _curve(steps, "tokens_per_s"), smooth=True),
+                Series("generator", OWN, _curve(steps, "generation_tokens_per_s"), smooth=True),
+            ],
+            low=0.0,
+            write_y=large,
+        ),
+        Chart(
+            "Size of the gradient",
+            "Its norm, before it is clipped.",
+            [Series("norm", SECOND, _curve(steps, "grad_norm"), smooth=True)],
+            low=0.0,
+        ),
+        _mismatch(steps),
+    ]
+    return [drawn for chart in charts if (drawn := chart.draw())]
+
+
+def traffic_chart(chronicle: Chronicle) -> Markup | None:
+    """Groups made, received and refused over time."""
+    traffic = chronicle.traffic
+    form = next((form for limit_s, form in CLOCKS if traffic.width_s < limit_s), DATE)
+    kinds = (("made here", "made", OWN), ("from peers", "received", FOREIGN), ("refused", "refused", SECOND))
+    return Chart(
+        "Groups over time",
+        "How many a minute: made here, taken in from peers, refused at the door.",
+        [
+            Series(name, colour, traffic.rates(kind), figure=f"{traffic.total(kind):,}")
+            for name, kind, colour in kinds
+            if traffic.total(kind)
+        ],
+        x_name="",
+        low=0.0,
+        is_wide=True,
+        write_x=lambda unix_s: time.strftime(form, time.localtime(unix_s)),
+    ).draw()
+
+
+def _mismatch(steps: Sequence[StepPoint]) -> Chart:
+    """By powers of ten: between two engines that agree it is about rounding errors."""
+    logs = [
+        (float(point.step), math.log10(max(LEAST_MISMATCH, point.mismatch_kl)))
+        for point in steps
+        if point.mismatch_kl is not None
+    ]
+    return Chart(
+        "Engine against learner",
+        "KL between what the generator says of its tokens and what the learner says of the same, nats a token.",
+        [Series("mismatch", FOREIGN, logs)],
+        write_y=lambda power: number(10.0**power) if power != round(power) else f"1e{power:.0f}",
+    )
+
+
+def _tasks(history: History) -> list[Series]:
+    names = list(dict.fromkeys(point.task for point in history.evaluations))[: len(TASK_COLOURS)]
+    return [
+        Series(
+            name,
+            colour,
+            sorted((float(point.step), point.pass_at_1) for point in history.evaluations if point.task == name),
+            dots=True,
+        )
+        for name, colour in zip(names, TASK_COLOURS, strict=False)
+    ]
+
+
+def _curve(steps: Sequence[StepPoint], figure: str) -> list[Point]:
+    found = ((float(point.step), getattr(point, figure)) for point in steps)
+    return [(step, float(value)) for step, value in found if value is not None]

@@ -1,0 +1,88 @@
+"""How the page writes numbers, times and what came from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+HARD_SPACE, MINUS = "\N{NO-BREAK SPACE}", "\N{MINUS SIGN}"
+PATH = re.compile(r"(?<![\w:/])/(?:[^\s/'\")]+/)+")
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+
+
+def clean(text: object, *, limit: int = 120) -> str:
+    """Text of a peer in at most `limit` characters, without what steers a terminal or turns a line of text around."""
+    shown = "".join(c if c.isprintable() or c == "\n" else REPLACEMENT for c in str(text)[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def without_paths(text: object) -> str:
+    """Absolute paths and addresses (`/ip4/...`) by their last part alone: a report is made to be shown."""
+    return PATH.sub("…/", str(text))
+
+
+def number(value: float | None) -> str:
+    """Three digits that count: `0.714`, `12.3`, `1,240`, `2.1e-06`; a dash where there is none."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    if size >= 1000 or value == int(value):
+        shown = f"{value:,.0f}"
+    elif size < 0.001:
+        shown = f"{value:.1e}"
+    else:
+        shown = f"{value:.3g}" if size >= 1 else f"{value:.3f}"
+    return shown.replace("-", MINUS) if size >= 0.001 else shown.replace("-", MINUS, 1) if value < 0 else shown
+
+
+def alike(values: Sequence[float]) -> list[str]:
+    """The numbers of an axis, all with as many decimals as one of them needs."""
+    num_decimals = max((len(f"{abs(value):.9f}".rstrip("0").partition(".")[2]) for value in values), default=0)
+    return [f"{value:,.{num_decimals}f}".replace("-", MINUS) for value in values]
+
+
+def large(value: float) -> str:
+    """A count in few characters: `950`, `12.4 k`, `3.2 M`, `1.5 G`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.1f}{HARD_SPACE}{unit}"
+    return f"{value:,.0f}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as `50 %` or `99.6 %`; nothing short of all is called `100 %`."""
+    if value is None:
+        return "–"
+    return f"{value * 100:.1f}".removesuffix(".0") + f"{HARD_SPACE}%"
+
+
+def length(seconds: float) -> str:
+    """A length of time by its two largest units: `1 d 3 h`, `2 h 5 min`, `84 s`."""
+    if seconds < 2 * MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < HOUR_S:
+        return f"{seconds // MINUTE_S:.0f} min {seconds % MINUTE_S:.0f} s"
+    if seconds < DAY_S:
+        return f"{seconds // HOUR_S:.0f} h {seconds % HOUR_S // MINUTE_S:.0f} min"
+    return f"{seconds // DAY_S:.0f} d {seconds % DAY_S // HOUR_S:.0f} h"
+
+
+def clock(unix_s: float) -> str:
+    """`2026-05-04 12:30:01`, by this machine's zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def short_id(peer_id: str) -> str:
+    """A peer's id so that two are told apart: its first and last characters."""
+    shown = clean(peer_id, limit=80)
+    return shown if len(shown) <= 16 else f"{shown[:6]}…{shown[-6:]}"
+
+
+def plural(count: int, thing: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -1,0 +1,166 @@
+"""What a peer's conduct makes of its standing: facts in, a score, bans and their ends out.
+
+    score  10 |  most that can be earned: no credit that a lie could not use up
+            0 |  a stranger
+           -3 |  below: WATCHED (all its groups are audited)
+          -10 |  here: BANNED for a time that doubles with each ban; it comes back at -5, watched
+
+Groups that a step learned from raise the score slowly; refusals lower it, lies much; what may happen to an honest
+peer (a late group, one that two peers handed over, a scorer that ran out of time) leaves it. What is below 0 is
+forgiven with time, and so are bans, one for each day without another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+MOST = 10.0
+WATCH_LINE = -3.0
+BAN_LINE = -10.0
+AFTER_BAN = -5.0
+KNOWN_LINE = 1.0  # above: no stranger any more
+NO_FLOOR = -1e9
+HALF_LIFE_S = 1800.0  # of what is below 0
+FORGIVE_BAN_S = 86400.0
+
+
+class Conduct(StrEnum):
+    """What a peer did."""
+
+    ACCEPTED = "accepted"  # a group of its own passed the door
+    TAUGHT = "taught"  # a step learned from one of its groups
+    MISHAP = "mishap"  # a group was of no use, and that may happen to anyone
+    PULL_FAILED = "pull_failed"  # it announced and did not deliver
+    FLOODED = "flooded"  # more than its quota
+    COPIED = "copied"  # completions that another peer's group had before; who was first is not certain
+    REFUSED = "refused"  # what no honest node of this run sends
+    LIED = "lied"  # a wrong claim under its own signature, or a forged one
+
+
+class Weight(NamedTuple):
+    """What such a deed does: `points` are added, but alone never take the score below `floor` or above `most`."""
+
+    points: float
+    floor: float = NO_FLOOR
+    most: float = MOST
+
+
+WEIGHTS = {
+    Conduct.ACCEPTED: Weight(0.02, most=2.0),  # worthless groups in good form make nobody more than known
+    Conduct.TAUGHT: Weight(0.1),
+    Conduct.MISHAP: Weight(0.0),
+    Conduct.PULL_FAILED: Weight(-0.25, floor=WATCH_LINE),
+    Conduct.FLOODED: Weight(-0.25),
+    Conduct.COPIED: Weight(-1.0, floor=WATCH_LINE - 1.0),
+    Conduct.REFUSED: Weight(-2.0),
+    Conduct.LIED: Weight(-4.0),
+}
+
+
+class Standing(StrEnum):
+    """How a peer is met."""
+
+    TRUSTED = "trusted"  # by the operator's word: never banned by the node itself
+    GOOD = "good"
+    WATCHED = "watched"
+    BANNED = "banned"
+
+
+@dataclass(frozen=True, slots=True)
+class BanRules:
+    """How long bans last, in seconds."""
+
+    first_s: float = 300.0
+    longest_s: float = 86400.0
+
+    def length_s(self, num_bans: int) -> float:
+        """Of the ban after `num_bans` others."""
+        return min(self.longest_s, self.first_s * 2.0 ** min(num_bans, 64))
+
+
+@dataclass(frozen=True, slots=True)
+class Reputation:
+    """One peer's record. `score` is that of `updated_at`; all times are Unix seconds, for they outlive the node."""
+
+    score: float = 0.0
+    updated_at: float = 0.0
+    banned_until: float = 0.0
+    ban_reason: str = ""
+    num_bans: int = 0
+    trusted: bool = False
+
+    def is_banned(self, *, now: float) -> bool:
+        """Whether a ban is running."""
+        return now < self.banned_until
+
+    def standing(self, *, now: float) -> Standing:
+        """How the peer is met now."""
+        if self.is_banned(now=now):
+            return Standing.BANNED
+        if self.trusted:
+            return Standing.TRUSTED
+        return Standing.WATCHED if self.score_at(now) < WATCH_LINE else Standing.GOOD
+
+    def by_clock(self, now: float) -> Reputation:
+        """The record by a clock that was set back since it was written: no ban grows longer by that."""
+        back_s = self.updated_at - now
+        if back_s <= 0:
+            return self
+        return replace(self, updated_at=now, banned_until=max(0.0, self.banned_until - back_s))
+
+    def is_known(self, *, now: float) -> bool:
+        """Whether it has shown something: all others together have one allowance."""
+        return self.trusted or self.score_at(now) >= KNOWN_LINE
+
+    def score_at(self, now: float) -> float:
+        """The score, less what was forgiven since."""
+        if self.score >= 0:
+            return self.score
+        away_s = max(0.0, now - max(self.updated_at, self.banned_until))
+        return float(self.score * 0.5 ** (away_s / HALF_LIFE_S))
+
+    def after(self, conduct: Conduct, *, now: float, rules: BanRules, reason: str = "") -> Reputation:
+        """The record after one deed. While a ban runs nothing changes; `reason` is for people."""
+        if self.is_banned(now=now):
+            return self
+        points, floor, most = WEIGHTS[conduct]
+        score = self.score_at(now)
+        moved = min(max(score, most), score + points) if points >= 0 else max(min(score, floor), score + points)
+        forgiven = self._after_forgiving(now)
+        if moved > BAN_LINE or self.trusted:
+            return replace(forgiven, score=max(moved, BAN_LINE), updated_at=now)
+        return forgiven.banned(rules.length_s(forgiven.num_bans), now=now, reason=reason or conduct)
+
+    def banned(self, length_s: float, *, now: float, reason: str) -> Reputation:
+        """The record with a ban that starts now."""
+        return replace(
+            self,
+            score=min(self.score, AFTER_BAN),
+            updated_at=now,
+            banned_until=now + length_s,
+            ban_reason=reason,
+            num_bans=self.num_bans + 1,
+        )
+
+    def unbanned(self, *, now: float) -> Reputation:
+        """A clean record, by the operator's word."""
+        return replace(self, score=max(0.0, self.score), updated_at=now, banned_until=0.0, ban_reason="", num_bans=0)
+
+    def with_trust(self, trusted: bool, *, now: float) -> Reputation:
+        """Trusted, and then no longer banned; or trusted no longer."""
+        return replace(self.unbanned(now=now) if trusted else self, trusted=trusted)
+
+    def _after_forgiving(self, now: float) -> Reputation:
+        """The record less the bans that have been lived down."""
+        if not self.num_bans:
+            return self
+        lived_down = int(max(0.0, now - self.banned_until) // FORGIVE_BAN_S)
+        if not lived_down:
+            return self
+        return replace(
+            self,
+            num_bans=max(0, self.num_bans - lived_down),
+            banned_until=self.banned_until + lived_down * FORGIVE_BAN_S,
+        )

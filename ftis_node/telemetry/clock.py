@@ -1,0 +1,33 @@
+"""Unix time that does not jump.
+
+A machine's clock is set: by minutes at boot, by hours when a battery was empty or a person was wrong. Times that others
+gave are held against that clock, for it is what the swarm shares; how long something lasts here is not. So bans are
+counted by this one: the wall clock's word of when it was made, and a steady clock's since.
+"""
+
+from __future__ import annotations
+
+import time
+
+JUMP_S = 2.0  # less is what clocks do while they are disciplined
+
+
+class SteadyClock:
+    """One for a process."""
+
+    def __init__(self) -> None:
+        self._began = time.time() - time.monotonic()
+        self._told = self._began
+
+    def now(self) -> float:
+        """Unix time in seconds; never goes back."""
+        return self._began + time.monotonic()
+
+    def jump_s(self) -> float | None:
+        """By how much the wall clock was moved since this was asked last; None where it was not."""
+        offset = time.time() - time.monotonic()
+        jump = offset - self._told
+        if abs(jump) < JUMP_S:
+            return None
+        self._told = offset
+        return jump

@@ -1,0 +1,113 @@
+"""Errors that nobody waits for: they end the process with their reason, and are never only a line in the log.
+
+    a task that nobody awaits, a callback, a timer --> the loop's exception handler --+
+    a thread                                       --> threading.excepthook ----------+--> on_fault(where, error)
+
+A process that goes on after such an error is half alive: something in it no longer turns, and nobody knows. What counts
+is an error that passed through code of ours, or one that `report` tells of. Libraries have tasks and threads of their
+own, and hivemind's answer strangers, who must not be able to end a node: what fails there without us is logged, once
+for each kind, and whatever it served is watched over from outside (p2pd's connection, heartbeats, time limits).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+log = logging.getLogger(__name__)
+
+OnFault: TypeAlias = "Callable[[str, BaseException], None]"
+PACKAGE = str(Path(__file__).parents[1])
+MAX_KINDS = 64  # of libraries' errors that are told once each; more kinds than that are not told
+
+
+def watched_task(work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+    """A task that nobody awaits while it runs; where it fails, that is a fault at once."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(report)
+    return task
+
+
+def report(task: asyncio.Task[Any]) -> None:
+    """Tells the loop's exception handler of a task that failed; for `add_done_callback`."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": "a task failed", "exception": error, "task": task, "is_fault": True}
+        task.get_loop().call_exception_handler(context)
+
+
+@contextmanager
+def unhandled_errors(on_fault: OnFault) -> Iterator[None]:
+    """While the block runs, in the running loop and in all threads, `on_fault` hears where what failed, in the loop.
+
+    It is called for the first fault alone; further ones are logged.
+    """
+    loop = asyncio.get_running_loop()
+    watch = _Watch(on_fault)
+
+    def in_thread(hook: threading.ExceptHookArgs) -> None:
+        if hook.exc_value is not None and not isinstance(hook.exc_value, SystemExit):
+            where = f"the thread {hook.thread.name if hook.thread else '?'}"
+            loop.call_soon_threadsafe(watch.take, where, hook.exc_value, is_ours(hook.exc_value))
+
+    hook_before, handler_before = threading.excepthook, loop.get_exception_handler()
+    threading.excepthook = in_thread
+    loop.set_exception_handler(watch.take_context)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(handler_before)
+        threading.excepthook = hook_before
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an error passed through code of this package, itself or by one of those that it groups."""
+    if isinstance(error, BaseExceptionGroup) and any(map(is_ours, error.exceptions)):
+        return True
+    return any(frame.f_code.co_filename.startswith(PACKAGE) for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+class _Watch:
+    def __init__(self, on_fault: OnFault) -> None:
+        self._on_fault: OnFault | None = on_fault
+        self._known: set[tuple[str, str]] = set()
+
+    def take_context(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """As asyncio calls an exception handler."""
+        error = context.get("exception")
+        if error is None:  # a warning of asyncio's own
+            log.warning("%s", context["message"])
+            return
+        self.take(_where(context), error, bool(context.get("is_fault")) or is_ours(error))
+
+    def take(self, where: str, error: BaseException, is_fault: bool) -> None:
+        if not is_fault:
+            self._tell_once(where, error)
+            return
+        log.error("nobody takes the error of %s", where, exc_info=error)
+        if self._on_fault is not None:
+            on_fault, self._on_fault = self._on_fault, None
+            on_fault(where, error)
+
+    def _tell_once(self, where: str, error: BaseException) -> None:
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        kind = (type(error).__name__, str([(frame.filename, frame.lineno) for frame in last]))
+        if kind not in self._known and len(self._known) < MAX_KINDS:
+            self._known.add(kind)
+            what = f"{type(error).__name__}: {error}"
+            log.warning("a library failed in %s (%s); this node goes on, and it is not told again", where, what)
+
+
+def _where(context: dict[str, Any]) -> str:
+    """The part that failed, in words."""
+    task = context.get("task") or context.get("future")
+    if isinstance(task, asyncio.Task):
+        return f"the task {task.get_name()}"
+    return f"the event loop ({context['message']})"

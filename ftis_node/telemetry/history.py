@@ -1,0 +1,198 @@
+"""What a run did so far, as points for curves, from its event trail: at once, or as it goes on.
+
+Trails are long (a line or more a group, hundreds of megabytes), so a line is first looked at for its name alone and
+read in full only where it is a point; of all others the last few are kept as they were written. A step that was done
+again, for the learner fell back to an older checkpoint, takes the place of what stood there from that step on: the
+curves show the run that the weights went through.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ftis_node.telemetry.trail import TrailReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEFAULT_NUM_LAST_EVENTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One step of the learner, as its `step` event has it; None where that was not recorded or was not finite.
+
+    `problem` is why the step changed nothing: it was skipped (no signal) or refused (a value was not finite).
+    """
+
+    time: float
+    step: int
+    reward_mean: float | None = None
+    loss: float | None = None
+    kept_fraction: float | None = None
+    truncated_fraction: float | None = None
+    mean_kl: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    own_groups: int | None = None
+    foreign_groups: int | None = None
+    own_reward_mean: float | None = None
+    foreign_reward_mean: float | None = None
+    generation_tokens_per_s: float | None = None
+    mismatch_kl: float | None = None
+    num_tokens: int | None = None
+    duration_s: float | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPoint:
+    """Greedy pass@1 on `n` held-out problems of `task`, with the weights of `step`."""
+
+    time: float
+    step: int
+    task: str
+    pass_at_1: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All steps and evaluations, oldest first, and the last events of every kind as they were written."""
+
+    steps: tuple[StepPoint, ...] = ()
+    evaluations: tuple[EvaluationPoint, ...] = ()
+    events: tuple[dict[str, Any], ...] = ()
+    damaged_lines: int = 0
+
+
+def read_history(events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> History:
+    """All of a trail, turned-over files too. A damaged line is passed over and counted; no trail gives an empty one."""
+    follower = HistoryFollower(events_path, num_last_events=num_last_events)
+    follower.poll()
+    return follower.history
+
+
+class HistoryFollower:
+    """A history that grows with its trail."""
+
+    def __init__(self, events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> None:
+        """Empty before the first `poll`, which reads all there is."""
+        self._reader = TrailReader(events_path)
+        self._builder = HistoryBuilder(num_last_events=num_last_events)
+        self.history = History()
+
+    def poll(self) -> bool:
+        """Reads what was appended since the last call, and only that; whether there was anything."""
+        has_news = False
+        for line in self._reader.read_new():
+            self._builder.add(line)
+            has_news = True
+        if has_news:
+            self.history = self._builder.build()
+        return has_news
+
+
+class HistoryBuilder:
+    """Takes a trail's lines in their order."""
+
+    def __init__(self, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> None:
+        self._steps: list[StepPoint] = []
+        self._evaluations: dict[tuple[int, str], EvaluationPoint] = {}
+        self._last_lines: deque[bytes] = deque(maxlen=num_last_events)
+        self._damaged_lines = 0
+
+    def add(self, line: bytes) -> str | None:
+        """One line; gives the event's name, or None for a damaged one."""
+        name = event_name(line)
+        try:
+            if name == "step":
+                self._add_step(step_point(read_event(line)))
+            elif name == "eval":
+                point = evaluation_point(read_event(line))
+                self._evaluations[point.step, point.task] = point
+        except (ValueError, KeyError, TypeError):
+            name = None
+        if name is None:
+            self._damaged_lines += 1
+        else:
+            self._last_lines.append(line)
+        return name
+
+    def build(self) -> History:
+        """The history of all lines so far."""
+        return History(
+            steps=tuple(self._steps),
+            evaluations=tuple(self._evaluations.values()),
+            events=tuple(read_event(line) for line in self._last_lines),
+            damaged_lines=self._damaged_lines,
+        )
+
+    def _add_step(self, point: StepPoint) -> None:
+        while self._steps and self._steps[-1].step >= point.step:
+            self._steps.pop()
+        self._steps.append(point)
+
+
+class _Head(msgspec.Struct):
+    """What every event has."""
+
+    time: float
+    event: str
+
+
+_HEAD_DECODER = msgspec.json.Decoder(_Head)
+
+
+def event_name(line: bytes) -> str | None:
+    """The name of the event in a line; None where the line is damaged."""
+    try:
+        return _HEAD_DECODER.decode(line).event
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        event = read_event(line)
+        float(event["time"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return event["event"] if isinstance(event["event"], str) else None
+
+
+def read_event(line: bytes) -> dict[str, Any]:
+    """The event in a line. The trail's JSON is Python's, so it may have NaN. Raises ValueError for a damaged line."""
+    event: dict[str, Any] = json.loads(line)
+    return event
+
+
+def step_point(event: dict[str, Any]) -> StepPoint:
+    """A `step` event as a point. Raises KeyError, TypeError or ValueError where it has no step."""
+    figures = {field.name: _finite(event.get(field.name)) for field in fields(StepPoint)}
+    figures |= {
+        "time": float(event["time"]),
+        "step": int(event["step"]),
+        "problem": event.get("refused") or event.get("skipped"),
+    }
+    return StepPoint(**figures)
+
+
+def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
+    """An `eval` event as a point. Raises KeyError, TypeError or ValueError where it is none."""
+    return EvaluationPoint(
+        time=float(event["time"]),
+        step=int(event["step"]),
+        task=str(event["task"]),
+        pass_at_1=float(event["pass_at_1"]),
+        n=int(event["n"]),
+    )
+
+
+def _finite(value: Any) -> Any:
+    """A number as it is; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None

@@ -1,0 +1,56 @@
+"""Text of strangers on a screen: names and completions of peers may hold anything, also commands to a terminal.
+
+What is not printable (control characters, escape sequences, marks that turn the direction of writing) is written out as
+Python would in a string: `\\x1b`. Widths are those of a terminal's cells.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+WIDE = frozenset("WF")
+ELLIPSIS = "…"
+
+
+def printable(text: str) -> str:
+    """The same text, harmless on one line of a terminal."""
+    return "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
+
+
+def cells(text: str) -> int:
+    """How many cells of a terminal printable text takes."""
+    return sum(0 if unicodedata.combining(mark) else 1 + (unicodedata.east_asian_width(mark) in WIDE) for mark in text)
+
+
+def clipped(text: str, width: int) -> str:
+    """Printable text in at most `width` cells; what was left out shows as an ellipsis."""
+    text = printable(text)
+    if cells(text) <= width:
+        return text
+    while cells(text) > width - 1:
+        text = text[:-1]
+    return text + ELLIPSIS
+
+
+def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
+    """Printable text as lines of at most `width` cells, broken between words; all but the first are indented."""
+    lines = [""]
+    for word in printable(text).split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1].strip() else lines[-1] + word
+        if cells(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(" " * indent + clipped(word, width - indent))
+    return [line for line in lines if line.strip()]
+
+
+def cut(text: str, width: int) -> list[str]:
+    """Printable text, all of it, in pieces of at most `width` cells; at least one piece."""
+    pieces, used = [""], 0
+    for mark in printable(text):
+        used += cells(mark)
+        if used > width:
+            pieces.append("")
+            used = cells(mark)
+        pieces[-1] += mark
+    return pieces

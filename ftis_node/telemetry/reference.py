@@ -1,0 +1,98 @@
+"""The page on metrics, made from their table: `python -m ftis_node.telemetry.reference`.
+
+A test compares it with `docs/metrics.md`, so that every metric has its line there and no line is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ftis_node.telemetry.metric_table import Metric, all_metrics
+
+HEADER = """# Metrics
+
+A node answers three questions of machines over HTTP:
+
+| path | answer |
+|---|---|
+| `/metrics` | the figures below, for Prometheus |
+| `/healthz` | 200 while the daemon's loops turn, also while models load; 503 where only a new start helps, and why |
+| `/readyz` | 200 once the role's workers and the network are up; 503 with what is missing |
+
+Only a new start helps where a worker was given up, or a loop ended or stands still. The local port (`ftis-node status`
+finds it, `--status-port` fixes it) has the three paths on 127.0.0.1. For a container's probes or another machine's
+Prometheus set `observe.listen` in `node.toml`, or `FTIS_OBSERVE__LISTEN`:
+
+    [observe]
+    listen = "0.0.0.0:9464"
+
+That port has these three paths and nothing else. Beyond 127.0.0.1 `/metrics` asks for the header `Authorization: Bearer
+TOKEN`, with the token of `observe.token_file`, or of `observe.token` in the home, which the first start makes there.
+
+`deploy/prometheus/prometheus.yaml` scrapes nodes, `deploy/prometheus/alerts.yaml` has the alerts, and
+`deploy/grafana/ftis-node.json` is a dashboard in three rows: contributing, learning, healthy.
+
+Counters start at 0 with each start of the node (those of generation go on), so ask for `rate()` or `increase()`. A
+figure that has not been measured yet is absent.
+
+## Every metric
+
+| metric | kind | labels | meaning | what is normal | what to do when it is not |
+|---|---|---|---|---|---|
+"""
+
+
+ALERTS = """
+## Alerts
+
+Those of `deploy/prometheus/alerts.yaml`. *page*: the node does nothing any more; *look*: when there is time.
+
+| alert | severity | it fires when | what to do |
+|---|---|---|---|
+| `FtisNodeDown` | page | it answered nothing for 5 minutes | `ftis-node status` tells how it ended; start it again |
+| `FtisNodeUnhealthy` | page | `/healthz` says 503 for 2 minutes | it says which worker or loop; start the node again |
+| `FtisNodeNotReady` | look | `/readyz` says 503 for 45 minutes | it says what is missing; `logs/` in the home |
+| `FtisWorkerRestarts` | look | workers died more than three times in an hour | `logs/`; most often memory (memory.md) |
+| `FtisNoPeers` | look | nobody was connected for 15 minutes | `ftis-node doctor --peers ADDRESS` (network.md) |
+| `FtisPaused` | look | its home or its disk was full for 15 minutes | make room; `status` says how much (limits.md) |
+| `FtisNotContributing` | look | ready, it contributed nothing for 30 minutes | the first lines of `ftis-node status` |
+| `FtisUnconfirmed` | look | connected peers confirmed nothing for an hour | compare versions, clocks, reachability |
+| `FtisNotLearning` | look | ready, it learnt nothing for 2 hours | the first lines of `ftis-node status` |
+| `FtisManyRefused` | look | more groups are refused than taken | `ftis-node peers`; the reasons are in door.md |
+| `FtisMismatch` | look | engine and learner disagree about most tokens | another engine or dtype (generation.md) |
+| `FtisClockSkew` | look | peers' clocks are more than 10 s off | switch on time synchronisation |
+| `FtisWeightsOld` | look | a generator's weights are older than 2 hours | look after its learner (roles.md) |
+"""
+
+
+def render_reference() -> str:
+    """The whole page as Markdown."""
+    rows: dict[str, list[Metric]] = {}
+    for metric in all_metrics():
+        rows.setdefault(metric.name, []).append(metric)
+    return HEADER + "".join(_row(parts) for parts in rows.values()) + ALERTS
+
+
+def _row(parts: list[Metric]) -> str:
+    first = parts[0]
+    columns = (
+        f"`{first.name}`",
+        first.kind,
+        ", ".join(f"`{name}`" for name in first.label_names) or "-",
+        first.help,
+        _each(parts, "normal"),
+        _each(parts, "advice") or "-",
+    )
+    return f"| {' | '.join(columns)} |\n"
+
+
+def _each(parts: list[Metric], column: str) -> str:
+    """One text for all parts, or one a part where they differ."""
+    texts = [str(getattr(part, column)) for part in parts]
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"{part.part[1]}: {text}" for part, text in zip(parts, texts, strict=True) if part.part)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_reference())

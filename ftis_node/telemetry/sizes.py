@@ -1,0 +1,14 @@
+"""Bytes for people."""
+
+from __future__ import annotations
+
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in decimal units: `1.5 GB`, `212 MB`."""
+    for limit, unit in UNITS:
+        if num_bytes >= limit:
+            scaled = num_bytes / limit
+            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.1f} {unit}"
+    return f"{num_bytes:.0f} B"

@@ -1,0 +1,193 @@
+"""What the victim pulls: rubbish for bodies, bombs, bodies larger than announced, and streams that never end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import zstandard
+
+from ftis_node.gossip.frames import HEADER, Frame
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.codec import pack_group
+from tests.attacks.member import joined, sign_body
+from tests.attacks.victim import MAX_ENVELOPE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ftis_node.gossip.names import Service
+    from tests.attacks.member import Maker, Member
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+BOMB_BYTES = 512 << 20
+FOUR_GIB = 2**32 - 1
+NUM_BODIES = 12  # more than it takes to be banned, however they come in
+BODIES = {
+    "random bytes": lambda: os.urandom(2000),
+    "a varint of 4 GiB": lambda: b"\x0a\xff\xff\xff\xff\x0f" + bytes(100),
+    "nothing": lambda: b"",
+}
+
+
+@pytest.mark.parametrize("make", list(BODIES.values()), ids=list(BODIES))
+async def test_rubbish_for_a_body_is_refused_and_its_giver_banned(
+    victim: Victim, attacker: Member, make: Callable[[], bytes]
+) -> None:
+    claims = {one: attacker.claim(one, make()) for one in (os.urandom(32) for _ in range(NUM_BODIES))}
+    await attacker.announce_until_asked(claims)
+    await victim.until(lambda: victim.blames(attacker.peer_id, "parse"))
+    await victim.until(lambda: victim.is_banned(attacker.peer_id))
+
+
+def _bomb(claimed_bytes: int) -> Callable[[pb.Body], None]:
+    """Planes that say they expand to `claimed_bytes` each, and are a few kB."""
+    packer = zstandard.ZstdCompressor(level=19)
+    frame = packer.compress(bytes(claimed_bytes))
+
+    def change(body: pb.Body) -> None:
+        del body.id_planes[:]
+        body.id_planes.append(frame)
+
+    return change
+
+
+def _lengths(value: int) -> Callable[[pb.Body], None]:
+    def change(body: pb.Body) -> None:
+        body.lengths[1] = value
+
+    return change
+
+
+BOMBS = {
+    "a plane of half a gigabyte": (_bomb, BOMB_BYTES, "malformed"),
+    "lengths of four billion": (_lengths, FOUR_GIB, "size"),
+}
+
+
+@pytest.mark.parametrize(("make", "value", "reason"), list(BOMBS.values()), ids=list(BOMBS))
+async def test_a_zip_bomb_is_not_unpacked(
+    victim: Victim, attacker: Member, make: Callable[[int], Callable[[pb.Body], None]], value: int, reason: str
+) -> None:
+    change, resident = make(value), victim.resident_bytes()
+    envelopes = []
+    for _ in range(NUM_BODIES):
+        body = pb.Body.FromString(pack_group(attacker.group(), codec="lossless"))
+        change(body)
+        envelopes.append(sign_body(body.SerializeToString(), attacker.identity))
+    assert max(len(one.body) for one in envelopes) < MAX_ENVELOPE_BYTES
+    await attacker.offer(*envelopes)
+    await victim.until(lambda: victim.blames(attacker.peer_id, reason))
+    assert victim.resident_bytes() - resident < 50 << 20
+    await victim.until(lambda: victim.is_banned(attacker.peer_id))
+
+
+async def test_a_codec_that_the_run_does_not_take_is_refused(victim: Victim, attacker: Member) -> None:
+    group = attacker.group()
+    await attacker.offer(sign_body(pack_group(group, codec="lossy"), attacker.identity))
+    await victim.until(lambda: victim.blames(attacker.peer_id, "codec"))
+
+
+async def test_a_body_above_the_runs_bound_is_cut_off(victim: Victim, attacker: Member) -> None:
+    """Announced as small, which is a lie; one that is announced as large is not asked for."""
+    before = await victim.errors("fetch_errors", "too_large")
+    group_id, honest_size = os.urandom(32), os.urandom(32)
+    large = bytes(2 << 20)
+    claims = {group_id: attacker.claim(group_id, large, envelope_bytes=100)}
+    await attacker.gossip.announce(attacker.claim(honest_size, large))
+    await attacker.announce_until_asked(claims)
+
+    async def is_counted() -> bool:
+        return await victim.errors("fetch_errors", "too_large") > before
+
+    await victim.until(is_counted)
+    assert honest_size not in attacker.asked_for
+    assert (await victim.row(attacker.peer_id))["failed_pulls"] >= 1
+
+
+async def test_a_padded_group_within_the_bound_takes_its_places_and_no_more(victim: Victim, attacker: Member) -> None:
+    """Fields that no reader knows, up to the largest envelope: good groups, and as heavy as a group may be."""
+    padding = MAX_ENVELOPE_BYTES - 4096
+    field = b"\xa2\x06" + _varint(padding) + bytes(padding)  # field 100
+    envelopes = [sign_body(pack_group(attacker.group()) + field, attacker.identity) for _ in range(40)]
+    await attacker.offer(*envelopes)
+
+    async def are_in() -> bool:
+        return bool((await victim.row(attacker.peer_id))["groups_accepted"] >= 40)
+
+    await victim.until(are_in)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+async def _huge_frame(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEADER.pack(Frame.ITEM, FOUR_GIB) + bytes(1000))
+    await reader.read()
+
+
+async def _random_frames(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\xff" + np.random.default_rng(0).bytes(4096))
+    await reader.read()
+
+
+async def _too_many(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(HEADER.pack(Frame.ITEM, 1) + b"x")
+        await writer.drain()
+
+
+async def _a_byte_a_second(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEADER.pack(Frame.ITEM, 60_000))
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(1.0)
+
+
+SERVERS = {
+    "a frame of 4 GiB": (_huge_frame, "too_large"),
+    "random bytes": (_random_frames, "broken"),
+    "items without end": (_too_many, "too_large"),
+    "a byte a second": (_a_byte_a_second, "timed_out"),
+}
+
+
+@pytest.mark.parametrize(("script", "outcome"), list(SERVERS.values()), ids=list(SERVERS))
+async def test_a_stream_that_is_none_ends_and_others_are_pulled_meanwhile(
+    victim: Victim, maker: Maker, sockets: Path, honest: Member, script: Callable[..., object], outcome: str
+) -> None:
+    before = await victim.errors("fetch_errors", outcome)
+    accepted = (await victim.row(honest.peer_id))["groups_accepted"]
+    folder = sockets / os.urandom(3).hex()
+    async with joined(folder, maker, victim, script=script) as attacker:
+        attacker.number = 1
+
+        async def is_counted() -> bool:
+            for _ in range(8):  # more than there are places for pulls
+                one = os.urandom(32)
+                await attacker.gossip.announce(attacker.claim(one, b"", envelope_bytes=200))
+            return await victim.errors("fetch_errors", outcome) > before
+
+        started_at = asyncio.get_running_loop().time()
+        await victim.until(is_counted, within_s=40)
+        took_s = asyncio.get_running_loop().time() - started_at
+        await victim.until(lambda: _failed(victim, attacker))
+    gained = (await victim.row(honest.peer_id))["groups_accepted"] - accepted
+    assert gained >= took_s / 4, "an honest peer sends two groups a second, and is not kept waiting"
+
+
+async def _failed(victim: Victim, attacker: Member) -> bool:
+    row = await victim.row(attacker.peer_id)
+    return bool(row["failed_pulls"] and any(reason.startswith("pull_") for reason in row["reasons"]))

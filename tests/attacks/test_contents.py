@@ -1,0 +1,184 @@
+"""Groups in good form with lies inside, one test each: what the door calls them, and what becomes of who sent them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from ftis_node.records.codec import pack_group
+from tests.attacks.member import sign_body, spoil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.records.group import Group
+    from tests.attacks.member import Member
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+DAY_S = 86400.0
+NUM_GROUPS = 6  # five refusals ban, and a little is forgiven between them
+
+
+def _logprobs(value: float) -> Callable[[Group], Group]:
+    def change(group: Group) -> Group:
+        logprobs = group.completions[1].logprobs.copy()
+        logprobs[0] = value
+        return spoil(group, logprobs=logprobs)
+
+    return change
+
+
+def _all_logprobs(value: float) -> Callable[[Group], Group]:
+    def change(group: Group) -> Group:
+        completions = [replace(one, logprobs=np.full_like(one.logprobs, value)) for one in group.completions]
+        return replace(group, completions=tuple(completions))
+
+    return change
+
+
+def _ids(value: int) -> Callable[[Group], Group]:
+    def change(group: Group) -> Group:
+        ids = group.completions[1].token_ids.copy()
+        ids[0] = value
+        return spoil(group, token_ids=ids)
+
+    return change
+
+
+BANNED, LEFT_ALONE = True, False
+LIES: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
+    "ids out of range": (_ids(2**31 - 1), "vocabulary", BANNED),
+    "ids below zero": (_ids(-1), "vocabulary", BANNED),
+    "NaN": (_logprobs(float("nan")), "logprobs", BANNED),
+    "+inf": (_logprobs(float("inf")), "logprobs", BANNED),
+    "-inf": (_logprobs(float("-inf")), "logprobs", BANNED),
+    "positive log-probs": (_logprobs(0.5), "logprobs", BANNED),
+    "constant log-probs": (_all_logprobs(-0.5), "logprobs", BANNED),
+    "log-probs too low to be anybody's": (_logprobs(-1e6), "logprobs", BANNED),
+    "wrong claimed rewards": (lambda group: spoil(group, reward=1.0), "reward", BANNED),
+    "groups of one": (lambda group: replace(group, completions=group.completions[:1]), "group_size", BANNED),
+    "a clock a day ahead": (lambda group: replace(group, created_at=time.time() + DAY_S), "clock", LEFT_ALONE),
+    "a clock a day behind": (lambda group: replace(group, created_at=time.time() - DAY_S), "stale", LEFT_ALONE),
+    "a run of another": (lambda group: replace(group, run_id="ab" * 16), "run", BANNED),
+}
+
+
+@pytest.mark.parametrize(("change", "reason", "banned"), list(LIES.values()), ids=list(LIES))
+async def test_a_lie_is_refused_by_its_name(
+    victim: Victim, attacker: Member, change: Callable[[Group], Group], reason: str, banned: bool
+) -> None:
+    before = await victim.refused(reason)
+    groups = [change(attacker.group()) for _ in range(NUM_GROUPS)]
+    await attacker.offer(*groups)
+    await victim.until(lambda: victim.blames(attacker.peer_id, reason))
+
+    async def is_counted() -> bool:
+        return await victim.refused(reason) > before
+
+    await victim.until(is_counted)
+    if banned:
+        await victim.until(lambda: victim.is_banned(attacker.peer_id))
+    else:
+        await victim.until(lambda: _settled(victim, attacker, NUM_GROUPS))
+        assert not await victim.is_banned(attacker.peer_id)
+    assert (await victim.row(attacker.peer_id))["groups_accepted"] == 0
+
+
+async def test_reasoning_copied_from_ones_own_earlier_group_is_refused(victim: Victim, attacker: Member) -> None:
+    """Also where both are handed over at once: the second is judged before the first is on disk."""
+    first = attacker.group()
+    again = [
+        replace(first, number=first.number + at, created_at=time.time() + at / 10) for at in range(1, NUM_GROUPS + 1)
+    ]
+    await attacker.offer(first, *again)
+    await victim.until(lambda: victim.blames(attacker.peer_id, "copy"))
+    row = await victim.until(lambda: _settled(victim, attacker, NUM_GROUPS + 1))
+    assert row["groups_accepted"] == 1
+    assert row["groups_refused"] == {"copy": NUM_GROUPS}
+    assert row["standing"] == "watched", "who was first is not certain, so nobody is banned for it"
+
+
+async def _settled(victim: Victim, attacker: Member, count: int) -> dict[str, object] | None:
+    row = await victim.row(attacker.peer_id)
+    return row if row["groups_accepted"] + sum(row["groups_refused"].values()) >= count else None
+
+
+async def test_an_old_envelope_replayed_is_not_taken_again(victim: Victim, attacker: Member) -> None:
+    group = attacker.group()
+    envelope = attacker.envelope(group)
+    await attacker.offer(envelope)
+    await victim.until(lambda: _settled(victim, attacker, 1))
+    attacker.asked_for.clear()
+    for _ in range(5):
+        await attacker.gossip.announce(attacker.claim(envelope.id, envelope.to_bytes()))
+        await asyncio.sleep(0.2)
+    assert envelope.id not in attacker.asked_for, "what is here is not pulled again"
+    await attacker.announce_until_asked(  # under new ids, with the old body in their place
+        {bytes([at]) * 32: attacker.claim(bytes([at]) * 32, envelope.to_bytes()) for at in range(NUM_GROUPS)}
+    )
+    await victim.until(lambda: victim.blames(attacker.peer_id, "unasked"))
+    await victim.until(lambda: victim.is_banned(attacker.peer_id))
+    assert (await victim.row(attacker.peer_id))["groups_accepted"] == 1
+
+
+async def test_a_running_number_is_used_once(victim: Victim, attacker: Member) -> None:
+    number = attacker.group().number
+    await attacker.offer(*(attacker.group(number=number) for _ in range(3)))
+    row = await victim.until(lambda: _settled(victim, attacker, 3))
+    assert row["groups_accepted"] == 1
+    assert set(row["groups_refused"]) <= {"number", "duplicate"}
+
+
+async def test_a_body_sent_twice_is_one_group(victim: Victim, attacker: Member) -> None:
+    group = attacker.group()
+    envelope = attacker.envelope(group)
+    lookup = attacker._lookup
+
+    async def twice(ids: list[bytes]) -> list[bytes]:
+        return [*await lookup(ids)] * 2
+
+    attacker.gossip.serve(twice)
+    await attacker.offer(envelope, attacker.group())  # two ids asked for: room for two bodies
+    row = await victim.until(lambda: _settled(victim, attacker, 1))
+    assert row["groups_accepted"] <= 2
+    assert "copy" not in row["groups_refused"]
+
+
+async def test_anothers_envelope_with_a_new_signature_is_refused(
+    victim: Victim, attacker: Member, honest: Member
+) -> None:
+    score = (await victim.row(honest.peer_id))["score"]
+    bodies = [pack_group(honest.maker.group(honest.identity, 10**6 + at)) for at in range(NUM_GROUPS)]
+    await attacker.offer(*(sign_body(body, attacker.identity) for body in bodies))
+    await victim.until(lambda: victim.blames(attacker.peer_id, "signature"))
+    await victim.until(lambda: victim.is_banned(attacker.peer_id))
+    await victim.until(lambda: victim.refused("signature"))
+    row = await victim.row(honest.peer_id)
+    assert row["score"] >= score
+    assert row["groups_refused"] == {}
+
+
+async def test_a_forged_sender_harms_the_forger_alone(victim: Victim, attacker: Member, honest: Member) -> None:
+    """Announcements in another's name: what is pulled for them is the forger's, and so is the blame."""
+    groups = [honest.maker.group(honest.identity, 2 * 10**6 + at) for at in range(NUM_GROUPS)]
+    envelopes = [sign_body(pack_group(group), attacker.identity) for group in groups]
+    claims = {
+        one.id: attacker.claim(one.id, one.to_bytes(), sender=honest.peer_id, number=3 * 10**6) for one in envelopes
+    }
+    await attacker.announce_until_asked(claims)
+    await victim.until(lambda: victim.is_banned(attacker.peer_id))
+    assert await victim.blames(attacker.peer_id, "signature")
+    accepted = (await victim.row(honest.peer_id))["groups_accepted"]
+
+    async def goes_on() -> bool:
+        row = await victim.row(honest.peer_id)
+        return bool(row["groups_accepted"] > accepted and not row["groups_refused"] and row["standing"] == "good")
+
+    await victim.until(goes_on)

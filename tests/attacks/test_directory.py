@@ -1,0 +1,77 @@
+"""Lies in the directory: records too large, for too long, in another's place, and about oneself."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.gossip.bindings import DHTID, PeerID
+from ftis_node.gossip.entries import EntryKind, seal
+from ftis_node.gossip.names import record_key
+from ftis_node.records.identity import Identity
+
+if TYPE_CHECKING:
+    from tests.attacks.member import Member
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+NUM_ASKED = 4
+YEARS_S = 30 * 365 * 86400.0
+
+
+@pytest.mark.parametrize("lie", ["3 MiB", "for thirty years", "in another's place"])
+async def test_a_record_that_is_not_its_owners_word_is_not_stored(
+    victim: Victim, attacker: Member, honest: Member, lie: str
+) -> None:
+    run_id, node = attacker.maker.manifest.run_id, attacker.link.directory._node
+    soon, late = time.time() + 300, time.time() + YEARS_S
+    owner = honest if lie == "in another's place" else attacker
+    value, expires_at = {
+        "3 MiB": (bytes(3 << 20), soon),
+        "for thirty years": (seal(attacker.identity, EntryKind.RECORD, run_id, b"x", expires_at=late), late),
+        "in another's place": (seal(attacker.identity, EntryKind.RECORD, run_id, b"x", expires_at=soon), soon),
+    }[lie]
+    before = (await victim.status())["swarm"]["records_refused"]
+
+    async def is_refused() -> bool:
+        await node.store(record_key(run_id, owner.peer_id), value, expires_at)
+        return bool((await victim.status())["swarm"]["records_refused"] > before)
+
+    await victim.until(is_refused)
+
+
+async def test_rubbish_in_ones_own_record_is_counted(victim: Victim, attacker: Member) -> None:
+    async def is_counted() -> int:
+        await attacker.gossip.publish_record(b"\xffrubbish", ttl_s=60)
+        return await victim.blames(attacker.peer_id, "record_parse")
+
+    await victim.until(is_counted)
+
+
+async def test_a_node_that_is_named_its_own_neighbour_goes_on(victim: Victim, attacker: Member) -> None:
+    """hivemind asserts that this does not come; the victim's next store went wrong with it, and the node ended."""
+    table, asked = attacker.link.directory._node.protocol.routing_table, 0
+    victims_place = DHTID.generate(source=Identity.load(Home(victim.node.home).identity).peer)
+
+    def name_the_victim(*_: Any, **__: Any) -> list[Any]:
+        nonlocal asked
+        asked += 1
+        return [(victims_place, PeerID.from_base58(attacker.victim_id))]
+
+    with patch.object(table, "get_nearest_neighbors", name_the_victim):
+
+        async def has_asked() -> bool:
+            return asked >= NUM_ASKED
+
+        await victim.until(has_asked)
+    step = (await victim.status())["learner"]["step"]
+
+    async def trains() -> bool:
+        return bool((await victim.status())["learner"]["step"] > step)
+
+    await victim.until(trains)

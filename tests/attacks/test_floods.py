@@ -1,0 +1,106 @@
+"""Too much of everything: announcements without end or without sense, and a thousand identities of one hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.records.envelope import seal_group
+from ftis_node.records.identity import Identity
+from tests.attacks.member import joined
+from tests.attacks.victim import MAX_READY_GROUPS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.attacks.member import Maker, Member
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+NUM_ANNOUNCEMENTS = 20_000
+NUM_AT_ONCE = 16
+NUM_IDENTITIES = 1000
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [(b"\xffrandom", "announcement_parse"), (b"\x12\xff\xff\xff\xff\x0f", "announcement_parse"),
+     (bytes(600), "announcement_size")],
+    ids=["random bytes", "a varint of 4 GiB", "too long"],
+)  # fmt: skip
+async def test_rubbish_for_announcements_is_counted_and_bans(
+    victim: Victim, attacker: Member, said: bytes, reason: str
+) -> None:
+    async def is_banned() -> bool:
+        await attacker.gossip.announce(said + os.urandom(4))
+        return await victim.is_banned(attacker.peer_id)
+
+    await victim.until(is_banned)
+    assert await victim.blames(attacker.peer_id, reason) >= 5
+
+
+async def test_twenty_thousand_announcements_of_nothing_end_in_a_ban(
+    victim: Victim, attacker: Member, honest: Member
+) -> None:
+    accepted = (await victim.row(honest.peer_id))["groups_accepted"]
+    events = victim.file_bytes("events.jsonl*")
+    first = os.urandom(32)
+    await attacker.announce_until_asked({first: attacker.claim(first, b"", envelope_bytes=100)})
+
+    async def say(count: int) -> None:
+        for _ in range(count):
+            one = os.urandom(32)
+            claim = attacker.claim(one, b"", envelope_bytes=100, number=2**62)
+            del attacker.shelf[one]  # nothing at all is handed over: an empty body would be a ban of its own
+            await attacker.gossip.announce(claim)
+
+    await asyncio.gather(*(say(NUM_ANNOUNCEMENTS // NUM_AT_ONCE) for _ in range(NUM_AT_ONCE)))
+    await victim.until(lambda: victim.blames(attacker.peer_id, "announcement_flood"))
+    await victim.until(lambda: victim.is_banned(attacker.peer_id))
+
+    async def goes_on() -> bool:
+        return bool((await victim.row(honest.peer_id))["groups_accepted"] > accepted)
+
+    await victim.until(goes_on)
+    assert victim.file_bytes("events.jsonl*") - events < 1 << 20, "no line for each"
+
+
+async def test_a_thousand_identities_of_one_hand_have_one_peers_places(
+    victim: Victim, maker: Maker, sockets: Path, honest: Member
+) -> None:
+    """Good groups of a thousand senders, all told of and handed over by one peer that is asked for what it holds."""
+    nobodies = [Identity.generate() for _ in range(NUM_IDENTITIES)]
+
+    def prepare(member: Member) -> None:
+        claims = []
+        for one in nobodies:
+            envelope = seal_group(replace(maker.group(one, 1), created_at=time.time()), one)
+            claims.append(member.claim(envelope.id, envelope.to_bytes(), sender=one.peer_id, number=1))
+        member.answers = lambda: claims
+
+    def held() -> Counter[str]:
+        with sqlite3.connect(f"file:{victim.node.home}/replay.sqlite?mode=ro", uri=True) as database:
+            rows = database.execute("SELECT sender FROM groups WHERE state = 'ready' AND own = 0").fetchall()
+        return Counter(sender for (sender,) in rows)
+
+    accepted = (await victim.row(honest.peer_id))["groups_accepted"]
+    ours = {one.peer_id for one in nobodies}
+    async with joined(sockets / "thousand", maker, victim, prepare=prepare) as attacker:
+        await victim.until(lambda: victim.blames(attacker.peer_id, "quota"), within_s=60)
+        await asyncio.sleep(3)  # three looks at the buffer
+        theirs = sum(count for sender, count in held().items() if sender in ours)
+        assert theirs <= MAX_READY_GROUPS // 2, "half of the places where there are two senders"
+
+        async def goes_on() -> bool:
+            return bool((await victim.row(honest.peer_id))["groups_accepted"] > accepted + 4)
+
+        await victim.until(goes_on)
+    assert not await victim.is_banned(honest.peer_id)

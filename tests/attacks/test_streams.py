@@ -1,0 +1,128 @@
+"""Streams that the victim serves: rubbish, lengths of 4 GiB, slowness, and questions and requests without end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.gossip.frames import HEADER, Frame
+from ftis_node.gossip.names import Service
+from tests.attacks.victim import REQUESTS_PER_MINUTE
+
+if TYPE_CHECKING:
+    from tests.attacks.member import Member
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+FOUR_GIB = 2**32 - 1
+VARINT_4_GIB = b"\x0a\xff\xff\xff\xff\x0f"  # field 1, a length of 4 GiB
+RUBBISH = {
+    "random bytes": (b"\xff" + os.urandom(4096), "frame_kind"),
+    "a frame of 4 GiB": (HEADER.pack(Frame.REQUEST, FOUR_GIB), "frame_size"),
+    "no ids": (HEADER.pack(Frame.REQUEST, 5) + b"short", "ids"),
+}
+
+
+@pytest.mark.parametrize(("sent", "reason"), list(RUBBISH.values()), ids=list(RUBBISH))
+async def test_rubbish_on_a_stream_is_counted(victim: Victim, attacker: Member, sent: bytes, reason: str) -> None:
+    before = await victim.errors("serve_errors", reason)
+    async with attacker.stream(Service.FETCH) as (reader, writer):
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+
+    async def is_counted() -> bool:
+        return await victim.errors("serve_errors", reason) > before
+
+    await victim.until(is_counted)
+
+
+@pytest.mark.parametrize("question", [b"\xff\xffrubbish", VARINT_4_GIB], ids=["random bytes", "a varint of 4 GiB"])
+async def test_a_question_that_is_none_is_counted_and_has_no_answer(
+    victim: Victim, attacker: Member, question: bytes
+) -> None:
+    answered = await attacker.gossip.ask(victim_id(attacker), question)
+    assert answered.bodies == ()
+    await victim.until(lambda: victim.blames(attacker.peer_id, "question_parse"))
+
+
+async def test_slow_requests_are_cut_and_others_are_served_meanwhile(
+    victim: Victim, attacker: Member, honest: Member
+) -> None:
+    """One byte a second, on as many streams as a peer may have; and another peer is served beside them."""
+    before = await victim.errors("serve_errors", "timed_out")
+
+    async def dribble() -> None:
+        async with attacker.stream(Service.FETCH) as (reader, writer):
+            over = asyncio.create_task(reader.read())
+            for byte in HEADER.pack(Frame.REQUEST, 64) + bytes(64):
+                writer.write(bytes([byte]))
+                done, _ = await asyncio.wait({over}, timeout=1.0)
+                if done:
+                    return
+        raise AssertionError("the victim waited for all of it")
+
+    slow = asyncio.gather(*(dribble() for _ in range(4)))
+    fetched = await honest.gossip.fetch(victim_id(honest), [bytes(32)])
+    assert fetched.outcome == "complete"
+    await slow
+
+    async def is_counted() -> bool:
+        return await victim.errors("serve_errors", "timed_out") > before
+
+    await victim.until(is_counted)
+
+
+async def test_streams_beyond_ones_own_are_told_busy_or_cut(victim: Victim, attacker: Member, honest: Member) -> None:
+    async def hold() -> None:
+        with suppress(OSError):  # cut
+            async with attacker.stream(Service.FETCH) as (reader, writer):
+                writer.write(HEADER.pack(Frame.REQUEST, 32))
+                await reader.read()
+
+    held = asyncio.gather(*(hold() for _ in range(40)))
+    await asyncio.sleep(0.5)
+    assert (await honest.gossip.fetch(victim_id(honest), [bytes(32)])).outcome == "complete"
+    await held
+    await victim.until(lambda: victim.errors("serve_errors", "flood"))
+    await victim.until(lambda: victim.errors("serve_errors", "busy"))
+
+
+@pytest.mark.parametrize("service", [Service.ASK, Service.FETCH])
+async def test_requests_without_end_are_told_to_come_later(
+    victim: Victim, attacker: Member, honest: Member, service: Service
+) -> None:
+    before = await victim.errors("serve_errors", "over_requests")
+    outcomes = set()
+    for _ in range(REQUESTS_PER_MINUTE + 60 if service is Service.FETCH else REQUESTS_PER_MINUTE // 10 + 20):
+        call = attacker.gossip.ask if service is Service.ASK else attacker.gossip.fetch
+        answered = await call(victim_id(attacker), b"" if service is Service.ASK else [bytes(32)])
+        outcomes.add(str(answered.outcome))
+    assert {"complete", "busy"} <= outcomes
+
+    async def is_counted() -> bool:
+        return await victim.errors("serve_errors", "over_requests") > before
+
+    await victim.until(is_counted)
+    assert (await honest.gossip.fetch(victim_id(honest), [bytes(32)])).outcome == "complete", "a budget each"
+
+
+async def test_a_banned_peer_is_not_served(victim: Victim, attacker: Member) -> None:
+    garbage = {os.urandom(32): bytes([9]) * 100 for _ in range(12)}
+    await attacker.announce_until_asked({one: attacker.claim(one, data) for one, data in garbage.items()})
+    await victim.until(lambda: victim.is_banned(attacker.peer_id))
+    before = await victim.errors("serve_errors", "refused")
+    assert (await attacker.gossip.fetch(victim_id(attacker), [bytes(32)])).outcome == "broken"
+
+    async def is_counted() -> bool:
+        return await victim.errors("serve_errors", "refused") > before
+
+    await victim.until(is_counted)
+
+
+def victim_id(member: Member) -> str:
+    return member.victim_id

@@ -1,0 +1,47 @@
+"""A thousand members in the directory that do not exist. Late: a victim that believes in a large swarm pulls less.
+
+From then on it pulls what its learner needs, and no more of a stranger than of others.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.gossip.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.names import bucket_key
+from ftis_node.records.identity import Identity
+from ftis_node.swarm.shards import bucket_of
+
+if TYPE_CHECKING:
+    from tests.attacks.member import Member
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+NUM_IDENTITIES = 1000
+
+
+async def test_a_thousand_members_that_do_not_exist_hide_nobody(
+    victim: Victim, attacker: Member, honest: Member
+) -> None:
+    run_id, node = attacker.maker.manifest.run_id, attacker.link.directory._node
+    expires_at = time.time() + 300
+    payload = pack_member(["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWNobody"], num_shards=1)
+    nobodies = [Identity.generate() for _ in range(NUM_IDENTITIES)]
+    stored = await node.store_many(
+        [bucket_key(run_id, bucket_of(one.peer_id)) for one in nobodies],
+        [seal(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in nobodies],
+        expires_at,
+        subkeys=[one.peer_id for one in nobodies],
+    )
+    assert sum(map(bool, stored.values())) > NUM_IDENTITIES // 2, "the entries are in good form, and are taken"
+    accepted = (await victim.row(honest.peer_id))["groups_accepted"]
+
+    async def goes_on() -> bool:
+        return bool((await victim.row(honest.peer_id))["groups_accepted"] > accepted + 4)
+
+    await victim.until(goes_on)
+    assert (await victim.status())["swarm"]["state"] == "connected"

@@ -1,0 +1,115 @@
+"""Members of another version of the wire: refused by name, never held against them, and told to the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.identity import PEER_DOMAIN
+from ftis_node.records.reading import SCHEMA
+from tests.attacks.member import Maker, Member, joined, sign_body
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+NEWER, OLDER = SCHEMA + 1, SCHEMA - 1
+
+
+def stamped(message: pb.Announcement | pb.Body, data: bytes, schema: int) -> bytes:
+    """The same message as a node of another version would make it."""
+    message.ParseFromString(data)
+    message.schema = schema
+    return message.SerializeToString()
+
+
+def record_of(member: Member, schema: int) -> bytes:
+    """A directory record of another version, well signed."""
+    body = pb.PeerInfo(schema=schema, peer=member.identity.peer, name="other").SerializeToString()
+    return pb.PeerRecord(body=body, signature=member.identity.sign(PEER_DOMAIN, body)).SerializeToString()
+
+
+async def announce_as(member: Member, victim: Victim, schema: int) -> None:
+    """Announces until the victim has counted it, and told the version."""
+    claim = stamped(pb.Announcement(), member.claim(bytes(32), b"x"), schema)
+
+    async def is_named() -> bool:
+        await member.gossip.announce(claim)
+        return (await victim.row(member.peer_id)).get("wire_schema") == schema
+
+    await victim.until(is_named)
+
+
+async def test_an_older_peer_is_refused_by_name_and_heard_again_when_it_was_updated(
+    victim: Victim, attacker: Member
+) -> None:
+    await announce_as(attacker, victim, OLDER)
+    listed = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "ftis_node", "peers", "--home", str(victim.node.home)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = [line for line in listed.stdout.splitlines() if line.startswith(attacker.peer_id)]
+    assert line.endswith(f"speaks wire {OLDER}, older than this node's {SCHEMA}: its operator must update ftis-node")
+    assert "announcement_version" in line
+
+    group = attacker.envelope(attacker.group())
+    other = sign_body(stamped(pb.Body(), group.body, OLDER), attacker.identity)
+    before = await victim.refused("version")
+    await attacker.offer(other)  # announced as we do, and then another version inside
+    await victim.until(lambda: _more(victim, before))
+    row = await victim.row(attacker.peer_id)
+    assert (row["standing"], row["ban_reason"]) == ("good", "")
+    assert not {"announcement_version", "refused", "lied"} & row["reasons"].keys()
+
+    await attacker.offer(attacker.group())
+    await victim.until(lambda: _accepted(victim, attacker))
+    assert (await victim.row(attacker.peer_id))["wire_words"] == ""
+
+
+async def _more(victim: Victim, before: int) -> bool:
+    return await victim.refused("version") > before
+
+
+async def _accepted(victim: Victim, member: Member) -> bool:
+    return (await victim.row(member.peer_id))["groups_accepted"] >= 1
+
+
+async def test_where_most_of_the_swarm_is_newer_the_node_says_that_it_is_behind(
+    victim: Victim, honest: Member, maker: Maker, sockets: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        newer = [await stack.enter_async_context(joined(sockets / f"newer{n}", maker, victim)) for n in range(2)]
+        await announce_as(newer[0], victim, NEWER)
+
+        async def has_read_the_record() -> bool:
+            await newer[1].gossip.publish_record(record_of(newer[1], NEWER), ttl_s=60)
+            return (await victim.row(newer[1].peer_id)).get("wire_schema") == NEWER
+
+        await victim.until(has_read_the_record)
+
+        async def is_behind() -> str:
+            return str((await victim.status())["swarm"]["update"])
+
+        advice = await victim.until(is_behind)
+        assert advice == f"2 of 3 members speak wire {NEWER}, this node {SCHEMA}: update ftis-node"
+        swarm = (await victim.status())["swarm"]
+        assert (swarm["peers_newer"], swarm["peers_older"]) == (2, 0)
+        assert advice in victim.node.log.read_text()
+        received = swarm["groups_received"]
+
+        async def hears_its_own_kind() -> bool:
+            return bool((await victim.status())["swarm"]["groups_received"] > received)
+
+        await victim.until(hears_its_own_kind)

@@ -1,0 +1,122 @@
+"""The victim: a real `ftis-node join`, looked at from outside as its operator would."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ftis_node.cli.reading import read_document
+from ftis_node.config.home import Home
+from ftis_node.errors import FtisError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.node.support import RunningNode
+
+LOOK_S = 0.3
+MAX_DISK_BYTES = 8 << 20
+MAX_READY_GROUPS = 32
+MAX_ENVELOPE_BYTES = 1 << 16
+REQUESTS_PER_MINUTE = 240
+MANIFEST = f"""
+name = "attacked"
+task = "arithmetic"
+[sampling]
+group_size = 4
+max_prompt_tokens = 32
+max_completion_tokens = 48
+max_total_tokens = 80
+[step]
+own_groups = 4
+foreign_groups = 4
+patience_s = 20.0
+[optimizer]
+learning_rate = 1e-4
+[eval]
+every_steps = 0
+[wire]
+max_envelope_bytes = {MAX_ENVELOPE_BYTES}
+announcement_shards = 1
+"""
+# `small_swarm`: the attackers of all tests are listed in the directory for a while, and everything is to be pulled.
+SETTINGS = f"""
+[buffer]
+max_disk_bytes = {MAX_DISK_BYTES}
+max_ready_groups = {MAX_READY_GROUPS}
+[door]
+groups_a_minute = 600
+strangers_groups_a_minute = 300
+copy_min_tokens = 8
+audit_share = 1.0
+audit_folders = true
+[swarm]
+max_requests_per_minute = {REQUESTS_PER_MINUTE}
+pull_timeout_s = 10.0
+small_swarm = 200
+directory_period_s = 2.0
+"""
+
+
+class Victim:
+    """Its counters, its peers, its processes and its files."""
+
+    def __init__(self, node: RunningNode) -> None:
+        self.node = node
+        self._home = Home(node.home)
+        self.resident_bytes_before = 0  # before the attacks
+        self.step_before = 0
+
+    async def status(self) -> dict[str, Any]:
+        """As `status --json`."""
+        return dict(await asyncio.to_thread(read_document, self._home, "/status"))
+
+    async def addresses(self) -> list[str]:
+        return list((await self.status())["node"]["addresses"])
+
+    async def refused(self, reason: str) -> int:
+        """Groups and announcements that were refused for this reason."""
+        return int((await self.status())["swarm"]["groups_refused"].get(reason, 0))
+
+    async def errors(self, kind: str, reason: str) -> int:
+        """`serve_errors` or `fetch_errors` by reason."""
+        return int((await self.status())["swarm"][kind].get(reason, 0))
+
+    async def row(self, peer_id: str) -> dict[str, Any]:
+        """The peer's line in `peers --json`."""
+        rows = await asyncio.to_thread(read_document, self._home, "/peers")
+        return next((row for row in rows if row["peer_id"] == peer_id), {"groups_refused": {}, "standing": None})
+
+    async def blames(self, peer_id: str, reason: str) -> int:
+        """Refusals for this reason that are counted against a peer."""
+        return int((await self.row(peer_id))["groups_refused"].get(reason, 0))
+
+    async def is_banned(self, peer_id: str) -> bool:
+        return bool((await self.row(peer_id))["standing"] == "banned")
+
+    async def until(self, condition: Callable[[], Any], *, within_s: float = 30.0) -> Any:
+        """Waits for an awaitable to give something true."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        while not (found := await _patiently(condition)):
+            assert self.node.process.poll() is None, self.node.log.read_text()[-3000:]
+            assert asyncio.get_running_loop().time() < deadline, (await self.status())["swarm"]
+            await asyncio.sleep(LOOK_S)
+        return found
+
+    def resident_bytes(self) -> int:
+        """Of the daemon's own process; its workers' memory is the model's."""
+        return int(psutil.Process(self.node.process.pid).memory_info().rss)
+
+    def file_bytes(self, pattern: str) -> int:
+        """What files of the home take on disk."""
+        return sum(file.stat().st_size for file in self.node.home.glob(pattern))
+
+
+async def _patiently(condition: Callable[[], Any]) -> Any:
+    """What the condition gives; None while a busy machine keeps the node from answering."""
+    try:
+        return await condition()
+    except FtisError:
+        return None

@@ -1,0 +1,84 @@
+"""`python -m tests.chaos --seed 1 --minutes 60`: faults on a small real swarm until the time is over.
+
+A line per fault as it comes; the last line is `N faults, V violations`, and the exit code 1 where V is above 0.
+`--table` prints the table of faults for docs/reliability.md instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.chaos import faults, report, schedule
+from tests.chaos.runner import Runner
+from tests.chaos.swarm import Swarm, cached_models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.chaos.runner import Outcome
+
+MOST_FAULTS = 1000
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def run(arguments: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> int:
+    """Makes the swarm and plays the schedule on it; returns the number of violations."""
+    known = faults.chosen(arguments.kinds.split(",") if arguments.kinds else ())
+    for name, why in faults.missing(known).items():
+        say(f"left out: {name}: {why}")
+    outcomes: list[Outcome] = []
+    with Swarm.running(folder, cached_models(arguments.models or folder / "models"), vllm=arguments.vllm) as swarm:
+        runner, started_at = Runner(swarm, known), time.monotonic()
+        say(f"seed {arguments.seed}: {', '.join(node.name for node in swarm.nodes)} in {folder}")
+        planned = schedule.first(arguments.faults, faults.fitting(known, swarm), seed=arguments.seed)
+        for outcome in runner.play_all(schedule.lanes(planned), stop_after_s=60 * arguments.minutes):
+            outcomes.append(outcome)
+            say("\n".join(report.lines_of(outcomes[-1], at_s=time.monotonic() - started_at)))
+        at_end = runner.end()
+    say("\n".join([*(f"at the end: VIOLATION {one}" for one in at_end), report.counts(outcomes)]))
+    say(report.last_line(outcomes, at_end))
+    return sum(len(outcome.violations) for outcome in outcomes) + len(at_end)
+
+
+def say(text: str) -> None:
+    """A line at once, for whoever watches."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the schedule's; the same faults come in the same order")
+    parser.add_argument("--minutes", type=float, default=5.0, help="no new fault after so long")
+    parser.add_argument("--faults", type=int, default=MOST_FAULTS, help="no more than so many")
+    parser.add_argument("--kinds", default="", help="kinds or names of faults, with commas between; default: all")
+    parser.add_argument("--keep", type=Path, help="keep the nodes' homes and logs in this new folder")
+    parser.add_argument("--models", type=Path, help="folder of the tiny models, made where it is empty")
+    parser.add_argument("--vllm", action="store_true", help="the first node generates by vLLM, its core a process")
+    parser.add_argument("--table", action="store_true", help="print the table of faults and end")
+    arguments = parser.parse_args()
+    if arguments.table:
+        sys.stdout.write(report.table() + "\n")
+        return
+    os.environ.update(ONE_THREAD)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # so that no node is left running
+    with ExitStack() as stack:
+        if arguments.keep is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos")))
+        else:
+            folder = arguments.keep.absolute()
+            folder.mkdir(parents=True)
+        violations = run(arguments, folder, say)
+    sys.exit(1 if violations else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A peer that outlives the power cuts of a node and remembers what the node told the world.
+
+It sends the node good groups, and notes which of them the node confirmed. It pulls what the node announces, confirms
+it, and notes under which running number it came. What it has noted must be true for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip import GossipLimits
+from ftis_node.gossip.base import FetchOutcome
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.records.envelope import announce_group, open_announcement, open_envelope, seal_group
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from tests.attacks.member import Maker
+
+PERIOD_S = 0.5
+NUM_TOKENS = 12
+LIMITS = GossipLimits(max_body_bytes=4 << 20)
+
+
+class Witness:
+    """One peer with its own p2pd, in this process."""
+
+    def __init__(self, gossip: Libp2pGossip, identity: Identity, maker: Maker) -> None:
+        self._gossip, self._identity, self._maker = gossip, identity, maker
+        self._shelf: dict[bytes, bytes] = {}
+        self._ids: dict[bytes, tuple[str, int]] = {}
+        self._newest: list[bytes] = []
+        self.told: dict[tuple[str, int], str] = {}  # the node confirmed these to us, or we to the node
+        self.contradictions: list[str] = []
+        gossip.serve(self._lookup, on_confirm=self._confirmed, answer=self._answer)
+
+    @property
+    def address(self) -> str:
+        """Where the node dials it."""
+        return self._gossip.addresses[0]
+
+    async def send(self) -> None:
+        """A good group every so often, until cancelled."""
+        number = 0
+        while True:
+            number += 1
+            group = self._maker.group(self._identity, number, num_tokens=NUM_TOKENS)
+            envelope = seal_group(group, self._identity)
+            data = envelope.to_bytes()
+            self._shelf[envelope.id], self._ids[envelope.id] = data, (group.sender, number)
+            self._newest = [announce_group(envelope, group, envelope_bytes=len(data)).to_bytes()]
+            await self._gossip.announce(self._newest[0])
+            await asyncio.sleep(PERIOD_S)
+
+    async def listen(self) -> None:
+        """Pulls and confirms what the node announces, until cancelled."""
+        async for message in self._gossip.announcements():
+            try:
+                announcement = open_announcement(message.payload)
+            except RecordError as error:
+                self.contradictions.append(f"an announcement that is none: {error}")
+                continue
+            if announcement.sender is None:
+                await self._take(message.sender, announcement.number, announcement.id)
+
+    async def _take(self, sender: str, number: int, group_id: bytes) -> None:
+        known = self.told.get((sender, number))
+        if known not in (None, group_id.hex()):
+            self.contradictions.append(f"number {number} was told for {known} and for {group_id.hex()}")
+        fetched = await self._gossip.fetch(sender, [group_id])
+        if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:
+            self.contradictions.append(f"group {number} was announced and is not there")
+        for body in fetched.bodies:
+            assert open_envelope(body).id == group_id
+            self.told[sender, number] = group_id.hex()
+            await self._gossip.confirm(sender, [group_id])
+
+    async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
+        return [self._shelf[one] for one in ids if one in self._shelf]
+
+    async def _confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
+        self.told |= {self._ids[group_id]: group_id.hex() for group_id in ids if group_id in self._ids}
+
+    async def _answer(self, peer_id: str, question: bytes) -> Sequence[bytes]:
+        return self._newest
+
+
+@asynccontextmanager
+async def witness(folder: Path, maker: Maker) -> AsyncIterator[Witness]:
+    """At work from here to the block's end."""
+    identity = Identity.generate()
+    gossip = Libp2pGossip(settings(folder), identity=identity, run_id=maker.manifest.run_id, limits=LIMITS)
+    seen = Witness(gossip, identity, maker)
+    await gossip.start()
+    tasks = [asyncio.create_task(seen.send(), name="send"), asyncio.create_task(seen.listen(), name="listen")]
+    try:
+        yield seen
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        await gossip.close()
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error

@@ -1,0 +1,261 @@
+"""A small real swarm: a meeting point and three `ftis-node join` with two unlike tiny models, all on this machine.
+
+Every node announces itself by a line (`line.py`) of its own, so a link can be cut or delayed without the node's help:
+
+    node a --dials--> line of b --> node b          (127.0.0.1: lines)      (127.0.0.1x: nodes)
+
+Nodes are started by the same command each time, as a service manager would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ftis_node.cli.reading import read_document
+from ftis_node.config.home import Home
+from ftis_node.errors import FtisError
+from tests.chaos.line import Line
+from tests.chaos.moved_clock import offset_file_of, prefix
+from tests.node.support import RunningNode, started
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+LOOK_S = 0.2
+START_S = 600.0  # a busy machine
+STOP_S = 120.0  # ten are promised of an idle machine
+TINY_SCALE = 0.4
+MODELS = {"a": "s", "b": "m", "c": "s"}  # by node: the size of its model
+ROLES = {
+    "ftis_node.generation.worker": "generation worker",
+    "ftis_node.learner.worker": "learner worker",
+    "p2pd": "p2pd",
+    "EngineCore": "engine core",
+}
+MANIFEST = """
+name = "chaos"
+task = "arithmetic"
+[sampling]
+group_size = 4
+max_prompt_tokens = 32
+max_completion_tokens = 6
+max_total_tokens = 48
+[step]
+own_groups = 4
+foreign_groups = 4
+patience_s = 4.0
+[optimizer]
+learning_rate = 1e-4
+[eval]
+every_steps = 0
+[wire]
+announcement_shards = 1
+"""
+# Light enough for two cores: one thread a worker, a checkpoint each step, small trails.
+SETTINGS = """
+announce = ["{announced}"]
+[generation]
+threads = 1
+engine_core = "separate"
+[learner]
+threads = 1
+checkpoint_every_steps = 1
+[swarm]
+directory_period_s = 5.0
+"""
+
+
+class SwarmNode:
+    """One node: its home, its command, and its process while it runs."""
+
+    def __init__(self, name: str, home: Path, arguments: tuple[str, ...], line: Line) -> None:
+        self.name, self.home, self.arguments, self.line = name, home, arguments, line
+        self._running = ExitStack()
+        self._process: RunningNode | None = None
+        self.num_starts = 0
+
+    @property
+    def process(self) -> RunningNode:
+        """The process of its last start, be it that it has ended."""
+        assert self._process is not None, f"node {self.name} was never started"
+        return self._process
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the daemon lives."""
+        return self._process is not None and self._process.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process id."""
+        return self.process.process.pid
+
+    def start(self) -> None:
+        """Starts it by its command. Returns at once."""
+        assert not self.is_running
+        self.close()
+        self._process = self._running.enter_context(
+            started(self.home, *self.arguments, on=prefix(offset_file_of(self.home)))
+        )
+        self.num_starts += 1
+
+    def stop(self, number: int = signal.SIGTERM, *, timeout_s: float = STOP_S) -> int:
+        """Sends a signal, waits for the daemon's end and gives its exit code."""
+        os.kill(self.pid, number)
+        return self.process.wait(timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Kills what is left of it."""
+        self._running.close()
+
+    def roles(self) -> dict[str, list[psutil.Process]]:
+        """Its living processes by role: daemon, generation worker, learner worker, p2pd, engine core, other."""
+        found: dict[str, list[psutil.Process]] = {}
+        with contextlib.suppress(psutil.NoSuchProcess, AssertionError):
+            for process in self.process.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found.setdefault(self._role_of(process), []).append(process)
+        return found
+
+    def _role_of(self, process: psutil.Process) -> str:
+        if process.pid == self.pid:
+            return "daemon"
+        words = process.cmdline()
+        name = Path(words[0]).name if words else process.name()
+        return next((role for mark, role in ROLES.items() if mark in words or mark in name), "other")
+
+    def status(self) -> dict[str, Any] | None:
+        """`/status` as its own HTTP port says it now; None where nobody answers there."""
+        try:
+            if Home(self.home).running_url() is None:
+                return None
+            return dict(read_document(Home(self.home), "/status"))
+        except (FtisError, OSError):
+            return None
+
+    def is_well(self) -> bool:
+        """Whether it says that it runs, with both workers ready."""
+        status = self.status()
+        return (
+            status is not None
+            and status["node"]["state"] == "running"
+            and {status["generation"]["state"], status["learner"]["state"]} == {"ready"}
+        )
+
+    def step(self) -> int | None:
+        """The step it says that its learner has done last; None where nobody answers."""
+        status = self.status()
+        return None if status is None else int(status["learner"]["step"])
+
+    def wait_for(self, condition: Callable[[], Any], *, timeout_s: float) -> Any:
+        """What `condition` gives as soon as it is true; None when the time is over or the daemon ended."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self.is_running:
+            if found := condition():
+                return found
+            time.sleep(LOOK_S)
+        return condition() if self.is_running else None
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        lines = self.process.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+class Swarm:
+    """The meeting point and the nodes. `with Swarm.running(folder, models) as swarm`."""
+
+    def __init__(self, folder: Path, models: Mapping[str, Path], *, vllm: bool = False) -> None:
+        self.folder, self.models, self._vllm = folder, dict(models), vllm
+        self.nodes: list[SwarmNode] = []
+        self.meeting_point: SwarmNode
+        self.at_the_meeting_point = (
+            threading.Lock()
+        )  # one fault at a time is done to it, whichever node it is meant for
+        self._stack = ExitStack()
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, folder: Path, models: Mapping[str, Path], *, vllm: bool = False) -> Iterator[Swarm]:
+        """A swarm in which every node trains; killed with all it started when the block ends.
+
+        With `vllm` the first node generates by vLLM, whose core is a process of its own.
+        """
+        swarm = cls(folder, models, vllm=vllm)
+        with swarm._stack:
+            swarm._start()
+            yield swarm
+
+    def node(self, name: str) -> SwarmNode:
+        """The node of that name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def neighbours(self, node: SwarmNode) -> list[SwarmNode]:
+        """All other nodes."""
+        return [other for other in self.nodes if other is not node]
+
+    def _start(self) -> None:
+        run = self.folder / "run.toml"
+        run.write_text(MANIFEST)
+        self.meeting_point, address = self._start_meeting_point()
+        for position, (name, size) in enumerate(MODELS.items()):
+            arguments = ("--model", str(self.models[size]), "--run", str(run), "--peers", address, "--name", name)
+            if self._vllm and position == 0:
+                arguments += ("--engine", "vllm")
+            self.nodes.append(self._make(name, position + 2, "join", *arguments, "--seed", str(position)))
+        for node in self.nodes:
+            node.start()
+        for node in self.nodes:
+            assert node.wait_for(lambda node=node: node.step() or 0, timeout_s=START_S), node.last_words()
+
+    def _start_meeting_point(self) -> tuple[SwarmNode, str]:
+        meeting_point = self._make("meet", 1, "bootstrap", "--address-file", str(self.folder / "address"))
+        meeting_point.arguments += ("--announce", meeting_point.line.address)
+        meeting_point.start()
+        peer = meeting_point.process.first_line().rpartition("/p2p/")[2]
+        return meeting_point, f"{meeting_point.line.address}/p2p/{peer}"
+
+    def _make(self, name: str, number: int, command: str, *arguments: str) -> SwarmNode:
+        """A node that listens on 127.0.0.1<number>, and its line."""
+        host = f"127.0.0.{10 + number}"
+        port = _free_port(host)
+        line = self._stack.enter_context(Line.open(to=(host, port)))
+        home = self.folder / name
+        home.mkdir()
+        if command == "join":
+            (home / "node.toml").write_text(SETTINGS.format(announced=line.address))
+        listen = ("--listen", f"/ip4/{host}/tcp/{port}")
+        node = SwarmNode(name, home, (command, *arguments, *listen), line)
+        self._stack.callback(node.close)
+        return node
+
+
+def cached_models(folder: Path) -> dict[str, Path]:
+    """The tiny models by size, made where they are missing: half trained, right now and then."""
+    from ftis_node.lab.tiny import make_tiny  # torch, for which whoever has the models need not wait
+
+    models = {size: folder / size for size in set(MODELS.values())}
+    for size, path in models.items():
+        if not (path / "made").exists():
+            shutil.rmtree(path, ignore_errors=True)
+            make_tiny(size, path, scale=TINY_SCALE)  # type: ignore[arg-type]
+            (path / "made").touch()
+    return models
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

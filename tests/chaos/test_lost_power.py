@@ -1,0 +1,200 @@
+"""Every file that must outlive a power cut does, and each of its syncs is needed: without any one of them a cut shows.
+
+Each `Writes` is one of the node's durable writes: what is there before, the write itself, and what a start makes of
+what it finds. Found at every instant must be the old or the new state, and the new one once the write has returned.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ftis_node.config.disk_room import replace_file
+from ftis_node.config.home import Home
+from ftis_node.config.home_schema import mark_schema, marked_schema
+from ftis_node.ipc.durable import complete_folder, newest_complete
+from ftis_node.learner.checkpoint import Owner, newest_usable, save_checkpoint
+from ftis_node.learner.older import older_checkpoints, renew
+from ftis_node.node.peer_store import PeerStore
+from ftis_node.records.identity import Identity
+from ftis_node.replay.database import open_writer
+from tests.chaos.lost_power import Tree, lay_out, recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OWNER = Owner(run_id="r", model="m", model_fingerprint="f", trains="full")
+SEED = bytes(range(32))
+
+
+@dataclass(frozen=True)
+class Writes:
+    """`found` is "old", "new", or whatever else a start would see, which is wrong."""
+
+    name: str
+    prepare: Callable[[Path], object]
+    write: Callable[[Path], object]
+    found: Callable[[Path], str]
+    alike: frozenset[int] = frozenset()  # syncs of one folder of which any one would do: they are left out together
+
+
+def _file_found(name: str) -> Callable[[Path], str]:
+    return lambda root: (root / name).read_text() if (root / name).exists() else "gone"
+
+
+def _save_checkpoint(root: Path, step: int) -> None:
+    weight = torch.nn.Parameter(torch.full((2, 3), float(step)))
+    save_checkpoint(
+        Home(root / "home").checkpoints,
+        owner=OWNER,
+        step=step,
+        policy_version=step,
+        last_report=None,
+        last_groups=(),
+        trainable={"weight": weight},
+        optimizer=torch.optim.AdamW([weight]),
+        keep=2,
+    )
+
+
+def _checkpoint_found(root: Path) -> str:
+    found, damaged = newest_usable(Home(root / "home").checkpoints, owner=OWNER, shapes={"weight": torch.Size((2, 3))})
+    if damaged or found is None:
+        return f"{found and found.state.step}, damaged: {damaged}"
+    return {1: "old", 2: "new"}[found.state.step]
+
+
+def _make_home_with_checkpoint(root: Path) -> None:
+    Home(root / "home").create()
+    _save_checkpoint(root, 2)
+
+
+def _first_checkpoint_found(root: Path) -> str:
+    found = newest_complete(Home(root / "home").checkpoints, "step-")
+    return "old" if found is None else _checkpoint_found(root)
+
+
+def _save_older_checkpoint(root: Path) -> None:
+    """As a former version left it."""
+    _save_checkpoint(root, 2)
+    folder = Home(root / "home").checkpoints / "step-00000002"
+    (folder / "checksums.json").unlink()
+    state = json.loads((folder / "state.json").read_text())
+    state["format"] = 1
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def _renew(root: Path) -> None:
+    (path,) = older_checkpoints(Home(root / "home").checkpoints, run_id="r")
+    renew(path, run_id="r", groups_of=lambda step: ())
+
+
+def _renewed_found(root: Path) -> str:
+    """The next start renews it again where that was not done, so either is well if the learner can read it then."""
+    was_older = bool(older_checkpoints(Home(root / "home").checkpoints, run_id="r"))
+    if was_older:
+        _renew(root)
+    found = _checkpoint_found(root)
+    return found if found != "new" else "old" if was_older else "new"
+
+
+def _identity_found(root: Path) -> str:
+    path = root / "identity.key"
+    return "old" if not path.exists() else "new" if Identity.load(path).seed == SEED else "another"
+
+
+def _marked_found(root: Path) -> str:
+    return {3: "old", 4: "new"}.get(marked_schema(Home(root)) or 0, "gone")
+
+
+def _replace_folder(root: Path, text: str) -> None:
+    with complete_folder(root / "version-1") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_text(text)
+
+
+WRITES = [
+    Writes(
+        "checkpoint", lambda root: _save_checkpoint(root, 1), lambda root: _save_checkpoint(root, 2), _checkpoint_found
+    ),
+    Writes(
+        "first checkpoint of a new home",
+        lambda root: None,
+        _make_home_with_checkpoint,
+        _first_checkpoint_found,
+        alike=frozenset({1, 2, 3}),
+    ),
+    Writes("upgraded checkpoint", _save_older_checkpoint, _renew, _renewed_found, alike=frozenset({1, 3})),
+    Writes(
+        "identity",
+        lambda root: None,
+        lambda root: Identity.from_seed(SEED).save(root / "identity.key"),
+        _identity_found,
+    ),
+    Writes(
+        "home's schema", lambda root: mark_schema(Home(root), 3), lambda root: mark_schema(Home(root), 4), _marked_found
+    ),
+    Writes(
+        "manifest and settings",
+        lambda root: (root / "run.toml").write_text("old"),
+        lambda root: replace_file(root / "run.toml", b"new"),
+        _file_found("run.toml"),
+    ),
+    Writes(
+        "weights of a generator",
+        lambda root: None,
+        lambda root: _replace_folder(root, "new"),
+        lambda root: _file_found("inner/file")(found) if (found := newest_complete(root, "version-")) else "old",
+    ),
+]
+
+
+def _wrong_states(writes: Writes, folder: Path, *, skipped: frozenset[int] = frozenset()) -> tuple[list[str], int]:
+    """What a cut at each instant would leave that is wrong, and how many syncs there were."""
+    root = folder / "disk"
+    root.mkdir(parents=True)
+    writes.prepare(root)
+    with recorded(root, skipped=skipped) as record:
+        writes.write(root)
+    wrong = []
+    seen: dict[frozenset[tuple[Path, bytes | None]], str] = {}
+    for instant, left in enumerate(record.left):
+        is_done = instant == len(record.left) - 1
+        for disk, tree in left.items():
+            if (found := seen.get(frozenset(tree.items()))) is None:
+                found = seen[frozenset(tree.items())] = _what_a_start_finds(writes, tree, folder / f"{disk}-{instant}")
+            if found not in (("new",) if is_done else ("old", "new")):
+                wrong.append(f"{disk}, cut after sync {instant}: {found}")
+    return wrong, len(record.synced)
+
+
+def _what_a_start_finds(writes: Writes, tree: Tree, target: Path) -> str:
+    try:
+        return writes.found(lay_out(tree, target))
+    except Exception as error:  # whatever a start would end with
+        return repr(error)
+
+
+@pytest.mark.parametrize("writes", WRITES, ids=lambda writes: writes.name)
+def test_a_power_cut_leaves_the_old_or_the_new(writes: Writes, tmp_path: Path) -> None:
+    wrong, num_syncs = _wrong_states(writes, tmp_path / "all")
+    assert not wrong
+    alone = [frozenset({number}) for number in range(num_syncs) if number not in writes.alike]
+    for skipped in [*alone, writes.alike] if writes.alike else alone:
+        name = "-".join(map(str, sorted(skipped)))
+        wrong, _ = _wrong_states(writes, tmp_path / f"without-{name}", skipped=skipped)
+        assert wrong, f"sync {name} of {writes.name} could be left out, and nothing here would notice"
+
+
+def test_the_databases_sync_every_commit(tmp_path: Path) -> None:
+    store = PeerStore(tmp_path / "peers.sqlite")
+    with closing(open_writer(tmp_path / "replay.sqlite")) as groups, closing(store):
+        for database in (groups, store._db):
+            assert database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+            assert database.execute("PRAGMA synchronous").fetchone()[0] == 2, "2 is FULL"

@@ -1,0 +1,112 @@
+"""What the runner makes of faults: promises that are not kept are violations, whatever the checker sees besides."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.chaos import invariants, runner
+from tests.chaos.fault import Ends, Fault
+from tests.chaos.schedule import Planned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.chaos.scene import Scene
+
+
+class FakeNode:
+    """A node without a process: it takes a step at each look while it runs, and refuses to start while it is bad."""
+
+    name = "a"
+
+    def __init__(self) -> None:
+        self.pid, self.is_running, self.is_bad, self.is_stuck, self.steps = 1, True, False, False, 0
+        self.process = SimpleNamespace(wait=lambda timeout_s: 2)
+
+    def start(self) -> None:
+        self.pid, self.is_running = self.pid + 1, not self.is_bad
+
+    def end(self) -> None:
+        self.is_running = False
+
+    def is_well(self) -> bool:
+        return self.is_running
+
+    def step(self) -> int | None:
+        self.steps += not self.is_stuck
+        return self.steps if self.is_running else None
+
+    def wait_for(self, condition: Callable[[], Any], *, timeout_s: float) -> Any:
+        return any(condition() for _ in range(3))
+
+    def last_words(self) -> str:
+        return "its last words"
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    monkeypatch.setattr(invariants, "snapshot", lambda node: node)
+    monkeypatch.setattr(invariants, "check", lambda before, after, fault: [])
+    monkeypatch.setattr(runner, "DIES_WITHIN_S", 0.0)
+    return FakeNode()
+
+
+def play(node: FakeNode, inject: Callable[[Scene], object], ends: Ends) -> list[str]:
+    """The figures of the violations."""
+    fault = Fault("harm", "processes", "It holds.", "", inject, ends, recovers_within_s=1.0)
+    swarm: Any = SimpleNamespace(nodes=[node], node=lambda _: node)
+    outcome = runner.Runner(swarm, {"harm": fault}).play(Planned(1, "harm", "a", random.randrange(9)))
+    return [violation.figures for violation in outcome.violations]
+
+
+def test_promises_that_are_kept_are_no_violations(node: FakeNode) -> None:
+    assert play(node, lambda scene: None, Ends.GOES_ON) == []
+    assert play(node, lambda scene: node.end(), Ends.RESTARTS) == []
+    assert (node.pid, node.is_running) == (2, True), "it was started again"
+
+    def damage(scene: Scene) -> None:
+        node.end()
+        node.is_bad = True
+        scene.undo(lambda: setattr(node, "is_bad", False))
+        scene.expect_refusal(2, "last words")
+
+    assert play(node, damage, Ends.REFUSES) == []
+    assert node.is_running, "healed, it starts"
+
+
+@pytest.mark.parametrize("ends", [Ends.GOES_ON, Ends.RESTARTS])
+def test_a_daemon_that_ends_or_stays_otherwise_than_promised(node: FakeNode, ends: Ends) -> None:
+    does: dict[Ends, Callable[[Scene], object]] = {
+        Ends.GOES_ON: lambda scene: node.end(),
+        Ends.RESTARTS: lambda scene: None,
+    }
+    words = {Ends.GOES_ON: "the daemon ended", Ends.RESTARTS: "the daemon did not end"}
+    (found,) = play(node, does[ends], ends)
+    assert found.startswith(words[ends])
+    assert node.is_running, "the run goes on"
+
+
+def test_another_refusal_than_expected(node: FakeNode) -> None:
+    def damage(scene: Scene) -> None:
+        node.end()
+        node.is_bad = True
+        scene.undo(lambda: setattr(node, "is_bad", False))
+        scene.expect_refusal(3, "the disk is full")
+
+    (found,) = play(node, damage, Ends.REFUSES)
+    assert found == "exit code 2, 'its last words'; 3, 'the disk is full' were expected"
+
+
+def test_a_node_that_makes_no_new_step_and_a_fault_that_could_not_be_done(node: FakeNode) -> None:
+    node.is_stuck = True
+
+    def fails(scene: Scene) -> None:
+        raise AssertionError("no such process")
+
+    could_not, no_step = play(node, fails, Ends.GOES_ON)
+    assert could_not == "AssertionError: no such process"
+    assert no_step.startswith("no new steps in 1 s, the daemon stands")

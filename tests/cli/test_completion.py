@@ -1,0 +1,115 @@
+"""What TAB offers, asked for as the shells ask; and that its names are the code's."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+
+from ftis_node.cli import completion
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from ftis_node.replay.database import SCHEMA, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Offers = Callable[[str], list[str]]
+
+PEER = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
+GROUP = bytes.fromhex("ab12" + "cd" * 30)
+
+
+@pytest.fixture
+def offers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Offers:
+    """What bash is offered after `ftis-node LINE`."""
+
+    def offered(line: str) -> list[str]:
+        words = f"ftis-node {line}"
+        monkeypatch.setenv("_FTIS_NODE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+        with pytest.raises(SystemExit) as ended:
+            run([])
+        assert ended.value.code == 0
+        return capsys.readouterr().out.split()
+
+    return offered
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path)
+    strange = [{"peer_id": "$(reboot)"}, {"peer_id": "a b"}, {}]
+    home.status.write_text(json.dumps({"peers": [{"peer_id": PEER}, *strange[:2]]}))
+    with sqlite3.connect(home.replay) as buffer:
+        buffer.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+        columns = "id, own, sender, number, state, task, prompt_index, model, policy_version, created_at, admitted_at"
+        row = (GROUP, 0, PEER, 1, "ready", "arithmetic", 1, "tiny", 0, 0.0, 0.0, 1, "[0.0]", b"", b"")
+        buffer.execute(
+            f"INSERT INTO groups ({columns}, num_tokens, rewards, prompt_ids, envelope) "
+            f"VALUES ({', '.join('?' * len(row))})",
+            row,
+        )
+    buffer.close()
+    return home
+
+
+def test_values_of_options(offers: Offers) -> None:
+    assert offers("join --run a") == ["arithmetic-compare", "arithmetic-ftis"]
+    assert offers("join --role ") == list(completion.ROLES)
+    assert offers("eval --task gsm8k+math") == ["gsm8k+math500"]
+    assert offers("compare --methods ftis,to") == ["ftis,topr"]
+    assert offers("ident") == ["identity"]
+
+
+def test_groups_and_peers_of_the_home(offers: Offers, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offers(f"replay show --home {home.root} a") == [GROUP.hex()[:12]]
+    assert offers(f"replay show --home {home.root} {GROUP.hex()[:20]}") == [GROUP.hex()[:20]]
+    assert offers(f"replay show --home {home.root} b") == []
+    assert offers(f"peers --home {home.root} ban ") == [PEER], "what a shell would run is not offered"
+    monkeypatch.setenv("FTIS_HOME", str(home.root))
+    assert offers("peers trust 12D") == [PEER]
+    assert offers("replay show a") == [GROUP.hex()[:12]]
+
+
+def test_a_home_that_cannot_be_read_offers_nothing(offers: Offers, home: Home) -> None:
+    home.replay.write_bytes(b"no database at all" * 100)
+    home.status.write_text("{")
+    assert offers(f"replay show --home {home.root} ") == []
+    assert offers(f"peers ban --home {home.root} ") == []
+    assert offers(f"replay show --home {home.root}/nowhere ") == []
+    home.marker.write_text('{"schema": 99}')
+    assert offers(f"replay show --home {home.root} ") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_scripts_of_the_shells(shell: str) -> None:
+    command = [sys.executable, "-m", "ftis_node", "--show-completion", shell]
+    environment = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert f"_FTIS_NODE_COMPLETE=complete_{shell}" in done.stdout
+
+
+def test_the_names_are_those_of_the_code() -> None:
+    from ftis_node.algorithms.methods import METHODS
+    from ftis_node.config.manifest import PRESETS
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.replay.lifecycle import State
+    from ftis_node.tasks.plugins import TASK_GROUP
+    from ftis_node.tasks.registry import BUILT_IN
+
+    assert set(completion.PRESETS) == set(PRESETS)
+    assert completion.METHODS == ("alone", *METHODS)
+    assert completion.ROLES == get_args(NodeSettings.model_fields["role"].annotation)
+    assert completion.ENGINES == get_args(NodeSettings.model_fields["engine"].annotation)
+    assert set(completion.STATES) == {state.value for state in State}
+    assert completion.TASK_GROUP == TASK_GROUP
+    built_in = {name.partition("NAME")[0] for name in BUILT_IN if "PATH" not in name}
+    assert set(completion.TASKS) == built_in

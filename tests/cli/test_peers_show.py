@@ -1,0 +1,86 @@
+"""`peers show` tells all of one peer, with a sentence for each reason, and nothing of it reaches the terminal raw.
+
+The rude texts set a window's title: colours would be stripped on their way into a pipe by the library that prints.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from ftis_node.records.envelope import Accepted, seal_group
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.status import Status
+from tests.conftest import PROMPT_IDS, make_group
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.records.identity import Identity
+
+STRANGER = "12D3KooW" + "z" * 44
+
+
+@pytest.fixture
+def home(tmp_path: Path, identity: Identity) -> Path:
+    """A stopped node that knows one peer, keeps one of its groups and refused another."""
+    where = Home(tmp_path)
+    buffer = ReplayBuffer(where.replay)
+    group = make_group(identity)
+    envelope = seal_group(group, identity)
+    assert buffer.admit(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), None), own=False)
+    buffer.close()
+    row = {
+        "peer_id": identity.peer_id, "name": "rude\x1b]0;x\x07", "model": "tiny", "parameters": 1000, "role": "full",
+        "policy_version": 3, "groups_accepted": 1, "groups_refused": {"reward": 2}, "failed_pulls": 1,
+        "groups_confirmed": 7, "last_seen": 1000.0, "standing": "banned", "score": -10.0, "banned_until": 4e9,
+        "ban_reason": "reward", "reasons": {"reward": 3, "pull_busy": 1}, "trusted": False,
+    }  # fmt: skip
+    where.status.write_text(json.dumps(json.loads(Status().to_json()) | {"peers": [row]}))
+    trail = EventTrail(where.events)
+    trail.write(
+        "refused", group=b"\xab" * 32, origin=identity.peer_id, reason="reward", detail="claimed \x1b]0;x\x07 1"
+    )
+    trail.close()
+    return tmp_path
+
+
+def _said(capsys: pytest.CaptureFixture[str], home: Path, *arguments: str) -> str:
+    capsys.readouterr()
+    assert run([*arguments, "--home", str(home)]) == 0
+    return capsys.readouterr().out
+
+
+def test_all_of_one_peer(home: Path, identity: Identity, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = _said(capsys, home, "peers", "show", identity.peer_id[:20])
+    assert "rude\\x1b]0;x\\x07" in shown and "\x1b" not in shown
+    assert "2 x reward: a claimed reward is not the one that we find" in shown
+    assert "1 x pull_busy: it announced groups, and fetching them ended as 'busy'" in " ".join(shown.split())
+    assert "`peers unban` ends it" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80
+    document = json.loads(_said(capsys, home, "peers", "show", identity.peer_id, "--json"))
+    assert (document["groups"]["ready"], len(document["groups"]["newest"])) == (1, 1)
+    assert [reason["count"] for reason in document["held_against"]] == [3, 1]
+    assert "\x1b" not in _said(capsys, home, "peers")
+
+
+def test_a_peer_that_nobody_knows_is_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["peers", "show", STRANGER, "--home", str(home)]) == 2
+    assert "never heard of" in capsys.readouterr().err
+
+
+def test_a_refused_group_is_known_by_its_verdict(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = _said(capsys, home, "replay", "show", "abababab")
+    assert "refused (reward): a claimed reward is not the one that we find. claimed \\x1b]0;x\\x07 1" in " ".join(
+        shown.split()
+    )
+    assert "\x1b" not in shown
+    document = json.loads(_said(capsys, home, "replay", "show", "ab" * 32, "--json"))
+    assert (document["verdict"], document["refusal"], document["completions"]) == ("refused", "reward", [])
+    assert max(map(len, shown.splitlines())) <= 80
+    assert run(["replay", "show", "abac", "--home", str(home)]) == 2

@@ -1,0 +1,148 @@
+"""`status` fits a screen whatever the names in it are, speaks of nodes that start or are stopped, and watches through
+both."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from ftis_node.cli import status as status_command
+from ftis_node.cli.app import run
+from ftis_node.cli.status_screen import log_line, screen
+from ftis_node.config.home import Home
+from ftis_node.errors import FtisError
+from ftis_node.telemetry.printable import cells
+from ftis_node.telemetry.status import (
+    EvalStatus,
+    GenerationStatus,
+    HealthStatus,
+    LearnerStatus,
+    ModelStatus,
+    NodeStatus,
+    RunStatus,
+    Status,
+    SwarmStatus,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = 1_000_000.0
+RUDE = "\x1b[2J京都" * 40
+LONG = Status(
+    node=NodeStatus(peer_id="12D3KooW" + "x" * 44, name=RUDE, version="0.1.0", state="running", uptime_s=9e6),
+    run=RunStatus(id="ab" * 16, name=RUDE, method="ftis", task="gsm8k=3+rg:chain_sum=1"),
+    model=ModelStatus(name="Qwen/" + "Q" * 60, parameters=3 * 10**9, trainable_parameters=10**7),
+    generation=GenerationStatus(engine="vllm", state="backing-off", tokens_per_s=12345.6, restarts=3),
+    learner=LearnerStatus(
+        state="ready", step=10**6, loss=-1.5e-9, reward_mean=0.5, kept_fraction=0.5, truncated_fraction=0.1,
+        mean_kl=1e-3, grad_norm=1e3, learning_rate=1e-6, kl_to_start=1.0, mismatch_kl=1e-6, mismatch_share=0.5,
+        mismatch_version=10**6, own_groups=10**7, foreign_groups=10**7, restarts=2, last_step_at=NOW - 10**6,
+    ),
+    swarm=SwarmStatus(
+        state="solo", reason="no bootstrap peer answers " + RUDE, clock_skew_s=-99.5, weights_bytes_in=10**12,
+        weights_age_s=1e5, groups_refused={f"reason_{number}": 10**6 for number in range(40)},
+    ),
+    eval=[EvalStatus(step=step, task=f"task-{step % 5}", pass_at_1=0.25, n=1319) for step in range(50)],
+    health=HealthStatus(taken_at=NOW - 90, problems=["the intake loop stands still: " + RUDE]),
+)  # fmt: skip
+
+
+def _document(status: Status) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(status.to_json())
+    return document
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("status", [LONG, Status()], ids=["long", "empty"])
+def test_it_fits_a_screen_and_nothing_in_it_reaches_the_terminal(status: Status, width: int) -> None:
+    lines = screen(_document(status), now=NOW, width=width)
+    assert max(map(cells, lines)) <= width
+    assert len(lines) <= 23
+    assert all(line.isprintable() for line in [*lines, log_line(_document(status), now=NOW)])
+
+
+def test_the_first_lines_answer_and_say_what_to_do() -> None:
+    short = msgspec.structs.replace(LONG.swarm, reason="no peers were given; waiting for others to dial this node")
+    lines = screen(_document(msgspec.structs.replace(LONG, swarm=short, health=HealthStatus())), now=NOW)
+    assert lines[:5] == [
+        "contributing: no   learning: no   healthy: no",
+        "! contributing: the generation worker is backing-off: logs/generation.log in the",
+        "  home tells more",
+        "! learning: no step for 11 d 13 h, 0 groups ready: too few groups come in, or",
+        "  logs/learner.log in the home tells more",
+    ]
+
+
+def test_the_newest_evaluation_of_a_task_stands_beside_the_first() -> None:
+    evaluations = [EvalStatus(step=step, task="t", pass_at_1=step / 10, n=8) for step in (0, 5, 7)]
+    calm = Status(node=NodeStatus(peer_id="12D3", state="running"), eval=evaluations)
+    assert "pass@1      0.700 at step 7, 0.000 at step 0 (8 problems of t)" in screen(_document(calm), now=NOW)
+
+
+def test_a_role_without_a_worker_says_so() -> None:
+    roles = Status(node=NodeStatus(peer_id="12D3"), generation=GenerationStatus(state="off", engine="off"))
+    lines = screen(_document(msgspec.structs.replace(roles, learner=LearnerStatus(state="off"))), now=NOW)
+    assert "generation  off: this role learns from what others generate" in lines
+    assert "learner     off: this role generates for a learner elsewhere" in lines
+
+
+def test_a_stopped_node_and_one_that_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home(tmp_path)
+    assert run(["status", "--home", str(tmp_path)]) == 2
+    assert "no node has run" in capsys.readouterr().err
+    with home.owned():
+        assert run(["status", "--home", str(tmp_path)]) == 0
+        assert "the node is starting" in capsys.readouterr().out
+        home.status.write_bytes(LONG.to_json())
+        run(["status", "--home", str(tmp_path), "--json"])
+        document = json.loads(capsys.readouterr().out)
+        assert (document["node"]["state"], document["learner"]["step"]) == ("starting", 10**6)
+    run(["status", "--home", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert out.startswith("contributing: no   learning: no   healthy: no\n! contributing: the node is not running")
+    assert "stopped, last seen" in out
+
+
+def test_watching_goes_on_through_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks: list[Any] = [_document(Status()), FtisError("the node at U does not answer (\x1b[2J)"), _document(LONG)]
+
+    def read(home: Home, path: str) -> Any:
+        if not looks:
+            raise KeyboardInterrupt
+        look = looks.pop(0)
+        if isinstance(look, FtisError):
+            raise look
+        return look
+
+    monkeypatch.setattr(status_command, "read_document", read)
+    assert run(["status", "--watch", "--interval", "0.1", "--home", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "does not answer (\\x1b[2J)" in lines[1]
+    assert "step 1000000, reward 0.5" in lines[2]
+
+
+def test_watching_a_terminal_repaints_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([_document(LONG)])
+    monkeypatch.setattr(status_command, "read_document", lambda home, path: next(looks, None) or _interrupt())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setenv("LINES", "12")
+    assert run(["status", "--watch", "--interval", "0.1", "--home", str(tmp_path)]) == 0
+    painted = capsys.readouterr().out.split("\x1b[H")[-1]
+    lines = painted.replace("\x1b[K", "").replace("\x1b[J", "").splitlines()
+    assert lines[0].startswith("contributing: no")
+    assert len([line for line in lines if line]) == 11, "the terminal's height, less the cursor's line"
+    assert max(map(cells, lines)) <= 69
+
+
+def _interrupt() -> Any:
+    raise KeyboardInterrupt

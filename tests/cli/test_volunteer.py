@@ -1,0 +1,362 @@
+"""From a volunteer's seat: the real command in a process of its own, everything that can be wrong with a first start.
+
+Each fault is one line that says what to do, with the exit code of the contract and no traceback. What can be told
+before torch is loaded is told before, which is within two seconds. One node lives through the rest: it starts beside a
+bootstrap that is dead, with a clock that is wrong, on a disk that gets full.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest
+from ftis_node.records.identity import Identity
+from tests.models.tiny_models import save_tiny
+
+ROOT = Path(__file__).parents[2]
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+GIB = 1 << 30
+
+# The command as it is, on a machine that is not: its first argument is Python that is run before.
+ON_ANOTHER_MACHINE = """
+import sys
+exec(sys.argv[1])
+from ftis_node.cli.app import run
+code = run(sys.argv[2:])
+print("torch loaded:", "torch" in sys.modules)
+sys.exit(code)
+"""
+SMALL_GPU = """
+import torch
+from ftis_node.models import Accelerator
+from ftis_node.node import placement
+placement.list_accelerators = lambda: [Accelerator("a small card", 1 << 30)]
+placement.pick_device = lambda wanted: "cuda"
+"""
+WRONG_CLOCK = """
+import time
+real = time.time
+time.time = lambda: real() + 5
+"""
+
+
+class Ended(NamedTuple):
+    """How a command ended; `line` is the one that is no log line."""
+
+    code: int
+    line: str
+    loaded_torch: bool
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny-model")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"} | changes
+
+
+def command(*arguments: str, machine: str = "") -> list[str]:
+    return [sys.executable, "-c", ON_ANOTHER_MACHINE, machine, *arguments]
+
+
+def ended(*arguments: str, machine: str = "", prefix: tuple[str, ...] = (), **changes: str) -> Ended:
+    done = subprocess.run(
+        [*prefix, *command(*arguments, machine=machine)],
+        capture_output=True, text=True, timeout=50, env=environment(**changes), check=False,
+    )  # fmt: skip
+    return Ended(done.returncode, the_line(done.stderr), "torch loaded: True" in done.stdout)
+
+
+def the_line(stderr: str) -> str:
+    assert "Traceback" not in stderr, stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("ftis-node: ")]
+    return line
+
+
+def join(home: Path, *arguments: str, **more: str) -> Ended:
+    return ended("join", "--task", "arithmetic", "--home", str(home), "--listen", LOOPBACK, *arguments, **more)
+
+
+def test_a_misspelt_folder(tmp_path: Path, model: Path) -> None:
+    result = join(tmp_path / "home", "--model", str(model.with_name("tiny-modle")))
+    assert result.code == 2
+    assert f"did you mean --model {model} ?" in result.line
+    assert not result.loaded_torch
+    assert not (tmp_path / "home").exists(), "a wrong word leaves nothing behind"
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    result = join(tmp_path / "home", "--model", str(tmp_path))
+    assert (result.code, "it is not a transformers model" in result.line) == (2, True)
+    assert not result.loaded_torch
+
+
+def test_a_misspelt_run(tmp_path: Path, model: Path) -> None:
+    result = join(tmp_path / "home", "--model", str(model), "--run", "arithmetic-ftsi")
+    assert (result.code, result.line.endswith("did you mean arithmetic-ftis ?")) == (2, True)
+
+
+class NoSuchModel(BaseHTTPRequestHandler):
+    """The hub as it answers for a name that nobody has."""
+
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_model_that_the_hub_has_not(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoSuchModel) as hub:
+        threading.Thread(target=hub.serve_forever, args=(0.05,), daemon=True).start()
+        endpoint = f"http://127.0.0.1:{hub.server_port}"
+        cache = str(tmp_path / "cache")
+        result = join(
+            tmp_path / "home", "--model", "Qwen/Qwen2.5-3BB", HF_ENDPOINT=endpoint, HF_HOME=cache, HF_HUB_OFFLINE="0"
+        )
+        hub.shutdown()
+    assert result.code == 2
+    assert "the hub has no model Qwen/Qwen2.5-3BB" in result.line
+    assert "check the spelling" in result.line
+    assert not result.loaded_torch
+
+
+def test_no_network(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    result = join(
+        tmp_path / "home", "--model", "Qwen/Qwen2.5-3B",
+        HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=cache, HF_HUB_OFFLINE="0",
+    )  # fmt: skip
+    assert (result.code, "--model DIR" in result.line) == (4, True)
+    assert not result.loaded_torch
+
+
+def test_too_small_a_gpu(tmp_path: Path, model: Path) -> None:
+    result = join(tmp_path / "home", "--model", str(model), machine=SMALL_GPU)
+    assert result.code == 3
+    assert "does not fit on the GPU" in result.line
+    assert f"ftis-node doctor --model {model}" in result.line
+
+
+@pytest.mark.parametrize("option", ["--listen", "--status-port"])
+def test_a_port_that_is_taken(tmp_path: Path, model: Path, option: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        value = f"/ip4/127.0.0.1/tcp/{port}" if option == "--listen" else port
+        result = join(tmp_path / "home", "--model", str(model), option, value)
+    assert result.code == 2
+    assert port in result.line
+    assert result.line.endswith(f"choose another with {option}")
+    assert not result.loaded_torch
+
+
+def test_a_home_of_another_run(tmp_path: Path, model: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.run_toml.write_text(load_manifest("gsm8k-ftis").to_toml())
+    before = home.run_toml.read_bytes()
+    result = join(home.root, "--model", str(model), "--run", "arithmetic-ftis")
+    assert (result.code, "belongs to run gsm8k-ftis" in result.line, "--home" in result.line) == (2, True, True)
+    assert home.run_toml.read_bytes() == before
+
+
+def test_a_home_of_another_model(tmp_path: Path, model: Path) -> None:
+    checkpoint = tmp_path / "home" / "checkpoints" / "step-00000012"
+    checkpoint.mkdir(parents=True)
+    owner = {"run_id": "0", "model": "Qwen2.5-3B", "model_fingerprint": "0" * 32, "trains": "full"}
+    (checkpoint / "state.json").write_text(json.dumps({"owner": owner}))
+    (checkpoint / "COMPLETE").touch()
+    result = join(tmp_path / "home", "--model", str(model))
+    assert result.code == 2
+    assert "holds a training of Qwen2.5-3B, not of this tiny-model: give another --home" in result.line
+    assert not result.loaded_torch
+
+
+def small_disk(folder: Path, num_mb: int, *, fill_first: bool) -> tuple[str, ...]:
+    """What makes a command see a file system of this size in `folder`, as a user without rights can. Skips by name."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("unshare -rm is not allowed here")
+    folder.mkdir()
+    fill = f"dd if=/dev/zero of={folder}/others bs=1k status=none 2>/dev/null;" if fill_first else ""
+    script = f'mount -t tmpfs -o size={num_mb}m tmpfs "{folder}" && {{ {fill} exec "$@"; }}'
+    return ("unshare", "-rm", "bash", "-c", script, "bash")
+
+
+@pytest.mark.parametrize("fill_first", [True, False])
+def test_a_disk_that_is_full_at_the_start(tmp_path: Path, model: Path, fill_first: bool) -> None:
+    prefix = small_disk(tmp_path / "disk", 20, fill_first=fill_first)
+    result = join(tmp_path / "disk" / "home", "--model", str(model), prefix=prefix)  # type: ignore[arg-type]
+    assert result.code == 3
+    assert ("the disk is full" if fill_first else "MB are needed") in result.line
+    assert "make room" in result.line
+    assert not result.loaded_torch
+
+
+class Life(NamedTuple):
+    """A node from its start to the full disk: what it said, what another start on its home said, how it ended."""
+
+    lines: list[str]
+    second: Ended
+    status: str
+    code: int
+    home: Path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Screen:
+    """What a process writes to stderr, line by line as it comes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
+        self._thread.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            with self._changed:
+                self.lines.append(line.rstrip())
+                self._changed.notify_all()
+
+    def wait_for(self, words: str, limit_s: float = 60.0) -> None:
+        with self._changed:
+            seen = self._changed.wait_for(lambda: any(words in line for line in self.lines), limit_s)
+        assert seen, (words, self.lines)
+
+    def end(self) -> None:
+        self._thread.join(5)
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Life:
+    """One node: its bootstrap is dead, then comes up; its clock is 5 s ahead; then its disk gets full."""
+    folder = tmp_path_factory.mktemp("life")
+    prefix = small_disk(folder / "disk", 48, fill_first=False)
+    home, port = folder / "disk" / "home", free_port()
+    meeting = folder / "meeting"
+    meeting.mkdir()
+    peer = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.load_or_create(meeting / 'identity.key').peer_id}"
+    arguments = (
+        "join", "--model", str(model), "--task", "arithmetic", "--home", str(home), "--engine", "torch",
+        "--listen", LOOPBACK, "--peers", peer,
+    )  # fmt: skip
+    node = subprocess.Popen(
+        [*prefix, *command(*arguments, machine=WRONG_CLOCK)], stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    others = []
+    try:
+        screen = Screen(node)
+        screen.wait_for("no bootstrap peer answers")
+        seen_home = Path(f"/proc/{node.pid}/root{home}")  # the file system is the node's own
+        inside = ("nsenter", "-U", "--preserve-credentials", "-m", "-t", str(node.pid))
+        second = ended(*arguments, prefix=inside)
+        bootstrap = ("bootstrap", "--home", str(meeting), "--listen", f"/ip4/127.0.0.1/tcp/{port}")
+        others.append(
+            subprocess.Popen(
+                command(*bootstrap), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+            )
+        )
+        screen.wait_for("this machine's clock")
+        status = subprocess.run(
+            [*inside, *command("status", "--home", str(home))],
+            capture_output=True, text=True, env=environment(), check=True,
+        ).stdout  # fmt: skip
+        descriptor = os.open(seen_home, os.O_RDONLY)  # keeps the file system when its last process has ended
+        fill_up(seen_home / "others")
+        code = node.wait(50)
+        screen.end()
+        shutil.copytree(f"/proc/self/fd/{descriptor}", folder / "left", ignore=shutil.ignore_patterns("others", "run"))
+        os.close(descriptor)
+        return Life(screen.lines, second, status, code, folder / "left")
+    finally:
+        for process in (node, *others):
+            process.send_signal(signal.SIGKILL if process is node else signal.SIGTERM)
+            process.wait(20)
+        assert node.stderr is not None
+        node.stderr.close()
+
+
+def fill_up(path: Path) -> None:
+    """Takes all the room that there is."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 10):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+@pytest.mark.timeout(150)
+def test_the_first_screen_says_what_happens_and_how_to_look(life: Life) -> None:
+    text = "\n".join(life.lines)
+    for words in ("model tiny-model, run arithmetic-ftis", "loading the model into the generator and the learner"):
+        assert words in text
+    assert "watch it with: ftis-node dashboard --home" in text
+    assert "ftis_node." not in text, "names of modules tell a volunteer nothing"
+
+
+@pytest.mark.timeout(150)
+def test_a_dead_bootstrap_is_said_and_tried_again(life: Life) -> None:
+    (first, *_) = [line for line in life.lines if "no bootstrap peer answers" in line]
+    assert "working alone" in first
+    assert "connection refused" in first
+    assert "ftis-node doctor --peers" in first
+    assert any("1 peer connected, but no member of this run yet" in line for line in life.lines)
+
+
+@pytest.mark.timeout(150)
+def test_a_wrong_clock_is_said_in_the_log_and_by_status(life: Life) -> None:
+    (line,) = [line for line in life.lines if "this machine's clock" in line]
+    assert "5.0 s ahead of the peers', they refuse what we send: switch on time synchronisation" in line
+    assert "the peers' clocks are -5.0 s off ours: switch on time synchronisation" in " ".join(life.status.split())
+
+
+@pytest.mark.timeout(150)
+def test_a_second_start_on_the_same_home(life: Life) -> None:
+    assert life.second.code == 2
+    assert "is in use by a running node (pid" in life.second.line
+    assert not life.second.loaded_torch
+
+
+@pytest.mark.timeout(150)
+def test_a_disk_that_gets_full_ends_the_node_and_loses_nothing(life: Life) -> None:
+    assert life.code == 3
+    assert "the disk is full" in the_line("\n".join(life.lines))
+    home = Home(life.home)
+    events = [json.loads(line) for line in home.events.read_text().splitlines()]
+    admitted = {event["group"] for event in events if event["event"] == "admitted"}
+    assert admitted
+    with sqlite3.connect(home.replay) as buffer:
+        assert buffer.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        kept = {row[0].hex() for row in buffer.execute("SELECT id FROM groups")}
+    assert admitted <= kept
+    assert Identity.load_or_create(home.identity).peer
+    assert home.run_toml.read_text() == load_manifest("arithmetic-ftis").to_toml()

@@ -1,0 +1,109 @@
+"""The dashboard on homes that real nodes left, and beside one that is started and stopped while it is open."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.cli.reading import read_document
+from ftis_node.config.home import Home
+from ftis_node.dashboard.app import DashboardApp
+from ftis_node.dashboard.groups import list_groups, open_group
+from ftis_node.dashboard.reading import Phase
+from ftis_node.dashboard.watcher import Watcher
+from ftis_node.models.decoder import Decoder
+from tests.dashboard.svg_text import text_of_rows
+from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from pathlib import Path
+
+    from textual.pilot import Pilot
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+START_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Home:
+    """The home of a node that did three steps with a peer and was then asked to stop."""
+    folder = tmp_path_factory.mktemp("real")
+    run = write_manifest(folder / "run.toml", patience_s=60.0)
+    with ExitStack() as stack:
+        address = stack.enter_context(bootstrap(folder / "bootstrap"))
+        common = ("--model", str(tiny_models["s"]), "--run", str(run), "--peers", address, "--listen", ANY_PORT)
+        nodes = [
+            stack.enter_context(started(folder / name, "join", "--name", name, *common)) for name in ("ada", "bob")
+        ]
+        for node in nodes:
+            node.wait_for(lambda node=node: len(node.events("step")) >= 3, timeout_s=START_S)
+        nodes[0].stop()
+    return Home(folder / "ada")
+
+
+@asynccontextmanager
+async def _opened(home: Home, size: tuple[int, int]) -> AsyncIterator[tuple[DashboardApp, Pilot[None]]]:
+    app = DashboardApp(home, lambda: Watcher(home, read_document), period_s=0.2)
+    async with app.run_test(size=size) as pilot:
+        await _until(pilot, lambda: app.reading is not None and bool(app.reading.history.events))
+        yield app, pilot
+
+
+async def _until(pilot: Pilot[None], condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await pilot.pause(0.05)
+
+
+def _shown(app: DashboardApp) -> str:
+    return text_of_rows(app.export_screenshot())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+async def test_keys_open_a_peer_and_a_group_of_a_stopped_node(home: Home, size: tuple[int, int]) -> None:
+    async with _opened(home, size) as (app, pilot):
+        await _until(pilot, lambda: "start it again" in _shown(app) and " 1 known" in _shown(app))
+        assert "ftis-node join --model" in _shown(app)
+        await pilot.press("enter")
+        await _until(pilot, lambda: "standing" in _shown(app) and "arithmetic/" in _shown(app))
+        await pilot.press("enter")
+        await _until(pilot, lambda: "completion 1" in _shown(app))
+        assert "log-prob mean" in _shown(app) and "ids" not in _shown(app)
+        await pilot.press("escape", "escape", "e")
+        await _until(pilot, lambda: "pass@1" in _shown(app))
+        await pilot.press("escape", "g")
+        await _until(pilot, lambda: "groups of the buffer" in _shown(app))
+
+
+def test_a_group_is_decoded_and_followed(home: Home) -> None:
+    own = next(group for group in list_groups(home) if group.own and group.reason == "trained")
+    opened = open_group(home, own.id, Decoder(home))
+    assert opened is not None
+    assert "=" in (opened.prompt or "") and len(opened.completions) == 4
+    first = opened.completions[0]
+    assert first.text == "".join(first.pieces) and len(first.logprobs) == len(first.token_ids) > 0
+    names = [event["event"] for event in opened.stations]
+    assert names[:2] == ["admitted", "announced"] and "taken" in names
+    assert open_group(home, "00" * 32, Decoder(home)) is None
+
+
+async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
+    async with _opened(home, (80, 24)) as (app, pilot):
+        assert app.reading is not None and app.reading.phase is Phase.STOPPED
+        words = app.reading.start_command.split()
+        model = words[words.index("--model") + 1]
+        with started(home.root, "join", "--model", model, "--listen", ANY_PORT) as node:
+            await _until(pilot, lambda: app.reading is not None and app.reading.phase is Phase.STARTING, START_S)
+            await _until(pilot, lambda: app.reading is not None and app.reading.phase is Phase.RUNNING, START_S)
+            await _until(pilot, lambda: "running" in _shown(app))
+            machine = app.reading.machine
+            assert machine.num_processes >= 2 and machine.resident_bytes > 50_000_000
+            asked_at = time.monotonic()
+            await asyncio.to_thread(node.stop)
+            await _until(pilot, lambda: "start it again" in _shown(app))
+            assert time.monotonic() - asked_at < START_S

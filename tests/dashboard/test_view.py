@@ -1,0 +1,181 @@
+"""What is written where: the three answers, strangers' texts, rows, curves, one group in full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from ftis_node.dashboard.reading import MachineFigures, Phase, Reading
+from ftis_node.dashboard.view.answers import answer_lines, complaints, next_lines, trend
+from ftis_node.dashboard.view.curves import curve_rows, thinned
+from ftis_node.dashboard.view.events import event_line, worth_a_look
+from ftis_node.dashboard.view.figures import figure_lines, head_line
+from ftis_node.dashboard.view.groups import group_lines, use_line
+from ftis_node.dashboard.view.peers import peer_lines, peer_row, sorted_peers
+from ftis_node.dashboard.view.plain import Tone, ago, count, duration, harmless, text_of
+from ftis_node.telemetry.history import History
+from ftis_node.telemetry.sizes import size
+from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, RUNNING, STOPPED, SUMMARY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ftis_node.dashboard.view.plain import Line
+
+
+def _texts(lines: Iterable[Line]) -> str:
+    return "\n".join(map(text_of, lines))
+
+
+def _with(section: str, **changes: Any) -> Reading:
+    """The running node with other figures in one section of its status."""
+    status = RUNNING.status
+    changed = msgspec.structs.replace(getattr(status, section), **changes)
+    return replace(RUNNING, status=msgspec.structs.replace(status, **{section: changed}))
+
+
+def _words(reading: Reading) -> list[str]:
+    """The three answers' words."""
+    return [shown[1].text.strip() for shown in answer_lines(reading)]
+
+
+def test_a_stranger_writes_nothing_to_the_terminal() -> None:
+    assert harmless(RUDE) == r"\x1b[2J[red]evil[/]\u202e"
+    assert harmless("a\nb") == r"a\nb"
+    assert harmless("a\nb\x00", keep_newlines=True) == "a\nb\\x00"
+    assert harmless("naïve 京") == "naïve 京"
+    everything = [
+        *(event_line(event) for event in HISTORY.events),
+        *(peer_row(PEERS[1], now=NOW), *peer_lines(PEERS[1], now=NOW)),
+        *group_lines(GROUP, with_tokens=True),
+        *answer_lines(_with("swarm", state="solo", reason=RUDE)),
+        head_line(_with("run", name=RUDE)),
+    ]
+    assert "\x1b" not in _texts(everything) and "\u202e" not in _texts(everything)
+
+
+def test_numbers() -> None:
+    assert [count(value) for value in (0, 999, 9999, 10_000, 172_832, 3.1e9)] == [
+        "0",
+        "999",
+        "9999",
+        "10.0k",
+        "173k",
+        "3.1B",
+    ]
+    assert [size(value) for value in (0, 999, 1500, 308_100, 25.3e9)] == ["0 B", "999 B", "1.5 kB", "308 kB", "25.3 GB"]
+    assert [duration(value) for value in (59, 61, 3660, 90_000)] == ["59 s", "1 min 01 s", "1 h 01 min", "1 d 1 h"]
+    assert [ago(then, 1000.0) for then in (0.0, 995.0, 800.0)] == ["never", "5 s", "3 min"]
+
+
+def test_a_good_node_says_yes_three_times() -> None:
+    assert _words(RUNNING) == ["yes", "yes", "yes"]
+    assert complaints(RUNNING) == []
+    assert "402 confirmed (98 %)" in _texts(answer_lines(RUNNING))
+    assert "pass@1 0.42 -> 0.59" in _texts(answer_lines(RUNNING))
+    assert next_lines(RUNNING) == ()
+
+
+@pytest.mark.parametrize(
+    ("reading", "word"),
+    [
+        (_with("swarm", state="solo", reason="no peers were given"), "no"),
+        (_with("generation", state="failed"), "no"),
+        (_with("swarm", groups_sent=0, groups_confirmed=0), "not yet"),
+        (_with("swarm", groups_confirmed=0), "no"),
+        (_with("swarm", groups_sent=3, groups_confirmed=0), "not yet"),
+        (_with("node", role="learner"), "weights"),
+        (STOPPED, "no"),
+        (replace(RUNNING, phase=Phase.STARTING), "not yet"),
+    ],
+)
+def test_contributing(reading: Reading, word: str) -> None:
+    assert _words(reading)[0] == word
+
+
+def test_learning_is_told_from_noise() -> None:
+    assert trend([0.1, 0.2] * 8 + [0.5, 0.6] * 8)[2] == "yes"
+    assert trend([0.5, 0.6] * 8 + [0.1, 0.2] * 8)[2] == "falling"
+    assert trend([0.1, 0.9] * 8 + [0.2, 0.9] * 8)[2] == "flat"
+    assert _words(replace(RUNNING, history=History(HISTORY.steps[:7])))[1] == "too early"
+    assert _words(_with("node", role="generator"))[1] == "follows"
+    assert _words(_with("learner", kept_fraction=0.0, last_step_at=NOW))[1] == "no"
+
+
+@pytest.mark.parametrize(
+    ("reading", "complaint"),
+    [
+        (_with("learner", state="backing-off"), "the learner worker died and starts again: look into logs/learner.log"),
+        (_with("generation", state="failed"), "the generation worker was given up"),
+        (_with("swarm", clock_skew_s=-40.0), "peers' clocks are -40 s off ours: switch on time synchronisation"),
+        (_with("learner", out_of_memory=2), "ran out of memory 2 times"),
+        (replace(RUNNING, machine=MachineFigures(disk_free_bytes=1_000_000_000)), "1.0 GB of disk left"),
+        (replace(RUNNING, machine=MachineFigures(ram_used_bytes=99, ram_total_bytes=100)), "memory is nearly full"),
+        (replace(_with("node", uptime_s=9000.0), taken_at=NOW + 500), "no step for 8 min"),
+    ],
+)
+def test_what_is_wrong_is_said(reading: Reading, complaint: str) -> None:
+    assert len(found := complaints(reading)) == 1
+    assert complaint in found[0]
+    assert _words(reading)[2] == "look"
+
+
+def test_a_node_that_was_started_just_now_has_not_stalled() -> None:
+    assert complaints(replace(_with("node", uptime_s=5.0), taken_at=NOW + 5000)) == []
+
+
+def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
+    lines = figure_lines(STOPPED)
+    assert {span.tone for shown in lines[:-1] for span in shown} == {Tone.FAINT}
+    assert {span.tone for shown in figure_lines(RUNNING)[:-1] for span in shown} > {Tone.FAINT, Tone.STRONG}
+    assert "as it was asked to, 1 min ago" in _texts(answer_lines(STOPPED))
+    assert RUNNING.start_command in _texts(next_lines(STOPPED))
+    killed = replace(STOPPED, history=HISTORY)
+    assert "killed, or a fault" in _texts(answer_lines(killed))
+    assert _words(replace(RUNNING, phase=Phase.SILENT))[2] == "no"
+
+
+def test_lines_fit_into_80_columns() -> None:
+    for shown in (
+        head_line(RUNNING),
+        *answer_lines(RUNNING),
+        *figure_lines(_with("swarm", groups_refused={"stale": 3})),
+    ):
+        assert len(text_of(shown)) <= 80, text_of(shown)
+
+
+def test_peers() -> None:
+    assert [row["peer_id"] for row in sorted_peers(reversed(PEERS))] == [ANN, BOB]
+    assert _texts([peer_row(PEERS[0], now=NOW)]) == "annQwen2.5-7B 7.6Bgood7.253983400" + "3 s"
+    assert "not pulled from" in _texts(peer_lines(PEERS[1], now=NOW))
+
+
+def test_events() -> None:
+    assert [event["event"] for event in worth_a_look(HISTORY.events)] == ["start", "refused", "eval", "step"]
+    assert text_of(event_line(HISTORY.events[-1])).endswith("101  reward 0.61, loss -0.021, 8 own, 4 foreign, 6.9 s")
+    assert "changed nothing: not finite" in text_of(event_line({"time": 0, "event": "step", "refused": "not finite"}))
+
+
+def test_curves() -> None:
+    assert thinned(((0, 1.0), (1, 3.0), (2, 5.0), (3, 7.0)), 2) == ((0.5, 2.0), (2.5, 6.0))
+    rows = curve_rows([(0, 0.0), (50, 1.0)], width=30, height=5)
+    assert len(rows) == 5 and max(map(len, rows)) <= 30
+    assert rows[0].startswith("1.00") and rows[3].startswith("0.00") and rows[4].split() == ["0", "50"]
+    assert rows[0][-1] not in " ⠀" and rows[3][-1] != rows[0][-1]
+    assert curve_rows([], width=30, height=5) == ["no figures yet"]
+    assert len(curve_rows([(3, 0.5)], width=30, height=5)) == 5
+    assert curve_rows([(3, 0.5)], width=5, height=5) == []
+
+
+def test_one_group() -> None:
+    shown = _texts(group_lines(GROUP))
+    assert "What is 6 x 7?" in shown and "ids 12 13 14" in shown
+    assert "reward 1  3 tokens, stop, log-prob mean -1.1, least -2.90" in shown
+    assert "log-prob mean -0.5, least -0.50, version 88 to 89" in shown
+    assert "in step 100" in shown and "taken step 100" in shown
+    assert "2 -2.90" not in shown and "2 -2.90" in _texts(group_lines(GROUP, with_tokens=True))
+    stale = replace(SUMMARY, reason="stale", step=None)
+    assert "too old" in text_of(use_line(stale))

@@ -1,0 +1,146 @@
+"""deploy/compose.yaml: what it mounts exists, what it runs can be parsed, and the services find each other.
+
+Where Docker's compose is installed it reads the file itself; no container is started.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from tests.deploy.files import (
+    DEPLOY,
+    ROOT,
+    built_upon,
+    check_command,
+    check_variable,
+    documents,
+    read_stages,
+    shell_commands,
+)
+
+(COMPOSE,) = documents(DEPLOY / "compose.yaml")
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if "ftis-node" in service["image"]}
+NODES = {name: service for name, service in OURS.items() if service["command"][0] == "join"}
+PROVISIONING = DEPLOY / "grafana" / "provisioning"
+IMAGE_VOLUMES = {"/var/lib/ftis-node", "/var/cache/ftis-node"}
+KNOWN = set(  # of the compose specification, what is used here; a misspelt key is not in it
+    "image build command entrypoint environment volumes ports profiles depends_on restart stop_grace_period read_only "
+    "cap_drop security_opt tmpfs healthcheck shm_size deploy networks group_add".split()
+)
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Target to source of each volume of a service."""
+    pairs = [volume.removesuffix(":ro").split(":") for volume in service.get("volumes", [])]
+    return {target: source for source, target in pairs}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_known_keys_and_mounts_what_is_there(name: str) -> None:
+    service = SERVICES[name]
+    assert set(service) <= KNOWN
+    for source in mounts(service).values():
+        exists = (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+        assert exists, source
+    assert set(service.get("depends_on", [])) <= set(SERVICES)
+
+
+def test_every_volume_is_used() -> None:
+    assert set(COMPOSE["volumes"]) == {
+        source for one in SERVICES.values() for source in mounts(one).values() if not source.startswith(".")
+    }
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_service_is_built_from_a_target_and_runs_a_real_command_on_folders_that_it_has(name: str) -> None:
+    service = OURS[name]
+    target = re.sub(r"\$\{TARGET:-(\w+)\}", r"\1", service["build"]["target"])
+    steps = built_upon(read_stages(), target)
+    assert (DEPLOY / service["build"]["context"]).resolve() == ROOT
+    assert service["image"].endswith(service["build"]["target"])
+    if "entrypoint" in service:
+        commands = shell_commands(service["command"][0].replace("$$size", "s").replace("$$", ""))
+        assert commands or name == "observe-token"
+    else:
+        commands = [service["command"]]
+    for arguments in commands:
+        check_command(arguments)
+    made = " ".join(one.rest for one in steps if one.word == "RUN")
+    folders = set(mounts(service)) | IMAGE_VOLUMES
+    for place in re.findall(r"(?:^|[=@ ])(/(?:var|meet)/[\w./-]+)", " ".join(service["command"])):
+        assert any(PurePosixPath(place).is_relative_to(folder) for folder in folders), place
+    for folder in set(mounts(service)) - IMAGE_VOLUMES:
+        assert "node.toml" in folder or re.search(rf"install .*{folder}\b", made), f"root would own {folder}"
+    for variable in service.get("environment", {}):
+        assert not variable.startswith("FTIS_") or check_variable(variable) is None
+
+
+def test_nodes_read_the_address_that_the_meeting_point_writes_once_it_is_there() -> None:
+    (written,) = [word.split("=")[1] for word in OURS["bootstrap"]["command"] if word.startswith("--address-file")]
+    for service in NODES.values():
+        assert f"@{written}" in service["command"]
+        assert mounts(service)["/meet"] == mounts(OURS["bootstrap"])["/meet"]
+        assert service["depends_on"]["bootstrap"] == {"condition": "service_healthy"}
+    assert written in OURS["bootstrap"]["healthcheck"]["test"][-1]
+    assert "--announce=/dns4/bootstrap/tcp/4001" in OURS["bootstrap"]["command"]  # the service's own name
+
+
+def test_prometheus_shows_the_token_that_nodes_ask_for_and_that_is_made_before() -> None:
+    (made,) = re.findall(r"> (\S+)$", OURS["observe-token"]["command"][0])
+    assert "umask 027" in OURS["observe-token"]["command"][0]
+    (prometheus,) = documents(DEPLOY / "prometheus" / "compose.yaml")
+    assert [job["authorization"] for job in prometheus["scrape_configs"]] == [{"credentials_file": made}]
+    assert SERVICES["prometheus"]["group_add"] == ["1000"]
+    for service in (*NODES.values(), SERVICES["prometheus"]):
+        assert service["depends_on"]["observe-token"] == {"condition": "service_completed_successfully"}
+        assert mounts(service)["/meet"] == mounts(OURS["observe-token"])["/meet"]
+    assert {service["environment"]["FTIS_OBSERVE__TOKEN_FILE"] for service in NODES.values()} == {made}
+
+
+def test_each_node_has_a_home_of_its_own_and_two_unlike_gpus_are_asked_for() -> None:
+    homes = [
+        mounts(one)["/var/lib/ftis-node"] for name, one in OURS.items() if name not in ("tiny-models", "observe-token")
+    ]
+    assert len(homes) == len(set(homes)) == 5
+    on_gpu = [one for one in NODES.values() if one["profiles"] == ["gpu"]]
+    settings = {mounts(one)["/var/lib/ftis-node/node.toml"] for one in on_gpu}
+    devices = {one["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"][0] for one in on_gpu}
+    assert (len(on_gpu), len(settings), len(devices)) == (2, 2, 2)
+    assert all(one.get("read_only") and one["cap_drop"] == ["ALL"] for one in OURS.values())
+
+
+def test_prometheus_looks_for_the_name_that_nodes_have_and_grafana_for_prometheus() -> None:
+    (prometheus,) = documents(DEPLOY / mounts(SERVICES["prometheus"])["/etc/prometheus/prometheus.yaml"])
+    aliases = {alias for one in NODES.values() for alias in one["networks"]["default"]["aliases"]}
+    looked_for = [
+        (name, found["port"])
+        for job in prometheus["scrape_configs"]
+        for found in job.get("dns_sd_configs", [])
+        for name in found["names"]
+    ]
+    assert looked_for == [(alias, 9464) for alias in aliases]
+    for rules in prometheus["rule_files"]:
+        assert f"/etc/prometheus/{rules.removeprefix('/etc/prometheus/')}" in mounts(SERVICES["prometheus"])
+    (source,) = documents(PROVISIONING / "datasources" / "prometheus.yaml")
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+    (provider,) = documents(PROVISIONING / "dashboards" / "ftis-node.yaml")
+    folder = provider["providers"][0]["options"]["path"]
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home in mounts(SERVICES["grafana"])
+    assert str(PurePosixPath(home).parent) == folder
+
+
+@pytest.mark.parametrize("profile", ["gpu", "cpu"])
+def test_docker_reads_it(profile: str) -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker compose is not installed")
+    command = [docker, "compose", "-f", str(DEPLOY / "compose.yaml"), "--profile", profile, "config", "--quiet"]
+    subprocess.run(command, check=True)

@@ -1,0 +1,239 @@
+"""The image's steps carried out in a clean folder, with no container engine: what it holds runs and ends.
+
+Of the cpu target: the wheel is built from exactly the files that the Dockerfile copies, by its own line, and installed
+by its own line into a virtual environment of its own; the packages beside it are those of the environment that runs
+the test (`test_image.py` holds their versions against pyproject.toml). Then the entry point, as a container would start
+it: with the image's variables and no others.
+
+    COPY and RUN of `wheel` --> /dist --> RUN of `cpu` --> /opt/venv --> ENTRYPOINT, HEALTHCHECK, SIGTERM
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from ftis_node.telemetry.events import read_events
+from tests.deploy.files import ROOT, Instruction, built_upon, environment, read_stages
+from tests.models.tiny_models import save_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+STAGES = read_stages()
+STOP_LIMIT_S, WAIT_LIMIT_S = 10.0, 150.0
+# Without an index and without isolation: what is built is built with the setuptools that is here. (pip reads 0 as yes.)
+BUILD = {"PATH": "/usr/bin:/bin", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1", "LC_ALL": "C.UTF-8"}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+MANIFEST = """
+name = "image"
+task = "arithmetic"
+[sampling]
+group_size = 4
+max_prompt_tokens = 32
+max_completion_tokens = 6
+max_total_tokens = 48
+[step]
+own_groups = 2
+foreign_groups = 0
+patience_s = 1.0
+[eval]
+every_steps = 0
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Started:
+    """A process of the entry point; what it prints goes to a file."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Returns as soon as `condition` is true; fails where the process ends before, or with the time."""
+        deadline = time.monotonic() + WAIT_LIMIT_S
+        while not condition():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.5)
+
+    def ended_well(self, *, timeout_s: float) -> str:
+        """Waits for its end, which is a good one; its output."""
+        code = self.process.wait(timeout=timeout_s)
+        assert code == 0, self.log.read_text()[-3000:]
+        return self.log.read_text()
+
+    def stop(self) -> None:
+        """`docker stop`: SIGTERM, and a good end in time."""
+        started_at = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        self.ended_well(timeout_s=STOP_LIMIT_S + 20)
+        assert time.monotonic() - started_at < STOP_LIMIT_S
+
+
+@dataclass
+class Image:
+    """Folders that stand for an image's, and its entry point as a process."""
+
+    root: Path
+    observe_port: int
+    started: list[Started] = field(default_factory=list)
+
+    def at(self, text: str) -> str:
+        """A text of the Dockerfile with its folders, and its port for monitoring, those of this machine."""
+        for folder in ("/opt/venv", "/var/lib", "/var/cache", "/dist"):
+            text = text.replace(folder, f"{self.root}{folder}")
+        return text.replace("0.0.0.0:9464", f"127.0.0.1:{self.observe_port}").replace(":9464", f":{self.observe_port}")
+
+    def path(self, name: str) -> Path:
+        return Path(self.at(name))
+
+    @property
+    def steps(self) -> list[Instruction]:
+        return built_upon(STAGES, "cpu")
+
+    def environment(self) -> dict[str, str]:
+        """The image's, with PATH as a container has it, and nothing of this process but where temporary files go."""
+        variables = {name: self.at(value) for name, value in environment(self.steps).items()}
+        variables["PATH"] = variables["PATH"].replace("${PATH}", "/usr/local/bin:/usr/bin:/bin")
+        quick = {"FTIS_LISTEN": '["/ip4/127.0.0.1/tcp/0"]', "FTIS_SWARM__LINGER_S": "0", "FTIS_ENGINE": "torch"}
+        return variables | quick | {"OMP_NUM_THREADS": "1"}
+
+    def start(self, *arguments: str) -> Started:
+        """`docker run IMAGE ARGUMENTS`, by tini where this machine has it."""
+        (entrypoint,) = [one.words for one in self.steps if one.word == "ENTRYPOINT"]
+        prefix = entrypoint if shutil.which("tini") else entrypoint[2:]
+        log = self.root / f"{len(self.started)}.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [self.found(prefix[0]), *prefix[1:], *arguments],
+                env=self.environment(),
+                cwd=self.path("/var/lib/ftis-node"),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.started.append(Started(process, log))
+        return self.started[-1]
+
+    def found(self, program: str) -> str:
+        return shutil.which(program, path=self.environment()["PATH"]) or program
+
+    def run(self, *arguments: str) -> str:
+        """Runs the entry point to its end, which is a good one; its output."""
+        return self.start(*arguments).ended_well(timeout_s=150)
+
+    def is_healthy(self) -> bool:
+        """The image's HEALTHCHECK."""
+        (check,) = [one for one in self.steps if one.word == "HEALTHCHECK"]
+        command = [self.at(word) for word in Instruction("CMD", {}, check.rest.removeprefix("CMD ")).words]
+        done = subprocess.run(
+            [self.found(command[0]), *command[1:]], env=self.environment(), capture_output=True, check=False, timeout=30
+        )
+        return done.returncode == 0
+
+
+def carry_out(image: Image, stage: list[Instruction], *, folder: Path, pip: str) -> None:
+    """COPY from the repository and RUN, each as it stands; `pip` is said for `python -m pip`."""
+    for one in stage:
+        if one.word == "COPY" and "from" not in one.options:
+            *sources, target = one.words
+            for source in sources:
+                place = folder / target / (source if target.endswith("/") else "")
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(ROOT / source, place)
+        elif one.word == "RUN":
+            script = image.at(one.rest).replace("python -m pip", pip)
+            done = subprocess.run(
+                ["bash", "-euc", script], cwd=folder, env=BUILD, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    """The cpu target. This environment's packages are joined to its own only after its own steps."""
+    image = Image(tmp_path_factory.mktemp("image"), free_port())
+    source = image.root / "src"
+    source.mkdir()
+    pip = f"{sys.executable} -m pip"
+    carry_out(image, STAGES["wheel"], folder=source, pip=pip)
+    venv = image.path("/opt/venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    carry_out(image, STAGES["cpu"], folder=source, pip=f"{pip} --python {venv}/bin/python")
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "packages-of-the-test.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    shutil.rmtree(source)
+    for folder in ("/var/lib/ftis-node", "/var/cache/ftis-node"):
+        image.path(folder).mkdir(parents=True)
+    yield image
+    for process in (one.process for one in image.started if one.process.poll() is None):  # what a failed test left
+        for member in (*psutil.Process(process.pid).children(recursive=True), process):
+            member.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def meeting_point(image: Image) -> Iterator[str]:
+    """`ftis-node bootstrap` as in deploy/compose.yaml; gives what nodes are told of it: the file with its address."""
+    port, file = free_port(), image.root / "bootstrap"
+    process = image.start(
+        "bootstrap",
+        f"--home={image.root / 'bootstrap-home'}",
+        f"--listen=/ip4/127.0.0.1/tcp/{port}",
+        f"--announce=/dns4/localhost/tcp/{port}",
+        f"--address-file={file}",
+    )
+    process.wait_for(file.exists)
+    yield f"@{file}"
+    process.stop()
+
+
+def test_the_installed_package_is_the_copied_one_with_all_it_needs(image: Image) -> None:
+    where = "import ftis_node, ftis_node.records.rollout_pb2; print(ftis_node.__path__[0])"
+    python = [image.path("/opt/venv/bin/python"), "-P", "-c", where]
+    done = subprocess.run(python, env=image.environment(), capture_output=True, text=True, check=True)
+    package = Path(done.stdout.strip())
+    assert package.is_relative_to(image.path("/opt/venv"))
+    assert (package / "config" / "presets" / "gsm8k-ftis.toml").exists()
+    assert "bootstrap" in image.run("--help")
+
+
+def test_a_node_takes_steps_answers_the_health_check_and_ends_by_sigterm(image: Image, meeting_point: str) -> None:
+    tiny = image.start("tiny", "--size", "s", "--out", str(image.path("/var/cache/ftis-node/s")))  # beside the rest
+    run = image.root / "run.toml"
+    run.write_text(MANIFEST)
+    model = str(save_tiny(image.root / "random"))
+    node = image.start("join", "--model", model, "--run", str(run), "--peers", meeting_point, "--steps", "1000000")
+    node.wait_for(image.is_healthy)
+    node.wait_for(lambda: bool(read_events(image.path("/var/lib/ftis-node") / "events.jsonl", name="step")))
+    printed = image.run("status", "--json")  # without --home: the volume is the default
+    node.stop()
+    status = json.loads(printed[printed.index("{") :])  # before it tini may say that it is not the first process
+    saved = json.loads((image.path("/var/lib/ftis-node") / "status.json").read_text())  # at its end, not a second ago
+    assert (status["run"]["name"], saved["learner"]["step"] >= 1) == ("image", True)
+    assert "connected, but no member of this run yet" in status["swarm"]["reason"]  # the meeting point is none
+    assert not image.is_healthy()
+    assert (image.path("/var/lib/ftis-node") / "identity.key").stat().st_mode & 0o777 == 0o600
+    tiny.ended_well(timeout_s=150)
+    assert (image.path("/var/cache/ftis-node") / "s" / "model.safetensors").exists()

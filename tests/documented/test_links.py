@@ -1,0 +1,98 @@
+"""The pages hang together: links and anchors lead somewhere, the index reaches all, code shown is the real code."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node import errors
+from tests.documented.pages import PAGES, ROOT, blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", flags=re.MULTILINE)
+
+
+def _prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as the usual renderers make them."""
+    found: dict[str, int] = {}
+    anchors = set()
+    for title in HEADING.findall(_prose(page)):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        anchors.add(slug if slug not in found else f"{slug}-{found[slug]}")
+        found[slug] = found.get(slug, 0) + 1
+    return anchors
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(_prose(page)):
+        if re.match(r"https?:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in _anchors(target), f"{page.name}: {link}"
+
+
+def test_the_index_reaches_every_page() -> None:
+    linked = set(LINK.findall((ROOT / "docs" / "index.md").read_text()))
+    assert {page.name for page in PAGES[1:]} - {"index.md"} <= linked
+    assert "docs/index.md" in LINK.findall(PAGES[0].read_text())
+
+
+def test_a_wrong_anchor_would_be_seen() -> None:
+    assert "a-reward-of-your-own" in _anchors(ROOT / "docs" / "tasks.md")
+    assert "no-such-heading" not in _anchors(ROOT / "docs" / "tasks.md")
+
+
+def test_code_that_is_shown_is_the_code_that_is_there() -> None:
+    shown = re.findall(r"<!-- same: (\S+) -->\n```\w+\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
+    assert len(shown) == 2
+    for path, code in shown:
+        assert code == (ROOT / path).read_text(), path
+
+
+def test_the_drawing_is_one() -> None:
+    readme, how_it_works = (
+        next(block.lines for block in blocks(page) if "your node" in block.lines[0])
+        for page in (PAGES[0], ROOT / "docs" / "how-it-works.md")
+    )
+    assert readme == how_it_works
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_path_of_a_machine(page: Path) -> None:
+    assert not re.findall(r"/(?:root|work|tmp|Users)/\S*", page.read_text())
+
+
+def test_troubleshooting_has_every_error_and_exit_code() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    classes = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.FtisError)]
+    for one in classes:
+        told = re.findall(rf"\| {one.__name__}, (\d)", text)
+        assert set(told) <= {str(one.exit_code)}, one.__name__
+        assert one.__name__ in text
+    codes = set(re.findall(r"^\| (\d+) \|", text, flags=re.MULTILINE))
+    assert codes == {str(one.exit_code) for one in classes} | {"0", "130"}
+
+
+def test_the_messages_of_troubleshooting_stand_in_the_code() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "ftis_node").rglob("*.py"))
+    code = re.sub(r"[\"']\s*\n\s*f?[\"']", "", sources)  # literals that go on in the next line
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    messages = re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
+    assert len(messages) > 25
+    for message in messages:
+        for part in re.split(r"\.\.\.|:PATH", message):
+            words = part.strip(" ;:,()")
+            assert words in code, f"{message}: {words!r} is nowhere in the code"

@@ -1,0 +1,60 @@
+"""What the soak says of series that one knows: growth is seen, noise and saw teeth are not taken for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCH = str(Path(__file__).parents[2] / "bench")
+if BENCH not in sys.path:
+    sys.path.insert(0, BENCH)
+
+from soaking.sampling import Point  # noqa: E402  found by the path above
+from soaking.slopes import Bounds, sen_slope, trend  # noqa: E402
+from soaking.verdicts import findings_of, series_of, warm_up_minutes  # noqa: E402
+
+MINUTES = np.arange(0.0, 50.0, 0.5)
+
+
+def _noise(size: float, seed: int = 0) -> np.ndarray:
+    """Neighbours are alike, as samples of memory are."""
+    drawn = np.random.default_rng(seed).normal(size=len(MINUTES))
+    return size * np.convolve(drawn, np.ones(4) / 2, mode="same")
+
+
+def test_the_slope_is_the_median_of_all_pairs() -> None:
+    peaked = np.array([0.0, 2.0, 4.0, 6.0, 100.0])
+    assert sen_slope(np.arange(5.0), peaked) == 2.0, "six pairs of ten have it"
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        (500 + _noise(5), "flat"),
+        (500 + 60 * MINUTES / 60 + _noise(5), "grows"),
+        (500 - 60 * MINUTES / 60 + _noise(5), "falls"),
+        (100 + 20 * (MINUTES % 7) / 7, "flat"),
+        (500 + 5 * MINUTES / 60, "flat"),  # surely, but a hundredth an hour
+        (500 + 10 * np.floor(MINUTES / 10), "grows"),  # by steps
+        (500 + _noise(400), "unclear"),
+        (np.full(len(MINUTES), 7.0), "flat"),
+    ],
+)
+def test_the_word_for_a_series(values: np.ndarray, word: str) -> None:
+    known = trend(MINUTES.tolist(), values.tolist())
+    assert known is not None
+    assert known.word(Bounds()) == word, known
+
+
+def test_nodes_are_summed_and_the_warm_up_is_left_out() -> None:
+    def points(node: str, leak: float) -> list[Point]:
+        return [Point(float(m), node, "rss_mib", "daemon", 100 + 20 * min(m, 10) + leak * m) for m in MINUTES]
+
+    assert warm_up_minutes(50) == 10
+    for leak, word in ((0.0, "flat"), (1.0, "grows")):
+        (series,) = series_of([*points("node-0", 0.0), *points("node-1", leak)])
+        (found,) = findings_of([series], after=warm_up_minutes(50))
+        assert (found.word, round(found.trend.slope)) == (word, round(60 * leak))

@@ -1,0 +1,101 @@
+"""Hosts and nodes for the tests here. A test whose machine cannot play the internet is skipped and says why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
+from ftis_node.gossip import NetworkSettings
+from ftis_node.gossip.bindings import p2pd_path
+from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.lab.light_node import LightNode
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import eventually
+from tests.network.hosts import Host, Internet, what_is_missing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from ftis_node.config.manifest import RunManifest
+
+    Start = Callable[..., Awaitable[Any]]
+
+RUN_ID = "network"
+
+
+@pytest.fixture
+def internet() -> Iterator[Internet]:
+    """An internet without hosts."""
+    if missing := what_is_missing():
+        pytest.skip(missing)
+    made = Internet()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    """Starts nodes whose network process runs on a host; what they do themselves, they do in this process."""
+    program: contextvars.ContextVar[Path] = contextvars.ContextVar("program")
+    monkeypatch.setattr("ftis_node.gossip.process.p2pd_path", program.get)
+    monkeypatch.setattr("ftis_node.gossip.session.check_free", lambda listen: None)  # it would look on this host
+    nodes: list[Any] = []
+    numbers = itertools.count()
+
+    async def start_one(
+        host: Host, *, is_bootstrap: bool = False, light: RunManifest | None = None, **changes: Any
+    ) -> Any:
+        identity, number = Identity.generate(), next(numbers)
+        program.set(host.program(p2pd_path(), tmp_path / f"p2pd-{number}"))  # its restarts inherit the context
+        values: dict[str, Any] = {"sockets_dir": tmp_path / f"node-{number}", "listen": (host.listen,)}
+        settings = NetworkSettings(**values | changes)
+        if is_bootstrap:
+            node: Any = BootstrapNode(settings, identity=identity)
+        elif light is not None:
+            node = _light_node(tmp_path / f"home-{number}", settings, identity, light)
+        else:
+            node = Libp2pGossip(settings, identity=identity, run_id=RUN_ID)
+        await node.start()
+        nodes.append(node)
+        return node
+
+    yield start_one
+    await asyncio.gather(*(node.close() for node in nodes))
+
+
+def _light_node(home: Path, settings: NetworkSettings, identity: Identity, manifest: RunManifest) -> LightNode:
+    """A node with all of its loops but engine and learner."""
+    Home(home).create()
+    shards = manifest.wire.announcement_shards
+    return LightNode(
+        Home(home),
+        identity,
+        Libp2pGossip(settings, identity=identity, run_id=manifest.run_id, num_shards=shards),
+        manifest=manifest,
+        settings=NodeSettings(model="none"),
+        on_event=lambda name, fields: None,
+    )
+
+
+async def num_members(nodes: list[Any]) -> list[int]:
+    """How many other members of the run each node is connected to."""
+    return [len(await node.members()) for node in nodes]
+
+
+async def all_connected(nodes: list[Any], *, within_s: float) -> None:
+    """Waits until each node is connected to every other one."""
+
+    async def are_connected() -> bool:
+        return await num_members(nodes) == [len(nodes) - 1] * len(nodes)
+
+    await eventually(are_connected, within_s=within_s)

@@ -1,0 +1,92 @@
+"""Nodes that nobody can dial: they meet at a bootstrap node, and what they say to each other passes through it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.gossip import FetchOutcome
+from ftis_node.gossip.relaying import ask_limit
+from tests.gossip.helpers import Shelf, announce_until_heard
+from tests.network.conftest import all_connected
+from tests.node.support import started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.network.conftest import Start
+    from tests.network.hosts import Internet
+
+
+async def _ways(node: Any, to: Any) -> list[str]:
+    return [way for peer in await node.connected_peers() if peer.peer_id == to.peer_id for way in peer.addresses]
+
+
+@pytest.mark.timeout(120)  # a relay is looked for once others have tried to dial a node in vain: about 20 s
+async def test_nodes_behind_unlike_nats_reach_each_other_through_a_relay(start: Start, internet: Internet) -> None:
+    bootstrap = await start(internet.host("bootstrap"), is_bootstrap=True, forward_s=1)
+    given = {"peers": tuple(bootstrap.addresses)}
+    outside = await start(internet.host("outside"), **given)
+    nats = [internet.nat(name, keeps_ports=False) for name in ("nat-1", "nat-2")]  # no hole can be punched
+    hidden = [await start(internet.behind(nat, f"behind-{nat.address}"), **given) for nat in nats]
+    nodes = [outside, *hidden]
+    await all_connected(nodes, within_s=80)
+    for node, other in (hidden, hidden[::-1]):
+        assert all("/p2p-circuit" in way for way in await _ways(node, other))
+    for number, (node, other) in enumerate(itertools.permutations(nodes, 2)):
+        shelf = Shelf(*(os.urandom(size) for size in (64 << 10, 1 << 20)))
+        node.serve(shelf.lookup)
+        await announce_until_heard(node, [other], f"from {number}".encode())
+        fetched = await other.fetch(node.peer_id, shelf.ids)
+        assert (fetched.outcome, set(fetched.bodies)) == (FetchOutcome.COMPLETE, set(shelf.bodies.values()))
+    for node, other in (hidden, hidden[::-1]):
+        assert all("/p2p-circuit" in way for way in await _ways(node, other)), "still through the relay"
+
+
+async def test_a_bootstrap_node_relays_more_than_libp2p_would(start: Start, internet: Internet) -> None:
+    """p2pd's two relay services take turns at winning: several starts, all with our limits."""
+    host = internet.host("bootstrap")
+    node = await start(internet.host("outside"), use_nat_helpers=False)
+    for _ in range(3):
+        bootstrap = await start(host, is_bootstrap=True)
+        control = node._link.session.control
+        (way,) = bootstrap.addresses
+        await control.connect(bootstrap.peer_id, [way.rsplit("/p2p/", 1)[0]], timeout_s=5)
+        limit = await ask_limit(control, bootstrap.peer_id, timeout_s=5)
+        assert (limit.num_bytes, limit.duration_s) == (1 << 32, 1800)
+        await bootstrap.close()
+    assert await ask_limit(control, bootstrap.peer_id, timeout_s=2) is None, "nobody is there"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_whole_node_behind_a_nat_trains_on_and_is_trained_on(
+    internet: Internet, tmp_path: Path, tiny_models: Mapping[str, Path]
+) -> None:
+    run = write_manifest(tmp_path / "run.toml", patience_s=60.0)
+    meeting, nat = internet.host("bootstrap"), internet.nat("nat", keeps_ports=False)
+    places = {"s": internet.host("outside"), "m": internet.behind(nat, "behind")}
+    with ExitStack() as stack:
+        bootstrap = started(tmp_path / "b", "bootstrap", "--listen", meeting.listen, on=meeting.inside())
+        address = stack.enter_context(bootstrap).first_line()
+        common = ("--run", str(run), "--peers", address, "--engine", "torch", "--steps", "2")
+        nodes = {
+            size: stack.enter_context(
+                started(tmp_path / size, "join", "--model", str(tiny_models[size]), *common,
+                        "--listen", place.listen, on=place.inside())
+            )
+            for size, place in places.items()
+        }  # fmt: skip
+        for node in nodes.values():
+            assert node.wait(timeout_s=200) == 0, node.log.read_text()[-3000:]
+    for node in nodes.values():
+        swarm = json.loads((node.home / "status.json").read_text())["swarm"]
+        assert swarm["groups_received"] >= 4
+        assert swarm["groups_confirmed"] >= 4
+        assert swarm["groups_refused"] == {}

@@ -1,0 +1,120 @@
+"""A node with a fault that nobody waits for ends: exit code 1, one line with the reason, all of it gone, all saved."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from ftis_node.errors import FtisError
+from ftis_node.node.node import _without_end
+from ftis_node.node.signals import until_signalled
+from ftis_node.telemetry.faults import report
+from tests.node.support import ANY_PORT, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+LIMIT_S = 240.0
+RUN = "\nsys.argv = ['ftis-node', *sys.argv[4:]]\nfrom ftis_node.cli.app import main\nmain()\n"
+THREAD_FAILS = """
+import sys, threading
+from ftis_node.node.slots import Slots
+from ftis_node.node.status import StatusLoop
+save = StatusLoop.save
+def saves(self):
+    save(self)
+    threading.Thread(target=Slots.fill, args=(None,), name="counter").start()
+StatusLoop.save = saves
+"""
+READER_FAILS = """
+import asyncio, sys
+from ftis_node.gossip.process import P2pdProcess
+read = P2pdProcess._read_lines
+async def reads(self):
+    reading = asyncio.create_task(read(self))
+    await asyncio.wait({reading, asyncio.create_task(self._ready.wait())}, return_when="FIRST_COMPLETED")
+    await asyncio.sleep(0.2)
+    reading.cancel()
+    raise LookupError("on purpose")
+P2pdProcess._read_lines = reads
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_thread_that_fails_ends_the_whole_node(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+    home = tmp_path / "node"
+    run = write_manifest(tmp_path / "run.toml", patience_s=0.5)
+    join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
+    with started(home, *join, on=(sys.executable, "-c", THREAD_FAILS + RUN)) as node:
+        family = node.wait_for(lambda: node.events("start") and node.processes(), timeout_s=LIMIT_S)
+        assert node.wait(timeout_s=LIMIT_S) == 1
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive, f"left running: {[process.cmdline() for process in alive]}"
+    last_line = node.log.read_text().splitlines()[-1]
+    assert last_line.startswith("ftis-node: internal fault (AttributeError: ")
+    (failed,) = node.events("failed")
+    assert failed["where"] == "the thread counter"
+    assert node.events("stop"), "it ended in order"
+    assert (home / "checkpoints").exists()
+    assert not (home / "run").exists(), "sockets are left"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_reader_of_p2pd_that_fails_ends_a_bootstrap_node(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", READER_FAILS + RUN, "", "", "", "bootstrap", "--listen", ANY_PORT]
+    done = subprocess.run(
+        [*command, "--home", str(tmp_path / "home")], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ftis-node: internal fault (LookupError: on purpose)")
+
+
+async def test_a_loop_that_ends_by_itself_is_a_fault() -> None:
+    with pytest.raises(FtisError, match="the peers loop ended by itself"):
+        await _without_end("peers", asyncio.sleep(0))
+
+
+async def test_a_fault_ends_the_work_in_order_and_is_raised() -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        async def stray() -> None:
+            raise LookupError("a bug")
+
+        task = asyncio.create_task(stray(), name="stray")
+        task.add_done_callback(report)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            told.append("saved")
+
+    with pytest.raises(LookupError, match="a bug"):
+        await until_signalled(work(), on_fault=lambda where, error: told.append(where))
+    assert told == ["the task stray", "saved"]
+
+
+HANGS = """
+import asyncio, os, signal
+from ftis_node.node.signals import until_signalled
+async def work():
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.Event().wait()
+asyncio.run(until_signalled(work(), stop_limit_s=0.5))
+"""
+
+
+def test_an_end_that_does_not_come_is_forced() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 1
+    assert "ended by force" in done.stderr

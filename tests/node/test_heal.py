@@ -1,0 +1,324 @@
+"""A home whose files a disk has damaged: what can be read is saved, nothing is used twice, and a person hears of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
+from ftis_node.config.manifest import load_manifest
+from ftis_node.errors import ConfigError, DamagedError, MachineError
+from ftis_node.node import upgrade
+from ftis_node.node.heal import rescue_files, set_right
+from ftis_node.node.peer_store import PeerStore
+from ftis_node.node.plan import plan_run
+from ftis_node.records.identity import Identity
+from ftis_node.replay import soundness
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.standings import Standings
+from ftis_node.telemetry.clock import SteadyClock
+from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.remembered import read_remembered
+from tests.replay.test_buffer import ANN, ME, accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ftis_node.validation import Accepted
+
+NUM_GROUPS = 60
+PAGE = 4096
+GROUPS = [accepted(ME if number % 2 else ANN, number) for number in range(1, NUM_GROUPS + 1)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A buffer of 60 groups of which a step has used the first 30, and the trail of it."""
+    home = Home(tmp_path / "home")
+    home.create()
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    trail.write("start", peer=ME.peer_id)
+    admit(buffer, trail, GROUPS[:30])
+    use(buffer, trail, step=1)
+    admit(buffer, trail, GROUPS[30:])
+    buffer.close()
+    trail.close()
+    return home
+
+
+def admit(buffer: ReplayBuffer, trail: EventTrail, groups: list[Accepted]) -> None:
+    buffer.admit_many([(group, group.group.sender == ME.peer_id) for group in groups])
+    for one in groups:
+        own, number = one.group.sender == ME.peer_id, one.group.number
+        trail.write("admitted", group=one.envelope.id, own=own, sender=one.group.sender, number=number)
+
+
+def use(buffer: ReplayBuffer, trail: EventTrail, *, step: int) -> None:
+    for group in buffer.take(step, own=15, foreign=15).groups:
+        trail.write("taken", group=group.id, step=step)
+    trail.write("step", step=step, loss=float("nan"))
+
+
+def heal(home: Home) -> None:
+    """What a start does, up to where the learner would say which step it stands at."""
+    rescue_files(home)
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    set_right(buffer, read_remembered(home.events), trail, peer_id=ME.peer_id)
+    buffer.reconcile(1)
+    buffer.close()
+    trail.close()
+
+
+def told(home: Home, name: str) -> list[dict[str, object]]:
+    return read_events(home.events, name=name)
+
+
+def trained(home: Home) -> int:
+    reader = ReplayReader(home.replay)
+    try:
+        return reader.figures().released.get("trained", 0)
+    finally:
+        reader.close()
+
+
+def used_ids(home: Home) -> set[str]:
+    return {str(event["group"]) for event in told(home, "taken")}
+
+
+def ready_ids(home: Home) -> set[str]:
+    reader = ReplayReader(home.replay)
+    try:
+        return {group.id for group in reader.list_groups(limit=1000, state="ready")}
+    finally:
+        reader.close()
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_a_sound_home_is_left_alone(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    before = ready_ids(home)
+    heal(home)
+    assert ready_ids(home) == before
+    assert (trained(home), len(before)) == (30, 30)
+    assert not told(home, "saved") and not told(home, "buffer_behind") and not caplog.text
+    assert not home.damaged.exists()
+
+
+@pytest.mark.parametrize("harm", ["torn page", "cut off", "no database", "empty"])
+def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home: Home, harm: str) -> None:
+    size = home.replay.stat().st_size
+    match harm:
+        case "torn page":
+            overwrite(home.replay, size // PAGE // 2 * PAGE, os.urandom(PAGE))
+        case "cut off":
+            os.truncate(home.replay, size * 3 // 4)
+        case "no database":
+            home.replay.write_bytes(os.urandom(size))
+        case "empty":
+            os.truncate(home.replay, 0)
+    harmed, used = home.replay.read_bytes(), used_ids(home)
+    heal(home)
+    assert not soundness.find_damage(home.replay)
+    assert not ready_ids(home) & used, "a step would use them again"
+    buffer = ReplayBuffer(home.replay)
+    assert buffer.last_number() >= NUM_GROUPS - 1, "peers take each number once"
+    assert not any(buffer.admit_many([(accepted(ANN, number), False) for number in range(2, 30, 2)])), (
+        "used: never again"
+    )
+    buffer.close()
+    if harm == "empty":
+        assert told(home, "buffer_behind")[0]["num_lost"] == NUM_GROUPS
+    else:
+        (saved,) = told(home, "saved")
+        assert (saved["file"], saved["num_saved"] > 0) == ("replay.sqlite", harm in ("torn page", "cut off"))
+        kept = next(home.damaged.glob("*/replay.sqlite")).read_bytes()
+        assert kept[: len(harmed)] == harmed or harm == "torn page", "the file as it was"
+
+
+def test_a_rescue_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    overwrite(home.replay, 8 * PAGE, os.urandom(PAGE))
+    with monkeypatch.context() as patch:
+        patch.setattr(soundness, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("the power goes")))
+        with pytest.raises(OSError, match="power"):
+            heal(home)
+    assert not home.replay.exists()
+    heal(home)
+    assert told(home, "saved")[0]["num_saved"] > 0
+    assert not list(home.damaged.glob("*/UNFINISHED"))
+
+
+def test_a_group_that_is_not_what_was_stored_is_let_go(home: Home) -> None:
+    (first, *_) = ready_ids(home)
+    with sqlite3.connect(home.replay) as db:
+        db.execute("UPDATE groups SET envelope = zeroblob(99) WHERE id = ?", (bytes.fromhex(first),))
+    db.close()
+    reader = ReplayReader(home.replay)
+    assert reader.envelopes([bytes.fromhex(first)]) == [], "nobody gets it"
+    reader.close()
+    heal(home)
+    assert first not in ready_ids(home)
+    assert [event["group"] for event in told(home, "released")] == [first]
+    assert told(home, "released")[0]["reason"] == "damaged"
+
+
+def test_commits_that_a_write_ahead_log_lost_are_missed(home: Home, tmp_path: Path) -> None:
+    """The buffer as it was before the step; the trail knows of the step."""
+    early = Home(tmp_path / "early")
+    early.create()
+    buffer = ReplayBuffer(early.replay)
+    buffer.admit_many([(group, group.group.sender == ME.peer_id) for group in GROUPS[:30]])
+    buffer.close()
+    early.replay.replace(home.replay)
+    heal(home)
+    (behind,) = told(home, "buffer_behind")
+    assert (behind["num_lost"], behind["num_used"], behind["last_number"]) == (30, 30, 59)
+    assert trained(home) == 30
+    heal(home)
+    assert len(told(home, "buffer_behind")) == 1, "told once"
+
+
+def test_a_step_that_the_learner_lost_has_used_nothing(home: Home) -> None:
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    for group in buffer.take(2, own=5, foreign=5).groups:
+        trail.write("taken", group=group.id, step=2)
+    trail.write("step_lost", step=2)
+    buffer.reconcile(1)
+    buffer.close()
+    trail.close()
+    heal(home)
+    assert len(ready_ids(home)) == 30
+
+
+def test_lines_that_are_no_events_are_left_out_and_kept(home: Home) -> None:
+    lines = home.events.read_bytes().splitlines(keepends=True)
+    lines[4:4] = [b"\xff\x00 no event {\n", b'{"time": "never"}\n']
+    home.events.write_bytes(b"".join(lines))
+    heal(home)
+    assert told(home, "saved")[0]["num_lost"] == 2
+    assert (home.damaged / "events.jsonl").read_bytes() == b"".join(lines)
+    assert len(told(home, "admitted")) == NUM_GROUPS
+
+
+def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
+    store, standings = PeerStore(home.peers), Standings()
+    for number in range(200):
+        standings.note(f"peer{number}", Conduct.LIED, now=1e9)
+    store.save(standings)
+    store.close()
+    overwrite(home.peers, 4 * PAGE, os.urandom(PAGE))
+    heal(home)
+    again, store = Standings(), PeerStore(home.peers)
+    store.load(again, now=1e9)
+    store.close()
+    assert 80 <= len(again) < 200
+    assert told(home, "saved")[0]["num_saved"] == len(again)
+
+
+def test_a_peer_book_that_another_program_holds_is_saved_later(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    store, standings = PeerStore(home.peers), Standings()
+    standings.note("peer", Conduct.LIED, now=1e9)
+    with hold(home.peers):
+        store.save(standings)
+        store.save(standings)
+        assert standings.changed == {"peer"}
+    assert caplog.text.count("held by another program") == 1
+    store.save(standings)
+    assert not standings.changed
+    store.close()
+
+
+def test_a_buffer_that_another_program_holds_is_not_called_damaged(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis_node.replay.database.BUSY_TIMEOUT_S", 0.1)
+    with hold(home.replay), pytest.raises(MachineError, match="held by another program"):
+        ReplayBuffer(home.replay)
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Another program is writing to the database."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("BEGIN IMMEDIATE")
+    yield
+    db.execute("ROLLBACK")
+    db.close()
+
+
+def test_a_turned_bit_in_the_key_is_no_other_peer(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    identity = Identity.load_or_create(path)
+    text = path.read_text()
+    path.write_text(("0" if text[0] != "0" else "1") + text[1:])
+    with pytest.raises(DamagedError, match="identity restore"):
+        Identity.load(path)
+    path.write_text(f"{identity.seed.hex()}\n")
+    path.chmod(0o600)
+    assert Identity.load_or_create(path) == identity, "a file of old, without the peer id"
+    assert path.read_text() == text
+
+
+def trained_home(home: Home, *, run_id: str) -> None:
+    mark_schema(home, HOME_SCHEMA)
+    folder = home.checkpoints / "step-00000004"
+    folder.mkdir()
+    (folder / "state.json").write_text(f'{{"owner": {{"run_id": "{run_id}"}}}}')
+    (folder / "COMPLETE").touch()
+
+
+@pytest.mark.parametrize("harm", ["syntax", "value", "bytes"])
+def test_a_damaged_manifest_is_refused_until_the_run_is_named(home: Home, harm: str) -> None:
+    manifest = load_manifest("arithmetic-ftis")
+    trained_home(home, run_id=manifest.run_id)
+    text = manifest.to_toml()
+    value = text.replace(f"group_size = {manifest.sampling.group_size}", "group_size = 5")
+    home.run_toml.write_bytes({"syntax": text[:40].encode(), "value": value.encode(), "bytes": b"\xff\xfe\x00"}[harm])
+    with pytest.raises(DamagedError, match=f"run.toml is damaged .*--run and the manifest of run {manifest.run_id}"):
+        plan_run(None, None, home=home)
+    with pytest.raises(ConfigError, match=f"belongs to run {manifest.run_id}"):
+        plan_run("gsm8k-ftis", None, home=home)
+    assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
+
+
+def test_a_clock_that_is_set_back_makes_no_ban_longer(home: Home) -> None:
+    store, standings = PeerStore(home.peers), Standings()
+    standings.ban("peer", 600.0, now=1e9)
+    store.save(standings)
+    again = Standings()
+    store.load(again, now=1e9 - 7200)
+    store.close()
+    assert again.is_banned("peer", now=1e9 - 7200)
+    assert not again.is_banned("peer", now=1e9 - 7200 + 601)
+
+
+def test_the_steady_clock_does_not_jump_and_tells_of_a_jump_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SteadyClock()
+    before = clock.now()
+    real = time.time
+    monkeypatch.setattr("time.time", lambda: real() + 3600.0)
+    assert clock.now() == pytest.approx(before, abs=60)
+    assert clock.jump_s() == pytest.approx(3600.0, abs=2)
+    assert clock.jump_s() is None
+
+
+def test_a_start_that_finds_no_room_says_that_and_nothing_of_damage(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_no_room(home: Home) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(upgrade, "rescue_files", find_no_room)
+    with pytest.raises(MachineError, match="^the disk is full"), upgrade.opened(home):
+        pass

@@ -1,0 +1,159 @@
+"""A real node keeps inside its limits: a home that fills up pauses it, room lets it go on; the line's rate is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+
+from ftis_node.cli.reading import read_document
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.light_node import LightNode, light_group
+from ftis_node.node.home_use import HomeLimit, HomeUse, look_at
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import eventually
+from tests.gossip.helpers import settings as network
+from tests.models.tiny_models import save_tiny
+from tests.node.support import ANY_PORT, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ftis_node.gossip import Gossip
+    from tests.node.support import RunningNode
+
+LIMIT_BYTES = 64_000_000
+START_S = 240.0
+SOON_S = 120.0
+RATE = 40_000
+BURST_S = 2.0
+MANIFEST = RunManifest(name="light", task="gsm8k", step={"own_groups": 4, "foreign_groups": 4})
+RNG = np.random.default_rng(0)
+
+
+def _used_bytes(node: RunningNode) -> int:
+    return look_at(Home(node.home), keep_checkpoints=99).used_bytes
+
+
+def _status(node: RunningNode) -> Any:
+    return read_document(Home(node.home), "/status")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_full_home_pauses_the_node_and_room_lets_it_go_on(tmp_path: Path) -> None:
+    home = tmp_path / "node"
+    (home / "backups").mkdir(parents=True)
+    (home / "node.toml").write_text(f"[limits]\nhome_bytes = {LIMIT_BYTES}\nnice = 1\n")
+    run = write_manifest(tmp_path / "run.toml", patience_s=0)
+    join = ("join", "--model", str(save_tiny(tmp_path / "tiny")), "--run", str(run), "--listen", ANY_PORT)
+    with started(home, *join) as node:
+        node.wait_for(lambda: len(node.events("step")) >= 3, timeout_s=START_S)
+        assert {process.nice() for process in node.processes()} == {max(1, psutil.Process().nice())}
+        assert _used_bytes(node) < LIMIT_BYTES
+        with (home / "backups" / "not-ours.bin").open("wb") as ballast:
+            ballast.truncate(LIMIT_BYTES - 10_000_000)
+        paused, *_ = node.wait_for(lambda: node.events("paused"), timeout_s=SOON_S)
+        assert "the home is full" in paused["reason"]
+        assert node.events("tidied"), "that was tried first"
+        node.wait_for(lambda: _status(node)["replay"]["waiting"] <= 1, timeout_s=SOON_S)
+        status, made = _status(node), len(node.events("admitted"))
+        assert "the home is full" in status["limits"]["paused"]
+        assert status["limits"]["home_bytes"] < status["limits"]["home_limit_bytes"] == LIMIT_BYTES
+        assert status["health"]["healthy"], "a probe need not start it anew"
+        time.sleep(2)
+        assert len(node.events("admitted")) == made, "nothing is made"
+        assert _used_bytes(node) < LIMIT_BYTES
+        (home / "backups" / "not-ours.bin").unlink()
+        node.wait_for(lambda: len(node.events("admitted")) > made, timeout_s=SOON_S)
+        assert node.events("resumed")
+        node.wait_for(lambda: _status(node)["limits"]["paused"] == "", timeout_s=SOON_S)
+        assert psutil.Process(node.process.pid).rlimit(psutil.RLIMIT_NOFILE)[0] >= 512
+        node.stop()
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def _light(stack: AsyncExitStack, folder: Path, identity: Identity, gossip: Gossip, **swarm: Any) -> LightNode:
+    home = Home(folder)
+    home.create()
+    settings = NodeSettings(model="none", swarm={"directory_period_s": 1, "linger_s": 0} | swarm)
+    node = LightNode(home, identity, gossip, manifest=MANIFEST, settings=settings, on_event=lambda name, fields: None)
+    await node.start()
+    stack.push_async_callback(node.close)
+    return node
+
+
+async def _publish(node: LightNode, count: int, *, num_tokens: int) -> None:
+    before = node.parts.figures.groups_sent
+    for _ in range(count):
+        await node.publish(light_group(node.parts.identity, MANIFEST, RNG, num_tokens=num_tokens))
+    await eventually(lambda: node.parts.figures.groups_sent == before + count)
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "says one byte"])
+async def test_no_more_is_pulled_than_the_line_may_carry(
+    tmp_path: Path, stack: AsyncExitStack, lies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over real p2pds. At any moment: what came is at most the burst, the rate's part, and one pull."""
+    ann, bob = Identity.generate(), Identity.generate()
+    sender = Libp2pGossip(network(tmp_path / "s"), identity=ann, run_id=MANIFEST.run_id)
+    giver = await _light(stack, tmp_path / "ann", ann, sender)
+    peers = tuple(sender.addresses)
+    receiver = Libp2pGossip(network(tmp_path / "r", peers=peers), identity=bob, run_id=MANIFEST.run_id)
+    limits = {"max_download_bytes_per_s": RATE, "pull_batch": 1, "pulls_in_flight": 1}
+    taker = await _light(stack, tmp_path / "bob", bob, receiver, **limits)
+    await eventually(receiver.members)
+    if lies:
+        _announce_one_byte(monkeypatch)
+    room = taker.parts.room
+    room.limit = HomeLimit(1000, reserve_bytes=100)
+    room.note(HomeUse(1000, free_bytes=10_000))  # so that all of them wait to be pulled
+    await _publish(giver, 9, num_tokens=300)
+    each, came, began = 30_000, 0, time.monotonic()
+    room.note(HomeUse(0, free_bytes=10_000))
+    while came < 8 * 28_800:
+        came = receiver.counters.body_bytes_in
+        assert came <= RATE * (BURST_S + time.monotonic() - began) + each
+        assert time.monotonic() - began < 60, "and they do come"
+        await asyncio.sleep(0.02)
+    assert taker.parts.figures.groups_received >= 7
+
+
+def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ftis_node.node import announce, publish
+
+    told, honest = publish.announce_group, announce.Announcement
+    monkeypatch.setattr(publish, "announce_group", lambda *given, envelope_bytes: told(*given, envelope_bytes=1))
+    monkeypatch.setattr(announce, "Announcement", lambda **fields: honest(**fields | {"envelope_bytes": 1}))
+
+
+async def test_a_full_home_pulls_nothing_until_there_is_room(tmp_path: Path, stack: AsyncExitStack) -> None:
+    swarm, ann, bob = LoopbackSwarm(), Identity.generate(), Identity.generate()
+    giver, taker = [
+        await _light(stack, tmp_path / identity.peer_id, identity, swarm.join(identity.peer_id, run_id=MANIFEST.run_id))
+        for identity in (ann, bob)
+    ]
+    room = taker.parts.room
+    room.limit = HomeLimit(1000, reserve_bytes=100)
+    room.note(HomeUse(950, free_bytes=10_000))
+    assert room.why_full
+    await _publish(giver, 3, num_tokens=4)
+    await asyncio.sleep(1)
+    assert taker.gossip.counters.bodies_in == 0
+    room.note(HomeUse(100, free_bytes=10_000))
+    await eventually(lambda: taker.parts.figures.groups_received == 3)

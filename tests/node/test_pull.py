@@ -1,0 +1,251 @@
+"""What is announced arrives, whatever is lost on the way: whole loops of light nodes over the loopback swarm."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.errors import RecordError
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.light_node import LightNode, light_group
+from ftis_node.node import reannounce, repair
+from ftis_node.node import shards as shards_loop
+from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.pull import PullLoop
+from ftis_node.records.envelope import open_announcement
+from ftis_node.records.group import CompletionStatus
+from ftis_node.records.identity import Identity
+from ftis_node.records.question import open_question
+from ftis_node.swarm.shards import shard_of
+from ftis_node.swarm.unconfirmed import Unconfirmed
+from tests.gossip.helpers import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+RNG = np.random.default_rng(0)
+ANNOUNCED, ASKED = "announced", "asked"
+
+
+def manifest_of(**step: Any) -> RunManifest:
+    return RunManifest(name="light", task="gsm8k", step={"own_groups": 4, "foreign_groups": 4} | step)
+
+
+def identity_of(number: int) -> Identity:
+    return Identity.from_seed(bytes([number]) * 32)
+
+
+class LightSwarm:
+    """Light nodes of one run by number; `loses` decides by sender, receiver and what is sent."""
+
+    def __init__(self, folder: Path, manifest: RunManifest) -> None:
+        self._folder = folder
+        self.manifest = manifest
+        self.loses: Callable[[int, int, str, Any], bool] = lambda *_: False
+        self.requests: list[tuple[int, int, bytes]] = []
+        self._swarm = LoopbackSwarm(loses=self._decide)
+        self._numbers = {identity_of(number).peer_id: number for number in range(64)}
+
+    @asynccontextmanager
+    async def node(self, number: int, **swarm: Any) -> AsyncIterator[LightNode]:
+        """A running node with these settings of its section `swarm`."""
+        home, identity = Home(self._folder / str(number)), identity_of(number)
+        home.create()
+        gossip = self._swarm.join(
+            identity.peer_id, run_id=self.manifest.run_id, num_shards=self.manifest.wire.announcement_shards
+        )
+        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "linger_s": 0} | swarm)
+        node = LightNode(
+            home, identity, gossip, manifest=self.manifest, settings=settings, on_event=lambda name, fields: None
+        )
+        await node.start()
+        try:
+            yield node
+        finally:
+            await node.close()
+
+    async def publish(self, node: LightNode, count: int = 1) -> None:
+        """Groups of a node; returns when they are announced."""
+        before = node.parts.figures.groups_sent
+        for _ in range(count):
+            await node.publish(light_group(node.parts.identity, self.manifest, RNG, num_tokens=4))
+        await eventually(lambda: node.parts.figures.groups_sent == before + count)
+
+    def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
+        who = self._numbers[sender], self._numbers[receiver]
+        for kind, parse in ((ANNOUNCED, open_announcement), (ASKED, open_question)):
+            try:
+                said = parse(payload)
+            except RecordError:
+                continue
+            return self.loses(*who, kind, said)
+        self.requests.append((*who, payload))
+        return self.loses(*who, "request", payload)
+
+
+def held(node: LightNode) -> int:
+    """Foreign groups in a node's buffer."""
+    return node.parts.reader.figures().groups_foreign
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks that tests can wait for."""
+    monkeypatch.setattr(repair, "PERIOD_S", 0.1)
+    monkeypatch.setattr(reannounce, "PERIOD_S", 0.05)
+    monkeypatch.setattr(shards_loop, "LOOK_S", 0.3)
+
+
+async def test_everything_is_pulled_and_confirmed_in_a_small_swarm(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        await swarm.publish(alice, 20)
+        await eventually(lambda: held(bob) == 20)
+        await eventually(lambda: alice.parts.figures.groups_confirmed == 20)
+        assert alice.gossip.counters.bodies_out == 20
+
+
+async def test_a_newcomer_gets_from_others_what_its_sender_no_longer_gives(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(2) as bob:
+        async with swarm.node(1) as alice:
+            await swarm.publish(alice, 3)
+            await eventually(lambda: held(bob) == 3)
+        async with swarm.node(3) as carol:
+            await eventually(lambda: held(carol) == 3)
+            await eventually(lambda: carol.parts.figures.groups_repaired == 3)
+            assert bob.gossip.counters.bodies_out == 3
+
+
+async def test_a_gap_between_numbers_is_asked_for(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number == 2
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        await eventually(lambda: bob.parts.figures.peers)  # what alice made before bob came would be caught up by time
+        await asyncio.sleep(0.2)
+        await swarm.publish(alice, 3)
+        await eventually(lambda: held(bob) == 3)
+        await eventually(lambda: bob.parts.figures.groups_repaired == 1)
+
+
+async def test_a_missing_tail_shows_in_the_directory(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number > 1
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        await eventually(lambda: bob.parts.figures.peers)
+        await asyncio.sleep(0.2)
+        await swarm.publish(alice, 3)
+        await eventually(lambda: held(bob) == 3)
+        await eventually(lambda: bob.parts.figures.groups_repaired == 2)
+
+
+async def test_what_its_sender_does_not_answer_is_had_from_another_member(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm.loses = lambda sender, receiver, kind, said: kind == "request" and (sender, receiver) == (3, 1)
+    async with swarm.node(1) as alice, swarm.node(2) as bob, swarm.node(3) as carol:
+        await swarm.publish(alice, 2)
+        await eventually(lambda: held(bob) == 2)
+        await eventually(lambda: held(carol) == 2)
+        assert bob.gossip.counters.bodies_out == 2
+        assert carol.parts.figures.peer(identity_of(1).peer_id).failed_pulls > 0
+
+
+async def test_what_nobody_confirmed_is_announced_again(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm.loses = lambda sender, receiver, kind, said: kind == ASKED or (kind == ANNOUNCED and said.attempt == 0)
+    async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
+        alice.parts.figures.unconfirmed = Unconfirmed(first_wait_s=0.2)
+        await swarm.publish(alice, 2)
+        await eventually(lambda: held(bob) == 2)
+        await eventually(lambda: alice.parts.figures.groups_confirmed == 2)
+        assert len(alice.parts.figures.unconfirmed) == 0
+
+
+async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+
+        async def slip_in(ids: Any) -> list[bytes]:
+            rows = alice.parts.reader.all_groups()
+            return [envelope for _, envelope in rows][: len(ids)]  # always the oldest
+
+        await swarm.publish(alice, 1)
+        await eventually(lambda: held(bob) == 1)
+        alice.gossip.serve(slip_in)
+        await swarm.publish(alice, 1)
+        await eventually(lambda: bob.parts.figures.refused["unasked"])
+        assert held(bob) == 1
+        assert bob.parts.figures.peer(identity_of(1).peer_id).refused["unasked"] >= 1
+
+
+async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        alice.parts.figures.unconfirmed = Unconfirmed(first_wait_s=0.1)
+        bob.parts.scorer.score = _scores_one  # type: ignore[method-assign]
+        await swarm.publish(alice, 1)
+        await eventually(lambda: bob.parts.figures.refused["reward"])
+        await asyncio.sleep(0.6)  # announced again meanwhile
+        assert bob.parts.figures.refused["reward"] == 1
+        assert alice.gossip.counters.bodies_out == 1
+
+
+async def _scores_one(item: Any, texts: Any) -> list[tuple[float, CompletionStatus]]:
+    return [(1.0, CompletionStatus.SCORED) for _ in texts]
+
+
+async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(own_groups=2, foreign_groups=2))
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(swarm.node(number, small_swarm=0)) for number in range(1, 9)]
+        await asyncio.sleep(0.5)
+        for node in nodes:
+            node.parts.figures.unconfirmed = Unconfirmed(first_wait_s=0.3)
+            await swarm.publish(node, 2)
+        await eventually(lambda: sum(node.parts.figures.groups_confirmed for node in nodes) == 16)
+        await asyncio.sleep(0.5)
+        pulled = [held(node) for node in nodes]
+        assert max(pulled) < 14, "nobody has everything"
+        assert sum(pulled) >= 16
+
+
+async def test_shards_follow_the_budget_and_nothing_is_lost_when_they_change(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    own = identity_of(2).peer_id
+    stranger = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
+    async with swarm.node(2, announcements_per_s=1.0) as bob, swarm.node(stranger) as other:
+        await eventually(lambda: len(bob.parts.figures.read_shards) == 8)
+        await swarm.publish(other, 12)
+        await eventually(lambda: len(bob.parts.figures.read_shards) < 8)
+        assert shard_of(own, 8) in bob.parts.figures.read_shards
+        await eventually(lambda: len(bob.parts.figures.read_shards) == 8)
+        await eventually(lambda: held(bob) == 12)
+
+
+async def test_peers_that_failed_or_gave_nothing_yet_leave_places_to_others(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1, pulls_in_flight=4) as alice:
+        pull = PullLoop(alice.parts, IntakeLoop(alice.parts))
+        alice.parts.figures.peer("proven").accepted = 1
+        pull._asking.update(["new1", "new2"])
+        assert not pull._may_ask("new1"), "one at a time of who has given nothing yet"
+        assert pull._may_ask("new3")
+        pull._asking.update(["new3"])
+        assert not pull._may_ask("new4"), "one place is left to those that have"
+        assert pull._may_ask("proven")
+        pull._asking.clear()
+        for peer in ("slow1", "slow2"):
+            pull._pauses.failed(peer, now=-1e9)
+        assert pull._may_ask("slow1")
+        pull._asking.update(["slow1"])
+        assert not pull._may_ask("slow2"), "one place for all that failed"
+        pull._pauses.failed("proven", now=-1e9)
+        assert not pull._may_ask("proven")

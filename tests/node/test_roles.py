@@ -1,0 +1,103 @@
+"""A learner that generates nothing and two generators that learn nothing, as real processes: weights go one way, groups
+the other, and either side outlives the other's death."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.node.support import RunningNode
+
+START_S = 120.0
+DELAY_S = 2.0
+
+
+def _versions(node: RunningNode) -> list[int]:
+    return [event["version"] for event in node.events("served")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+    run = write_manifest(tmp_path / "run.toml", patience_s=60.0)
+    with ExitStack() as stack:
+        address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
+        common = ("--model", str(tiny_models["s"]), "--run", str(run), "--peers", address, "--listen", ANY_PORT)
+        learner = stack.enter_context(started(tmp_path / "learner", "join", "--role", "learner", *common))
+        learner.wait_for(lambda: "--follow" in learner.log.read_text(), timeout_s=START_S)
+        peer_id = learner.status()["node"]["peer_id"]
+        (tmp_path / "late").mkdir()
+        (tmp_path / "late" / "node.toml").write_text(f'[roles]\nweights_delay = "fixed:{DELAY_S}"\nevaluate = true\n')
+        follow = ("--role", "generator", "--follow", peer_id, *common)
+        prompt, late = (stack.enter_context(started(tmp_path / name, "join", *follow)) for name in ("prompt", "late"))
+        for node in (prompt, late):
+            node.wait_for(lambda node=node: len(_versions(node)) >= 3, timeout_s=START_S)
+        learner.wait_for(lambda: len(learner.events("step")) >= 10, timeout_s=60)
+        _check_learner(learner)
+        _check_generators(prompt, late, peer_id=peer_id)
+
+        learner.process.kill()
+        learner.process.wait()
+        step = max(event["step"] for event in learner.events("step"))
+        prompt.wait_for(lambda: prompt.events("learner_away"), timeout_s=60)
+        assert prompt.status()["generation"]["state"] == "ready"
+        again = stack.enter_context(started(tmp_path / "learner", "join", "--role", "learner", *common))
+        again.wait_for(lambda: max(event["step"] for event in again.events("step")) > step + 3, timeout_s=START_S)
+        prompt.wait_for(lambda: prompt.events("learner_back") and _versions(prompt)[-1] > step + 2, timeout_s=60)
+
+        late.stop()
+        served = _versions(late)[-1]
+        resumed = stack.enter_context(started(tmp_path / "late", "join", *follow))
+        resumed.wait_for(lambda: _versions(resumed).count(served) == 2, timeout_s=START_S)
+        resumed.wait_for(lambda: _versions(resumed)[-1] > served, timeout_s=60)
+        for node in (prompt, resumed, again):
+            node.stop()
+
+
+def _check_learner(learner: RunningNode) -> None:
+    status = learner.status()
+    assert (status["node"]["role"], status["generation"]["state"]) == ("learner", "off")
+    assert (status["generation"]["groups_made"], status["learner"]["own_groups"]) == (0, 0)
+    assert status["learner"]["foreign_groups"] >= 80
+    assert status["swarm"]["groups_refused"] == {}
+    assert status["swarm"]["weights_bytes_out"] > 3 * 600_000
+    assert status["learner"]["mismatch_kl"] < 1e-6, "the followers' engine computes the learner's log-probs"
+    assert status["eval"] == []
+    assert {event["own_groups"] for event in learner.events("step")} == {8}, "followers' groups are as good as own"
+    offered = {event["version"] for event in learner.events("weights_offered")}
+    assert {event["version"] for event in learner.events("weights_served")} <= offered
+
+
+def _check_generators(prompt: RunningNode, late: RunningNode, *, peer_id: str) -> None:
+    for node in (prompt, late):
+        versions = _versions(node)
+        assert versions == sorted(set(versions)), "they only rise"
+        status = node.status()
+        assert (status["node"]["role"], status["learner"]["state"]) == ("generator", "off")
+        assert status["model"]["parameters"] > 0
+        assert (status["swarm"]["weights_bytes_out"], status["swarm"]["groups_received"]) == (0, 0)
+        assert status["swarm"]["weights_refused"] == {}
+        assert status["swarm"]["weights_age_s"] is not None
+        assert status["replay"]["released"]["delivered"] > 0
+    assert all(event["age_s"] >= DELAY_S for event in late.events("served"))
+    assert min(event["age_s"] for event in prompt.events("served")) < DELAY_S
+    assert {entry["task"] for entry in late.events("eval")} == {"arithmetic"}
+    peers = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "ftis_node", "peers", "--json", "--home", str(late.home)],
+            capture_output=True,
+            check=True,
+        ).stdout
+    )
+    assert peer_id in {peer["peer_id"] for peer in peers}

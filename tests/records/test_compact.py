@@ -1,0 +1,167 @@
+"""The compact forms: what is lossless comes back to the bit, what is lossy within 1/512 nat, and no bomb goes off."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.config.manifest import Codec
+from ftis_node.errors import RecordError
+from ftis_node.lab.wire_probe import random_group
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.codec import CODECS, pack_group, unpack_group
+from ftis_node.records.compact import MAX_COMPACT_TOKENS, pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from ftis_node.records.envelope import announce_group, seal_group
+from ftis_node.records.text_codec import unpack_any
+from tests.conftest import make_completion, make_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.records.identity import Identity
+
+
+@pytest.mark.parametrize(("codec", "most"), [("exact", 8.25), ("lossless", 6.0), ("lossy", 3.5)])
+def test_a_token_costs_no_more_than_promised_everything_counted(identity: Identity, codec: Codec, most: float) -> None:
+    """The worst case: ids all over Qwen's vocabulary, log-probs with random mantissas."""
+    group = random_group(identity, 100_000, np.random.default_rng(0))
+    envelope = seal_group(group, identity, codec=codec)
+    data = envelope.to_bytes()
+    announcement = announce_group(envelope, group, envelope_bytes=len(data)).to_bytes()
+    assert (len(data) + len(announcement)) / group.num_tokens <= most
+
+
+def test_a_lossless_group_comes_back_to_the_bit(identity: Identity) -> None:
+    odd = np.array([-0.0, 1e-3, -np.inf, np.nan, -1e-45], dtype=np.float32)
+    completion = replace(make_completion(1, -3, 2**31 - 1, 151_664, 0), logprobs=odd)
+    group = make_group(identity, completions=(completion, make_completion(7, 2)))
+    again = unpack_group(pack_group(group, codec="lossless"))
+    assert replace(again, completions=()) == replace(group, completions=())
+    for mine, theirs in zip(group.completions, again.completions, strict=True):
+        assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+        assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()
+        assert theirs.logprobs.dtype == np.float32
+        assert (mine.finish_reason, mine.reward) == (theirs.finish_reason, theirs.reward)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=50))
+def test_any_ids_survive(ids: list[int]) -> None:
+    array = np.array(ids, dtype="<i4")
+    assert unpack_ids(pack_ids(array), len(ids)).tolist() == ids
+
+
+@pytest.mark.parametrize(("largest", "num_planes"), [(0, 1), (255, 1), (256, 2), (151_664, 3), (2**24, 4), (-1, 4)])
+def test_ids_take_as_many_planes_as_the_largest_has_bytes(largest: int, num_planes: int) -> None:
+    assert len(pack_ids(np.array([0, largest], dtype="<i4"))) == num_planes
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-255.9375, 0, width=32), min_size=1, max_size=50))
+def test_a_lossy_logprob_is_off_by_at_most_1_512_nat(values: list[float]) -> None:
+    array = np.array(values, dtype="<f4")
+    again = unpack_logprobs(pack_logprobs(array, lossy=True), len(values), lossy=True)
+    assert np.abs(again.astype(np.float64) - array).max() <= 1 / 512
+    assert again.dtype == np.float32
+    assert unpack_logprobs(pack_logprobs(again, lossy=True), len(values), lossy=True).tolist() == again.tolist()
+
+
+def test_the_ends_of_the_lossy_scale() -> None:
+    array = np.array([1e-3, 0.0, -300.0, -np.inf, -255.99], dtype="<f4")
+    lowest = -65535 / 256
+    again = unpack_logprobs(pack_logprobs(array, lossy=True), 5, lossy=True)
+    assert again.tolist() == [0.0, 0.0, lowest, lowest, -65533 / 256]
+    with pytest.raises(ValueError, match="no number"):
+        pack_logprobs(np.array([np.nan], dtype="<f4"), lossy=True)
+
+
+def test_every_codec_has_a_name_in_the_manifest() -> None:
+    assert get_args(Codec) == tuple(CODECS)
+
+
+def test_a_codec_that_is_not_taken_is_refused_by_name(identity: Identity) -> None:
+    body = pack_group(make_group(identity), codec="lossy")
+    with pytest.raises(RecordError, match="'lossy', this run takes exact, lossless") as caught:
+        unpack_any(body, codecs=("exact", "lossless"))
+    assert caught.value.reason == "codec"
+
+
+def _frame(content: bytes, **options: bool) -> bytes:
+    return zstandard.ZstdCompressor(**options).compress(content)
+
+
+BOMB = _frame(bytes(1 << 30))
+UNSTATED = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(5))
+SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip"
+WITH_DICTIONARY = zstandard.ZstdCompressor(
+    dict_data=zstandard.train_dictionary(1024, [bytes([n, 1, n]) * 9 for n in range(250)]), level=1
+).compress(bytes(5))
+# a frame that states 5 bytes of content and repeats a byte 2^17 times
+LIAR = bytes.fromhex("28b52ffd2005") + (1 | 1 << 1 | (1 << 17) << 3).to_bytes(3, "little") + b"\0"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda b: b.id_planes.__setitem__(0, BOMB), "malformed"),
+        (lambda b: b.logprob_planes.__setitem__(0, BOMB), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, LIAR), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, UNSTATED), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, SKIPPABLE), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, WITH_DICTIONARY), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, _frame(bytes(4))), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, _frame(bytes(6))), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, b.id_planes[0] + b"\0"), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, b.id_planes[0] + SKIPPABLE), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, b.id_planes[0] + b.id_planes[0]), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, b.id_planes[0][:-1]), "malformed"),
+        (lambda b: b.id_planes.__setitem__(0, b""), "malformed"),
+        (lambda b: b.ClearField("id_planes"), "malformed"),
+        (lambda b: b.id_planes.extend([_frame(bytes(5))] * 4), "malformed"),
+        (lambda b: b.logprob_planes.append(_frame(bytes(5))), "malformed"),
+        (lambda b: b.ClearField("logprob_planes"), "malformed"),
+        (lambda b: setattr(b, "token_ids", bytes(20)), "malformed"),
+        (lambda b: setattr(b, "logprobs", bytes(20)), "malformed"),
+        (lambda b: b.lengths.__setitem__(0, MAX_COMPACT_TOKENS), "size"),
+        (lambda b: b.lengths.__setitem__(0, 2**32 - 1), "size"),
+        (lambda b: b.lengths.__setitem__(0, 4), "malformed"),
+    ],
+)
+@pytest.mark.parametrize("codec", ["lossless", "lossy"])
+def test_what_is_no_plane_is_refused_and_costs_no_memory(
+    identity: Identity, codec: Codec, change: Callable[[pb.Body], None], reason: str
+) -> None:
+    body = pb.Body.FromString(pack_group(make_group(identity), codec=codec))
+    change(body)
+    data = body.SerializeToString()
+    tracemalloc.start()
+    with pytest.raises(RecordError) as caught:
+        unpack_group(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert caught.value.reason == reason
+    assert peak < len(data) + (1 << 20)
+
+
+@pytest.mark.parametrize(("place", "most"), [(0, 31), (2, 7)])
+def test_a_plane_with_bits_of_another_is_refused(place: int, most: int) -> None:
+    frames = [_frame(bytes(3))] * 3
+    for value in (most, most + 1):
+        frames[place] = _frame(bytes([0, value, 0]))
+        if value == most:
+            unpack_logprobs(frames, 3, lossy=True)
+        else:
+            with pytest.raises(RecordError, match="more bits"):
+                unpack_logprobs(frames, 3, lossy=True)
+
+
+def test_more_tokens_than_a_reader_takes_are_not_packed() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        pack_ids(np.zeros(MAX_COMPACT_TOKENS + 1, dtype="<i4"))

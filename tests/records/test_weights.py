@@ -1,0 +1,158 @@
+"""Offers of weights: signed, bounded, and refused by name; groups that name whose weights sampled them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftis_node.errors import RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.codec import pack_group, unpack_group
+from ftis_node.records.identity import WEIGHTS_DOMAIN, Identity
+from ftis_node.records.weights import (
+    WeightsOffer,
+    WeightsPart,
+    WeightsQuestion,
+    hash_chunks,
+    open_offer,
+    open_question,
+    seal_offer,
+)
+from tests.conftest import RUN_ID, TOKENIZER, make_group
+
+OTHER = Identity.from_seed(bytes(reversed(range(32))))
+
+
+def make_offer(identity: Identity, **changes: Any) -> WeightsOffer:
+    offer = WeightsOffer(
+        run_id=RUN_ID,
+        peer_id=identity.peer_id,
+        version=7,
+        created_at=1000.5,
+        model="tiny-s",
+        tokenizer=TOKENIZER,
+        started_from="12" * 16,
+        num_bytes=2500,
+        sha256=bytes(32),
+        chunk_bytes=1000,
+        chunks_sha256=bytes(32),
+        probe_ids=(1, 2, 3),
+        probe_logprobs=(-1.5, -0.25),
+    )
+    return replace(offer, **changes)
+
+
+def test_an_offer_survives_and_is_small(identity: Identity) -> None:
+    offer = make_offer(identity, adapter_config=b"{}", num_bytes=15 << 30, chunk_bytes=1 << 20)
+    data = seal_offer(offer, identity)
+    assert open_offer(data) == offer
+    assert len(data) < 400
+
+
+def test_the_last_chunk_has_what_is_left(identity: Identity) -> None:
+    offer = make_offer(identity)
+    assert [offer.size_of(chunk) for chunk in range(offer.num_chunks)] == [1000, 1000, 500]
+    assert make_offer(identity, num_bytes=2000).num_chunks == 2
+
+
+def test_a_list_of_hashes_is_held_against_the_offer(identity: Identity) -> None:
+    import hashlib
+
+    hashes = hash_chunks([b"a", b"b", b"c"])
+    offer = make_offer(identity, chunks_sha256=hashlib.sha256(hashes).digest())
+    assert offer.lists(hashes)
+    assert not offer.lists(hashes[:-1])
+    assert not replace(offer, num_bytes=3500).lists(hashes)
+    assert not offer.lists(hash_chunks([b"a", b"b", b"d"]))
+
+
+def test_another_key_does_not_sign_for_the_learner(identity: Identity) -> None:
+    with pytest.raises(RecordError) as caught:
+        open_offer(seal_offer(make_offer(identity), OTHER))
+    assert caught.value.reason == "signature"
+
+
+def test_a_signature_of_another_kind_of_record_does_not_count(identity: Identity) -> None:
+    message = pb.WeightsOffer.FromString(seal_offer(make_offer(identity), identity))
+    message.signature = identity.sign(b"ftis-node/peer/1\n", message.body)
+    with pytest.raises(RecordError) as caught:
+        open_offer(message.SerializeToString())
+    assert caught.value.reason == "signature"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"schema": 2}, "version"),
+        ({"run": b"x"}, "malformed"),
+        ({"version": 0}, "malformed"),
+        ({"version": 2**63}, "malformed"),
+        ({"sha256": bytes(31)}, "malformed"),
+        ({"chunk_bytes": 0}, "malformed"),
+        ({"chunk_bytes": (1 << 20) + 1}, "malformed"),
+        ({"num_bytes": 0}, "malformed"),
+        ({"num_bytes": 2**62}, "malformed"),
+        ({"probe_ids": [1, 2]}, "malformed"),
+        ({"probe_ids": range(300), "probe_logprobs": [-1.0] * 299}, "malformed"),
+        ({"probe_logprobs": [-1.0, float("nan")]}, "malformed"),
+        ({"probe_logprobs": [-1.0, float("-inf")]}, "malformed"),
+        ({"probe_logprobs": [-1.0, 0.5]}, "malformed"),
+        ({"adapter_config": bytes(20_000)}, "malformed"),
+        ({"adapter_config": bytes(40_000)}, "size"),
+        ({"model": "m" * 129}, "malformed"),
+    ],
+)
+def test_a_signed_offer_out_of_bounds_is_refused(identity: Identity, changes: dict[str, Any], reason: str) -> None:
+    info = pb.WeightsInfo.FromString(pb.WeightsOffer.FromString(seal_offer(make_offer(identity), identity)).body)
+    for name, value in changes.items():
+        info.ClearField(name)  # type: ignore[arg-type]
+        info.MergeFrom(pb.WeightsInfo(**{name: value}))
+    body = info.SerializeToString()
+    data = pb.WeightsOffer(body=body, signature=identity.sign(WEIGHTS_DOMAIN, body)).SerializeToString()
+    with pytest.raises(RecordError) as caught:
+        open_offer(data)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        WeightsQuestion(WeightsPart.OFFER),
+        WeightsQuestion(WeightsPart.HASHES, file=bytes(32)),
+        WeightsQuestion(WeightsPart.CHUNKS, file=bytes(32), first=9, count=64),
+    ],
+)
+def test_questions_survive(question: WeightsQuestion) -> None:
+    assert open_question(question.to_bytes()) == question
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff",
+        b"",
+        pb.WeightsQuestion(schema=1).SerializeToString(),
+        pb.WeightsQuestion(schema=1, part=9).SerializeToString(),  # type: ignore[arg-type]
+        WeightsQuestion(WeightsPart.HASHES, file=b"../../identity.key").to_bytes(),
+        WeightsQuestion(WeightsPart.CHUNKS, file=bytes(32), count=65).to_bytes(),
+        WeightsQuestion(WeightsPart.CHUNKS, file=bytes(32)).to_bytes(),
+    ],
+)
+def test_other_questions_are_refused(data: bytes) -> None:
+    with pytest.raises(RecordError):
+        open_question(data)
+
+
+def test_a_group_names_whose_weights_sampled_it_and_otherwise_has_not_a_byte_more(identity: Identity) -> None:
+    own = make_group(identity)
+    followed = replace(own, weights_of=OTHER.peer_id)
+    assert unpack_group(pack_group(followed)).weights_of == OTHER.peer_id
+    assert unpack_group(pack_group(own)).weights_of is None
+    assert len(pack_group(followed)) - len(pack_group(own)) == 38 + 3
+    body = pb.Body.FromString(pack_group(own))
+    body.weights_of = b"somebody"
+    with pytest.raises(RecordError) as caught:
+        unpack_group(body.SerializeToString())
+    assert caught.value.reason == "malformed"

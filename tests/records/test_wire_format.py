@@ -1,0 +1,222 @@
+"""docs/wire-format.md against the code: its bytes, and a reader made from the page alone, with no protobuf library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from ftis_node.gossip import door, entries, manifests
+from ftis_node.gossip import secret as secret_file
+from ftis_node.gossip.base import GossipLimits
+from ftis_node.gossip.bodies import pack_ids
+from ftis_node.gossip.frames import HEADER, Frame
+from ftis_node.gossip.names import Service, protocol, topic
+from ftis_node.models.fingerprint import PROBE_TEXTS
+from ftis_node.node.serve import MAX_ANSWERS
+from ftis_node.records import compact, header, planes, question, text_codec, weights
+from ftis_node.records import envelope as envelope_file
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.compact import pack_logprobs
+from ftis_node.records.planes import decompress
+from ftis_node.swarm.duty import in_turn
+from ftis_node.swarm.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
+from tests.records import wire_example as example
+
+PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
+B58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+HEX_LINE = re.compile(r" {4,}([0-9a-f]{2,})(?: {2,}.*)?")
+
+
+def _bytes(name: str) -> bytes:
+    """The bytes of a block of the page: the hex digits with which its lines begin."""
+    block = PAGE.split(f"<!-- bytes: {name} -->\n", 1)[1].split("\n\n", 1)[0]
+    found = [HEX_LINE.fullmatch(line) for line in block.splitlines()]
+    return bytes.fromhex("".join(match[1] for match in found if match and len(match[1]) % 2 == 0))
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        shift, at = shift + 7, at + 1
+        if data[at - 1] < 128:
+            return value, at
+
+
+def _fields(data: bytes) -> dict[int, list[int | bytes]]:
+    """A protobuf message by field numbers: integers of varints, bytes of all else."""
+    fields: dict[int, list[int | bytes]] = {}
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        value: int | bytes
+        if tag & 7 == 0:
+            value, at = _varint(data, at)
+        else:
+            length, at = _varint(data, at) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], at)
+            value, at = data[at : at + length], at + length
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
+
+
+def _packed_varints(data: bytes) -> list[int]:
+    values, at = [], 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        values.append(value)
+    return values
+
+
+def _base58(data: bytes) -> str:
+    number, text = int.from_bytes(data, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        text = B58[digit] + text
+    return "1" * (len(data) - len(data.lstrip(b"\0"))) + text
+
+
+def _is_signed(peer: bytes, domain: str, message: bytes, signature: bytes) -> bool:
+    assert peer[:6] == bytes.fromhex("002408011220") and len(peer) == 38
+    try:
+        Ed25519PublicKey.from_public_bytes(peer[6:]).verify(signature, domain.encode() + message)
+    except InvalidSignature:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", ["body", "id", "signature", "announcement", "question", "member", "fetch"])
+def test_the_pages_bytes_are_those_of_the_code(name: str) -> None:
+    sealed = example.envelope()
+    ids = pack_ids([sealed.id], limits=GossipLimits())
+    made = {
+        "body": sealed.body,
+        "id": sealed.id,
+        "signature": sealed.signature,
+        "announcement": example.announcement(),
+        "question": example.question(),
+        "member": example.member(),
+        "fetch": HEADER.pack(Frame.REQUEST, len(ids)) + ids,
+    }
+    assert _bytes(name).hex() == made[name].hex()
+
+
+def test_a_reader_from_the_page_alone_reads_the_group() -> None:
+    envelope = _fields(example.envelope().to_bytes())
+    (data,), (signature,) = envelope[1], envelope[2]
+    assert isinstance(data, bytes) and isinstance(signature, bytes)
+    assert example.envelope().to_bytes() == b"\x0a\xd1\x01" + data + b"\x12\x40" + signature
+    body = {number: values[0] for number, values in _fields(data).items()}
+    assert hashlib.sha256(data).digest() == _bytes("id")
+    assert _is_signed(body[4], "ftis-node/envelope/1\n", data, signature)
+    assert not _is_signed(body[4], "ftis-node/peer/1\n", data, signature)
+    assert _base58(body[4]) in PAGE
+    assert [body[number] for number in (1, 2, 5, 6, 8, 12)] == [1, 1, 1, 1767225600000, 5, 3]
+    assert (body[7], body[10], body[3], body[11]) == (b"arithmetic", b"tiny-s", b"\xab" * 16, b"\xcd" * 16)
+    assert body[9] == hashlib.sha256(struct.pack("<3i", 5, 6, 7)).digest()[:16]
+    assert _fields(body[14]) == {1: [struct.pack("<f", 1)], 2: [struct.pack("<f", 1)]}
+    lengths = _packed_varints(body[15])
+    assert (lengths, _packed_varints(body[16])) == ([3, 2], [1, 2])
+    assert struct.unpack("<2f", body[17]) == (1.0, 0.0)
+    assert struct.unpack(f"<{sum(lengths)}i", body[18]) == (10, 300, 2, 12, 13)
+    assert struct.unpack(f"<{sum(lengths)}f", body[19]) == (-0.5, -0.25, -0.125, -1.0, -2.0)
+
+
+def test_a_reader_from_the_page_alone_reads_a_member() -> None:
+    raw = example.member()
+    kind, peer, expiry, signature = raw[0], raw[1:39], raw[39:47], raw[47:111]
+    run, payload = raw[112 : 112 + raw[111]], raw[112 + raw[111] :]
+    assert (kind, struct.unpack(">d", expiry)[0], run.decode()) == (2, example.EXPIRES_AT, example.RUN_ID)
+    assert payload.decode().splitlines() == ["shards=8", example.ADDRESS]
+    assert _is_signed(peer, "ftis-node/directory/1\n", raw[:1] + expiry + run + b"\n" + payload, signature)
+    bucket = int.from_bytes(hashlib.sha256(_base58(peer).encode()).digest()[:4], "big") % 64
+    assert (bucket, bucket % 8) == (43, 3) == (bucket_of(_base58(peer)), shard_of(_base58(peer), 8))
+    entry = entries.unseal(raw, max_record_bytes=2048)
+    assert entry is not None and entry.key == f"/ftis/1/{example.RUN_ID}/members/43"
+
+
+def test_the_pages_lossy_planes_are_those_of_the_code() -> None:
+    logprobs = example.GROUP.completions[0].logprobs.tolist() + example.GROUP.completions[1].logprobs.tolist()
+    frames = pack_logprobs(np.array(logprobs, dtype="<f4"), lossy=True)
+    planes = " ".join(decompress(frame, num_bytes=5).tobytes().hex() for frame in frames)
+    assert f"    {planes}\n" in PAGE
+
+
+def test_names_and_turns_are_as_the_page_says() -> None:
+    assert set(Service) == set(re.findall(r"^\| `(\w+)` \| (?:empty|ids|the same|a `)", PAGE, flags=re.MULTILINE))
+    assert (topic("RUN", 3), protocol("RUN", Service.ASK)) == ("/ftis/1/RUN/3", "/ftis/1/RUN/ask")
+    members = [f"peer-{number}" for number in range(5)]
+    weigh = {name: hashlib.blake2b(name.encode(), key=_bytes("id"), digest_size=8).digest() for name in members}
+    assert in_turn(_bytes("id"), members) == sorted(members, key=lambda name: weigh[name], reverse=True)
+
+
+def test_the_page_has_every_field_of_a_body_and_the_probe_texts() -> None:
+    told = re.findall(r"^\| `(\w+)` \| (\d+), ", PAGE, flags=re.MULTILINE)
+    assert {(name, int(number)) for name, number in told} == {(f.name, f.number) for f in pb.Body.DESCRIPTOR.fields}
+    for text in PROBE_TEXTS:
+        assert f"    {json.dumps(text)}\n" in PAGE
+
+
+def test_the_pages_bounds_are_those_of_the_code() -> None:
+    limits = GossipLimits()
+    told = {
+        "never above 4 MiB": envelope_file.MAX_ENVELOPE_BYTES == 4 << 20,
+        "at most 512 bytes. gossipsub": envelope_file.MAX_ANNOUNCEMENT_BYTES == 512,
+        "`attempt` (9, at most 255)": envelope_file.MAX_ATTEMPT == 255,
+        "1 to 1024 of them": header.MAX_COMPLETIONS == 1024,
+        "| `task` | 7, string | at most 128 bytes |": header.MAX_NAME_BYTES == 128,
+        "below 2^63": header.MAX_INTEGER == 2**63 - 1,
+        "at most 1 MiB each |": text_codec.MAX_TEXT_BYTES == 1 << 20,
+        "At most 524,288 tokens": compact.MAX_COMPACT_TOKENS == 524_288,
+        "a window of 1 MiB": planes.MAX_WINDOW_BYTES == 1 << 20,
+        "a `Question`, at most 256 bytes": question.MAX_QUESTION_BYTES == 256,
+        "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_QUESTION_BYTES == 256,
+        "an offer (at most 32 KiB)": weights.MAX_OFFER_BYTES == 32 << 10,
+        "`count` of them (1 to 64)": weights.MAX_CHUNKS_PER_QUESTION == 64,
+        "chunks, at most 1 MiB each": weights.MAX_CHUNK_BYTES == limits.max_weights_item_bytes == 1 << 20,
+        "32 bytes each, 1 to 64": limits.max_ids_per_request == 64,
+        "have 16 MiB together": limits.max_request_bytes == 16 << 20,
+        "No byte for 10 s ends a stream, and 60 s": (limits.idle_timeout_s, limits.fetch_timeout_s) == (10, 60),
+        "| 2048 bytes |": limits.max_record_bytes == 2048,
+        "| 512 bytes |": entries.MAX_MEMBER_BYTES == 512,
+        "at most ten minutes ahead (and a minute": (limits.max_record_ttl_s, entries.CLOCK_SLACK_S) == (600, 60),
+        "at most 65,536 bytes unpacked": manifests.MAX_MANIFEST_BYTES == 65_536,
+        "A bucket keeps 256 members": door.MAX_MEMBERS_PER_BUCKET == 256,
+        "16 keys are looked up and 256 stored": (door.MAX_KEYS_PER_FIND, door.MAX_KEYS_PER_STORE) == (16, 256),
+        "modulo 64": NUM_MEMBER_BUCKETS == 64,
+        "the oldest group first, at most 256": MAX_ANSWERS == 256,
+        "The secret is 32 bytes or more": secret_file.MIN_SECRET_BYTES == 32,
+    }
+    assert [text for text, holds in told.items() if not holds] == []
+    assert [text for text in told if text not in PAGE] == []
+
+
+def test_the_directory_is_hiveminds() -> None:
+    """What the page says of the DHT, and of a secret, holds for the library and the code."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    from ftis_node.gossip.bindings import DHTID, MSGPackSerializer
+    from ftis_node.gossip.secret import SecretSeal
+
+    key = f"/ftis/1/{example.RUN_ID}/members/43"
+    packed = b"\xd9" + bytes([len(key)]) + key.encode()  # msgpack: str 8
+    assert DHTID.generate(source=key).to_bytes() == hashlib.sha1(packed).digest()
+    assert DHTID.generate(source=example.IDENTITY.peer).to_bytes() == hashlib.sha1(example.IDENTITY.peer).digest()
+    assert MSGPackSerializer.dumps(None) == b"\xc0"
+
+    secret, context = bytes(range(32)), ("request", "a", "b", "/ftis/1/x/ask")
+    derived = HKDF(SHA256(), 48, example.RUN_ID.encode(), b"ftis-node/secret/1").derive(secret)
+    seal = SecretSeal(secret, run_id=example.RUN_ID)
+    assert seal.wire_name(example.RUN_ID) == derived[32:].hex()
+    associated = b"".join(hashlib.sha256(part.encode()).digest() for part in context)
+    sealed = seal.close(b"hello", *context)
+    assert ChaCha20Poly1305(derived[:32]).decrypt(sealed[:12], sealed[12:], associated) == b"hello"

@@ -1,0 +1,68 @@
+"""The objects behind the bytes that docs/wire-format.md shows, made by this package."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ftis_node.gossip.entries import EntryKind, pack_member, seal
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.envelope import Envelope, announce_group, seal_group
+from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
+from ftis_node.records.identity import Identity
+from ftis_node.records.question import Question
+
+IDENTITY = Identity.from_seed(bytes(range(32)))
+RUN_ID = "ab" * 16
+PROMPT_IDS = (5, 6, 7)
+EXPIRES_AT = 1767226200.0
+ADDRESS = "/ip4/203.0.113.7/tcp/4001"
+
+
+def _completion(ids: list[int], logprobs: list[float], finish: FinishReason, reward: float) -> Completion:
+    return Completion(
+        token_ids=np.array(ids, dtype=np.int32),
+        logprobs=np.array(logprobs, dtype=np.float32),
+        finish_reason=finish,
+        reward=reward,
+        policy_version=3,
+        policy_version_newest=3,
+    )
+
+
+GROUP = Group(
+    run_id=RUN_ID,
+    sender=IDENTITY.peer_id,
+    number=1,
+    prompt_ref=PromptRef("arithmetic", "train", 5),
+    prompt_hash=hash_prompt(PROMPT_IDS),
+    completions=(
+        _completion([10, 300, 2], [-0.5, -0.25, -0.125], FinishReason.STOP, 1.0),
+        _completion([12, 13], [-1.0, -2.0], FinishReason.LENGTH, 0.0),
+    ),
+    sampling=SamplingSettings(),
+    model="tiny-s",
+    tokenizer="cd" * 16,
+    created_at=1767225600.0,
+)
+
+
+def envelope() -> Envelope:
+    """The signed group."""
+    return seal_group(GROUP, IDENTITY)
+
+
+def announcement() -> bytes:
+    """What is said of it in its topic."""
+    sealed = envelope()
+    return announce_group(sealed, GROUP, envelope_bytes=len(sealed.to_bytes())).to_bytes()
+
+
+def question() -> bytes:
+    """Which groups of this sender, from its number 2 to 9, do you hold?"""
+    return Question(sender=IDENTITY.peer_id, first_number=2, last_number=9).to_bytes()
+
+
+def member() -> bytes:
+    """A directory entry: a member of the run at one address."""
+    payload = pack_member([ADDRESS], num_shards=8)
+    return seal(IDENTITY, EntryKind.MEMBER, RUN_ID, payload, expires_at=EXPIRES_AT)

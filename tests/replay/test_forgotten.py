@@ -1,0 +1,112 @@
+"""Pruned numbers stay used, at a bounded cost."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.replay import forgotten
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.reader import ReplayReader
+from tests.replay.test_buffer import ANN, ME, accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+numbers = st.lists(st.integers(1, 30), unique=True, max_size=30)
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with sqlite3.connect(":memory:") as connection:
+        connection.executescript(forgotten.SCHEMA)
+        yield connection
+    connection.close()
+
+
+def _intervals(db: sqlite3.Connection, sender: str = "ann") -> list[tuple[int, int]]:
+    return db.execute("SELECT first, last FROM forgotten WHERE sender = ? ORDER BY first", (sender,)).fetchall()
+
+
+@settings(max_examples=100, deadline=None)
+@given(numbers)
+def test_exactly_what_was_forgotten_counts_as_used(order: list[int]) -> None:
+    with sqlite3.connect(":memory:") as db:
+        db.executescript(forgotten.SCHEMA)
+        for touch, number in enumerate(order):
+            forgotten.forget(db, "ann", number, touch=touch)
+        assert {n for n in range(33) if forgotten.is_forgotten(db, "ann", n)} == set(order)
+        assert not forgotten.is_forgotten(db, "bob", order[0] if order else 1)
+        rows = _intervals(db)
+        assert all(later[0] > earlier[1] + 1 for earlier, later in zip(rows, rows[1:], strict=False)), "run together"
+    db.close()
+
+
+def test_the_lowest_gaps_of_a_sender_are_closed(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgotten, "MAX_INTERVALS_PER_SENDER", 2)
+    for touch, number in enumerate((1, 5, 9, 2**63 - 1)):
+        forgotten.forget(db, "ann", number, touch=touch)
+    assert _intervals(db) == [(1, 9), (2**63 - 1, 2**63 - 1)]
+
+
+def test_rows_longest_untouched_go_first(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgotten, "MAX_INTERVALS", 2)
+    for touch, (sender, number) in enumerate((("ann", 1), ("bob", 1), ("eve", 1), ("ann", 2))):
+        forgotten.forget(db, sender, number, touch=touch)
+    forgotten.trim(db)
+    assert [_intervals(db, name) for name in ("ann", "bob", "eve")] == [[(1, 2)], [], [(1, 1)]]
+
+
+def test_a_pruned_group_does_not_come_in_again(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    buffer = ReplayBuffer(path)
+    reader = ReplayReader(path)
+    first, second = accepted(ANN, 1), accepted(ANN, 2)
+    assert buffer.admit_many([(first, False), (first, False), (second, False), (accepted(ME, 1), True)]) == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert buffer.last_number() == 1
+    buffer.take(1, own=1, foreign=1)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    assert buffer.prune(max_disk_bytes=1) == 2
+    assert not reader.is_known(second.envelope.id)
+    assert reader.has_number(ANN.peer_id, 2)
+    assert not reader.has_number(ANN.peer_id, 3)
+    assert buffer.admit_many([(second, False), (accepted(ANN, 3), False)]) == [False, True]
+    reader.close()
+    buffer.close()
+
+
+def test_a_batch_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(tmp_path / "replay.sqlite")
+    broken = accepted(ANN, 2)
+    object.__setattr__(broken, "envelope_bytes", None)
+    with pytest.raises(sqlite3.IntegrityError):
+        buffer.admit_many([(accepted(ANN, 1), False), (broken, False)])
+    assert buffer.take(1, own=0, foreign=9).groups == []
+    buffer.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_buffer_of_a_former_schema_is_upgraded(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "replay.sqlite"
+    ReplayBuffer(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE forgotten")
+        connection.execute("ALTER TABLE groups DROP COLUMN weights_of")
+        if version == 1:
+            connection.execute("ALTER TABLE groups DROP COLUMN text_token_ids")
+        connection.execute(f"PRAGMA user_version = {version}")
+    connection.close()
+    buffer = ReplayBuffer(path)
+    assert buffer.admit(accepted(ANN, 1), own=False)
+    buffer.close()

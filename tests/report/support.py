@@ -1,0 +1,101 @@
+"""A home made by hand of a node with an eventful run, among peers that write HTML wherever they may write."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.config.home import Home
+from ftis_node.records.envelope import Accepted, seal_group
+from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.telemetry.status import LearnerStatus, ModelStatus, NodeStatus, RunStatus, Status
+from tests.conftest import PROMPT_IDS, make_group, make_text_group
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ATTACK = "<script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>\" '\x1b[2J\u202e"
+PEER_ID = "12D3KooWHostileHostileHostileHostileHostile"
+NUM_STEPS, BEGAN_AT = 60, 1_790_000_000.0
+SKIPPED = range(12, 18)
+ME, PEER = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
+
+
+def write_home(root: Path) -> Home:
+    """Events, status, peers and a buffer of four groups."""
+    home = Home(root)
+    home.create()
+    home.events.write_text("".join(json.dumps(event) + "\n" for event in _events()))
+    status = json.loads(_status().to_json()) | {"peers": [_peer()]}
+    home.status.write_text(json.dumps(status))
+    home.run_toml.write_text(f"# {ATTACK}\nname = 'hand-made'\n")
+    _fill(home)
+    return home
+
+
+def step_events() -> list[dict[str, Any]]:
+    """The steps, with a number in each field that no other has."""
+    return [
+        {
+            **{"time": BEGAN_AT + 10 * step, "event": "step", "step": step, "reward_mean": step / 100},
+            **{"loss": -step / 1000, "kept_fraction": 0.5, "truncated_fraction": 0.01, "mean_kl": 0.02},
+            **{"grad_norm": 1.5, "tokens_per_s": 1000.0 + step, "own_groups": 3, "foreign_groups": 5},
+            **{"mismatch_kl": 1e-7, "num_tokens": 100, "duration_s": 2.0, "refused": None},
+            "skipped": "no group has unequal rewards" if step in SKIPPED else None,
+        }
+        for step in range(1, NUM_STEPS + 1)
+    ]
+
+
+def _events() -> list[dict[str, Any]]:
+    def at(second: float, event: str, **fields: Any) -> dict[str, Any]:
+        return {"time": BEGAN_AT + second, "event": event, **fields}
+
+    refused = [at(200 + n, "refused", group="ab", origin=PEER_ID, reason="reward", detail=ATTACK) for n in range(37)]
+    admitted = [at(5 + n, "admitted", own=n % 3 == 0, num_tokens=10, sender=PEER_ID) for n in range(90)]
+    others = [
+        at(0, "start", model="tiny"),
+        at(1, "member_joined", peer=PEER_ID),
+        at(240, "standing", peer=PEER_ID, standing="banned", why=ATTACK, until=BEGAN_AT + 900),
+        at(300, "refused", group="ab", origin=PEER_ID, reason=ATTACK, detail=""),
+        at(400, "start", model="tiny"),
+        at(450, "step_lost", step=45, error=f"see /home/someone/x/learner.log {ATTACK}"),
+        at(470, "caught_up", num_groups=321, duration_s=12.0),
+        at(610, "stop", step=NUM_STEPS),
+        *(at(2 + 10 * n, "eval", step=n, task="arithmetic", pass_at_1=n / 80, n=64) for n in (0, 20, 40, 60)),
+        *(at(6, "announced", group="ab"), at(7, "confirmed", group="ab", peer=PEER_ID)),
+    ]
+    return sorted([*refused, *admitted, *others, *step_events()], key=lambda event: event["time"])
+
+
+def _status() -> Status:
+    return Status(
+        node=NodeStatus(peer_id=ME.peer_id, name="ann", version="0.1.0", addresses=["/ip4/203.0.113.7/tcp/4001"]),
+        run=RunStatus(id="ab" * 16, name="hand-made", method="ftis", task="arithmetic"),
+        model=ModelStatus(name=ATTACK, parameters=1000, trainable_parameters=10),
+        learner=LearnerStatus(step=NUM_STEPS),
+    )
+
+
+def _peer() -> dict[str, Any]:
+    return {
+        **{"peer_id": PEER_ID, "name": ATTACK, "model": ATTACK, "parameters": 5, "role": ATTACK, "policy_version": 4},
+        **{"groups_accepted": 60, "groups_refused": {"reward": 37, ATTACK: 1}, "failed_pulls": 0},
+        **{"groups_confirmed": 1, "last_seen": BEGAN_AT, "standing": "banned", "score": -12.0, "trusted": False},
+        **{"banned_until": BEGAN_AT + 900, "ban_reason": ATTACK, "reasons": {}},
+    }
+
+
+def _fill(home: Home) -> None:
+    buffer = ReplayBuffer(home.replay)
+    rude = make_text_group(PEER, number=2)
+    rude = replace(rude, model=ATTACK, completions=(replace(rude.completions[0], text=ATTACK), rude.completions[1]))
+    kept = [(make_group(ME), None, ME), (rude.in_tokens([[1, 2], [3]]), rude, PEER)]
+    for group, text, sender in kept:
+        envelope = seal_group(text or group, sender)
+        retells = text.retells if text else None
+        accepted = Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS), retells)
+        assert buffer.admit(accepted, own=sender is ME)
+    buffer.close()

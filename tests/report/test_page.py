@@ -1,0 +1,207 @@
+"""The page of a run: it holds all that it shows, its numbers are the trail's, and what peers wrote stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.config.home import Home
+from ftis_node.report.curves import ticks
+from ftis_node.report.moments import MAX_FIRST, MAX_LAST, MomentLog
+from ftis_node.report.reasons import REASONS
+from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
+from tests.validation.test_reasons import ROWS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALONE = {"meta", "br", "img", "link", "input", "hr"}
+MIDDLE = ATTACK[ATTACK.index("<img") : ATTACK.index("\x1b")]
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, the text of each element in order, and whether tags close as they opened."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._open: list[str] = []
+        self.feed(self.source)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ALONE:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and data.strip():
+            self.texts.append((self._open[-1], data.strip()))
+
+    def rows(self) -> list[list[str]]:
+        """The cells of every table row, as plain text."""
+        cells = (
+            re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)
+            for row in re.findall(r"<tr>(.*?)</tr>", self.source, re.S)
+        )
+        return [[" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in row] for row in cells]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    folder = tmp_path_factory.mktemp("report")
+    home = write_home(folder / "home")
+    assert run(["report", "--home", str(home.root), "--out", str(folder / "run.html")]) == 0
+    return Page(folder / "run.html")
+
+
+def test_the_page_asks_for_nothing_and_runs_nothing(page: Page) -> None:
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "video", "audio", "use"}
+    for tag, attributes in page.tags:
+        assert not {"src", "srcset", "href", "xlink:href", "action", "data"} & set(attributes), tag
+        assert not any(name.startswith("on") for name in attributes), tag
+        assert "url(" not in (attributes.get("style") or ""), tag
+    (style,) = [text for tag, text in page.texts if tag == "style"]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert any("default-src 'none'" in (attributes.get("content") or "") for _, attributes in page.tags)
+
+
+def test_what_peers_wrote_is_text_and_steers_nothing(page: Page) -> None:
+    shown = [text for _, text in page.texts if MIDDLE in text]
+    assert len(shown) >= 6, "the peer's name, model, ban, reason, completion; our own model's name"
+    assert "\x1b" not in page.source
+    assert "\u202e" not in page.source
+
+
+def test_the_figures_are_those_of_the_trail(page: Page) -> None:
+    strong = [text for tag, text in page.texts if tag == "strong"]
+    last_ten = sum(event["reward_mean"] for event in step_events()[-10:]) / 10
+    assert strong[:3] == [str(NUM_STEPS), "75 %".replace(" ", "\N{NO-BREAK SPACE}"), f"{last_ten:.3f}"]
+    assert "62.5\N{NO-BREAK SPACE}%" in strong, "300 of 480 groups were of peers"
+    assert strong[5] == "38", "refused"
+    rows = page.rows()
+    assert [f"reward {REASONS['reward']}", "37"] in rows
+    assert [row[:4] for row in rows if row[1:2] == ["arithmetic"]] == [
+        [str(step), "arithmetic", f"{step / 80:.3f}", "64"] for step in (0, 20, 40, 60)
+    ]
+    (first,) = [row for row in rows if row[0] == "1–6"]
+    assert first[1] == "0.035", "the mean of 0.01 to 0.06"
+    assert first[6:9] == ["18", "30", "600"]
+    (idle,) = [row for row in rows if row[0] == "13–18"]
+    assert idle[-1] == "5"
+
+
+def test_a_chart_ends_where_the_trail_ends(page: Page) -> None:
+    told = [attributes["data-tip"] for tag, attributes in page.tags if tag == "i" and "data-tip" in attributes]
+    assert f"step {NUM_STEPS}\nreward 0.600" in told
+    assert f"step {NUM_STEPS}\nown 3\nfrom peers 5" in told, "stacked, but told as they are"
+    stacked = page.source[page.source.index("Groups of each step") :]
+    assert re.findall(r'<span style="top:[^>]*>(\d+)</span>', stacked)[:6] == ["0", "2", "4", "6", "8", "10"][:5] + [
+        "0"
+    ]
+    labels = [attributes["aria-label"] for _, attributes in page.tags if attributes.get("role") == "img"]
+    assert "Loss: loss from −0.001 to −0.060" in labels
+
+
+def test_what_happened_is_told_in_order(page: Page) -> None:
+    told = [re.sub(r"<[^>]+>", "", text) for text in re.findall(r"</time><span>(.*?)</span>", page.source, re.S)]
+    wanted = [
+        "Started",
+        "Joined: ",
+        "No signal: steps 12 to 17 changed nothing",
+        "38 groups refused at the door: reward 37, &lt;script&gt;",
+    ]
+    wanted += [" is refused from now on: &lt;script&gt;", "before that it had ended without saying so"]
+    wanted += ["The learner died in step 45 and was started again: see …/learner.log &lt;script&gt;"]
+    wanted += ["Caught up with what was missed: 321 groups", "Stopped at step 60"]
+    assert len(told) == len(wanted)
+    assert all(part in text for part, text in zip(wanted, told, strict=True)), told
+
+
+def test_neither_address_nor_path_of_the_machine_is_named(page: Page, tmp_path: Path) -> None:
+    assert "203.0.113.7" not in page.source
+    assert "someone" not in page.source
+    assert str(tmp_path.parent.parent) not in page.source
+
+
+def test_a_node_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    one = '{"time":2.0,"event":"eval","step":0,"task":"arithmetic","pass_at_1":0.1,"n":8}'
+    home.events.write_text('{"time":1.0,"event":"start"}\n' + one + "\n")
+    out = tmp_path / "none.html"
+    assert run(["report", "--home", str(home.root), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    page = Page(out)
+    assert "has not done a step yet" in page.source
+    assert "figure" not in {tag for tag, _ in page.tags}, "no curve through one point"
+    assert ["0", "arithmetic", "0.100", "8"] in [row[:4] for row in page.rows()]
+
+
+def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--home", str(tmp_path)]) == 2
+    home = write_home(tmp_path / "home")
+    assert run(["report", "--home", str(home.root), "--out", str(tmp_path / "no/where.html")]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "no node has run with the home" in first
+    assert "cannot write" in second
+
+
+def test_a_long_run_stays_within_bounds(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    with home.events.open("w") as events:
+        for step in range(1, 4_001):
+            events.write(json.dumps({"time": step * 100.0, "event": "step", "step": step, "loss": step % 7}) + "\n")
+            events.write(json.dumps({"time": step * 100.0, "event": "member_joined", "peer": PEER_ID}) + "\n")
+            events.write("damaged\n" if step % 1000 == 0 else "")
+    out = tmp_path / "long.html"
+    assert run(["report", "--home", str(home.root), "--out", str(out)]) == 0
+    assert out.stat().st_size < 150_000
+    source = Page(out).source
+    assert "4 damaged lines were passed over" in source
+    assert f"{4_000 - MAX_FIRST - MAX_LAST:,} moments in the middle are left out" in source
+
+
+def test_few_refusals_are_no_moment_and_a_changing_step_ends_a_row() -> None:
+    log = MomentLog()
+    for second in range(9):
+        log.add({"time": second, "event": "refused", "reason": "stale"})
+    for step, skipped in ((1, "x"), (2, None), (3, "x")):
+        log.add({"time": 10 + step, "event": "step", "step": step, "skipped": skipped})
+    kept, left_out = log.finish()
+    assert [(moment.kind, moment.first["step"], moment.count) for moment in kept] == [
+        ("step_skipped", 1, 1),
+        ("step_skipped", 3, 1),
+    ]
+    assert left_out == 0
+
+
+def test_every_reason_of_the_door_has_its_sentence() -> None:
+    assert set(REASONS) == set(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0.0, 0.0), (0.0, 1e-16), (3.2e-16, 3.3e-16), (-1e-17, 0.0), (5.0, 5.0), (0.1, 0.1 + 1e-16), (0, 7)],
+)
+def test_an_axis_has_a_length_whatever_is_drawn(low: float, high: float) -> None:
+    marks = ticks(low, high)
+    assert marks == sorted(set(marks))
+    assert 2 <= len(marks) <= 7
+    assert marks[0] <= low + 1e-9 * abs(low) and marks[-1] >= high - 1e-9 * abs(high)

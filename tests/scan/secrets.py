@@ -1,0 +1,54 @@
+"""Secrets in the repository: every file that git tracks, line by line, for what keys and tokens look like.
+
+A line that only looks so has `not-a-secret` in it, and says by that that somebody looked.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KINDS = {
+    "private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+    "access token of the hub": re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
+    "access token of a forge": re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{50,}|glpat-[\w-]{20,})"),
+    "cloud key": re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{35}\b"),
+    "API key": re.compile(r"\bsk-[A-Za-z0-9_-]{32,}|\bxox[abprs]-[\w-]{20,}"),
+    "web token": re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
+    "password in an address": re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s/:@{}$<]+:[^\s/:@{}$<]{3,}@"),
+    "password": re.compile(
+        r"(?i)\b(?:password|passwd|secret|token|api_?key)\s*[:=]\s*[\"'](?=[^\"']*\d)[A-Za-z0-9+/=_-]{20,}[\"']"
+    ),
+}
+MARK = "not-a-secret"
+MAX_BYTES = 4 << 20
+
+
+def tracked_files(root: Path) -> list[Path]:
+    """What git has of the repository, and what is new and not ignored."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
+    return [root / name for name in names if name and (root / name).is_file()]
+
+
+def secrets_in(text: str) -> Iterator[tuple[int, str]]:
+    """The number of each line that has one, and its kind."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if MARK not in line:
+            yield from ((number, kind) for kind, pattern in KINDS.items() if pattern.search(line))
+
+
+def secrets_of(root: Path) -> list[str]:
+    """A line for each secret of a repository. It names the place, and does not repeat the secret."""
+    found = []
+    for path in tracked_files(root):
+        content = path.read_bytes()
+        if len(content) <= MAX_BYTES and b"\0" not in content:
+            lines = secrets_in(content.decode("utf-8", errors="replace"))
+            found += [f"{path.relative_to(root)}:{number}: {kind}" for number, kind in lines]
+    return found

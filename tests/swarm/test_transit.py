@@ -1,0 +1,64 @@
+"""Versions under way in seconds, and which of them are worth their place on a generator's or a learner's disk."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ftis_node.config.delay import parse_delay
+from ftis_node.errors import ConfigError
+from ftis_node.swarm.transit import InTransit, is_worth_holding, outdated_offers
+
+
+def test_a_version_arrives_when_it_is_so_old_and_overtaken_ones_never() -> None:
+    transit = InTransit(parse_delay("fixed:2.5", unit="seconds"), random.Random(0))
+    for version, at in ((1, 10.0), (2, 11.0), (3, 12.0)):
+        transit.send(version, at=at)
+    assert transit.receive(12.4) is None
+    assert transit.receive(13.9) == 2, "the newest that has arrived"
+    assert transit.versions == [3]
+    assert transit.receive(13.9) is None
+    transit.send(1, at=0.0)
+    assert transit.receive(20.0) == 3
+    transit.send(1, at=0.0)
+    assert transit.receive(99.0) is None, "never back"
+
+
+def test_a_delay_in_seconds_is_no_whole_number() -> None:
+    delay = parse_delay("lognormal:0.5-1800", unit="seconds")
+    drawn = [delay.draw(random.Random(seed)) for seed in range(200)]
+    assert min(drawn) >= 0.5
+    assert max(drawn) <= 1800
+    assert all(one != round(one) for one in drawn if 0.5 < one < 1800)
+
+
+@pytest.mark.parametrize("spec", ["fixed:1801", "lognormal:0-8", "lognormal:1-1800.5", "fixed:-1", "uniform:1-2"])
+def test_another_delay_in_seconds_is_refused(spec: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_delay(spec, unit="seconds", most=1800)
+
+
+def test_with_a_long_delay_the_places_are_spread_over_it() -> None:
+    delay = parse_delay("fixed:100", unit="seconds")
+    transit, held_at, most = InTransit(delay, random.Random(0)), -1e9, 0
+    ages = []
+    made_at: dict[int, float] = {}
+    for now in range(1000):  # a version a second
+        if is_worth_holding(delay, num_held=len(transit.versions), max_held=4, since_last=now - held_at):
+            transit.send(now + 1, at=now)
+            made_at[now + 1], held_at = now, now
+        most = max(most, len(transit.versions))
+        transit.receive(now)
+        if transit.served:
+            ages.append(now - made_at[transit.served])
+    assert most <= 4
+    assert min(ages) == 100
+    assert max(ages) <= 130, "without the spreading, one is served for nearly another delay"
+
+
+def test_a_learner_keeps_the_newest_and_what_is_being_fetched() -> None:
+    asked_at = {1: 90.0, 2: 0.0, 3: 95.0, 4: 99.0, 5: 0.0, 6: 0.0}
+    assert outdated_offers(asked_at, now=100.0, max_offered=8) == [2]
+    assert outdated_offers(asked_at, now=100.0, max_offered=4) == [2, 1]
+    assert outdated_offers(asked_at, now=200.0, max_offered=8) == [4, 3, 2, 1]

@@ -1,0 +1,169 @@
+"""Plug-ins: a real package, installed by pip; and what a bad one may not do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.cli.app import run
+from ftis_node.errors import TaskError
+from ftis_node.records.group import CompletionStatus, PromptRef
+from ftis_node.tasks import held_out_spec, load_task
+from ftis_node.tasks.scoring import IsolatedScorer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BAD = """
+import sys
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks import TaskItem
+
+class Good:
+    isolate_scoring = False
+
+    def __init__(self, split, name="good"):
+        self.split, self.name = split, name
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return TaskItem(PromptRef(self.name, self.split, index), ({"role": "user", "content": "say x"},), "x")
+
+    def resolve(self, ref):
+        return self[ref.index]
+
+    def score(self, item, completion_text):
+        return 1.0
+
+class Unscored(Good):
+    def __init__(self, split):
+        super().__init__(split, "unscored")
+
+    def score(self, item, completion_text):
+        raise RuntimeError("no idea")
+
+class Unresolved(Good):
+    def __init__(self, split):
+        super().__init__(split, "unresolved")
+
+    def resolve(self, ref):
+        if ref.index:
+            raise ZeroDivisionError("oh")
+        return self[0]
+
+class Forgetful(Good):
+    def __init__(self, split):
+        super().__init__(split, "forgetful")
+
+    def resolve(self, ref):
+        return self[1]
+
+class Itemless(Good):
+    def __init__(self, split):
+        super().__init__(split, "itemless")
+
+    def __getitem__(self, index):
+        return "x"
+
+def leaving(split):
+    sys.exit("bye")
+
+text = "no function"
+"""
+BAD_NAMES = ("unscored", "unresolved", "forgetful", "itemless", "leaving")
+
+
+@pytest.fixture
+def bad_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package in which every plug-in but `good` breaks one promise; another has the same `twice`."""
+    (tmp_path / "bad_plugin.py").write_text(BAD)
+    entries = "\n".join(f"{name} = bad_plugin:{name if name == 'leaving' else name.title()}" for name in BAD_NAMES)
+    for package in ("bad-plugin", "other-plugin"):
+        info = tmp_path / f"{package.replace('-', '_')}-2.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 2.0\n")
+        tasks = entries + "\ngood = bad_plugin:Good" if package == "bad-plugin" else ""
+        (info / "entry_points.txt").write_text(
+            f"[ftis_node.tasks]\n{tasks}\ntwice = bad_plugin:Good\n"
+            + ("[ftis_node.rewards]\ntext = bad_plugin:text\n" if package == "bad-plugin" else "")
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bad_plugin", raising=False)
+
+
+async def test_the_example_package_gives_a_task_and_a_reward(
+    example_plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(example_plugin)
+    sorting, arithmetic = load_task("sorting", split="test"), load_task("arithmetic:add@brief")
+    assert sorting.resolve(sorting[7].ref) == sorting[7] != sorting[8]
+    assert sorting[0].answer == "".join(sorted(sorting[0].prompt[0]["content"].removeprefix("sort ")[:4]))
+    assert arithmetic[3].ref == PromptRef("arithmetic:add@brief", "train", 3)
+    assert arithmetic.resolve(arithmetic[3].ref) == arithmetic[3]
+    assert sorting.isolate_scoring and arithmetic.isolate_scoring
+    right, other = sorting[0].answer, arithmetic[0].answer
+    async with IsolatedScorer(sorting, arithmetic) as scorer:
+        scores = await scorer.score(sorting[0], [right, right[:3] + "x", right + "0"])
+        assert [reward for reward, _ in scores] == [1.0, 0.75, 0.0]
+        assert [reward for reward, _ in await scorer.score(arithmetic[0], [other, f"is {other}", "x"])] == [1, 0.5, 0]
+    assert held_out_spec("arithmetic@brief+sorting") == held_out_spec("arithmetic@brief")
+
+
+@pytest.mark.usefixtures("bad_plugins")
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("forgetful", "the plug-in task 'forgetful' of bad-plugin 2.0 makes another problem of"),
+        ("itemless", "the plug-in task 'itemless' of bad-plugin 2.0 gave no TaskItem of its own as problem 0"),
+        ("leaving", "the plug-in task 'leaving' of bad-plugin 2.0 failed: SystemExit: bye; tell its authors"),
+        ("twice", "bad-plugin and other-plugin both have a plug-in 'twice': uninstall one of them"),
+        ("good@text", "the plug-in reward 'text' of bad-plugin 2.0 is a str, which cannot be called"),
+        ("good@brieff", "unknown reward 'brieff': known are text"),
+    ],
+)
+def test_a_bad_plug_in_is_one_line_that_names_its_package(spec: str, message: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        load_task(spec)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("bad_plugins")
+async def test_what_a_bad_plug_in_does_later_ends_nothing() -> None:
+    unscored, unresolved, good = load_task("unscored"), load_task("unresolved"), load_task("good")
+    with pytest.raises(KeyError):  # the door's word for a prompt that is not here
+        unresolved.resolve(PromptRef("unresolved", "train", 2))
+    with pytest.raises(KeyError):
+        good.resolve(PromptRef("good", "test", 0))
+    async with IsolatedScorer(unscored, good) as scorer:
+        assert await scorer.score(unscored[0], ["x"]) == [(0.0, CompletionStatus.UNSCORED)]
+        assert await scorer.score(good[0], ["x"]) == [(1.0, CompletionStatus.SCORED)]
+
+
+@pytest.mark.usefixtures("bad_plugins")
+def test_listing_plug_ins_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tasks"]) == 0
+    out = capsys.readouterr().out
+    assert "plug-in   task leaving  (bad-plugin 2.0, bad_plugin:leaving)" in out
+    assert "plug-in   reward text  (bad-plugin 2.0, bad_plugin:text)" in out
+    assert "bad_plugin" not in sys.modules
+
+
+def test_listing_tasks_loads_no_library_of_one() -> None:
+    code = (
+        "import sys; from ftis_node.cli.app import run; run(['tasks'])\n"
+        "heavy = {'torch', 'datasets', 'reasoning_gym', 'sympy', 'pebble'} & set(sys.modules)\n"
+        "sys.exit(' '.join(sorted(heavy)) or 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_trying_a_task_scores_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tasks", "arithmetic"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["answer: 10", "reward of the answer alone: 1.0"]
+    assert run(["tasks", "gsm9k"]) == 2

@@ -1,0 +1,105 @@
+"""Every number of the status is a metric with a good name, and the page on metrics is made from the same table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ftis_node.telemetry.metric_table import Metric, all_metrics
+from ftis_node.telemetry.metrics import render_metrics
+from ftis_node.telemetry.reference import render_reference
+from ftis_node.telemetry.status import (
+    EvalStatus,
+    GenerationStatus,
+    LearnerStatus,
+    NodeStatus,
+    ReplayStatus,
+    RunStatus,
+    Status,
+    SwarmStatus,
+)
+
+ROOT = Path(__file__).parents[2]
+STATUS = Status(
+    node=NodeStatus(state="running", name='a"b\\c\nd'),
+    run=RunStatus(name="test"),
+    generation=GenerationStatus(state="ready", groups_made=3),
+    learner=LearnerStatus(state="backing-off", step=7, loss=0.25, own_groups=4, foreign_groups=5),
+    swarm=SwarmStatus(state="solo", groups_refused={"reward": 2}),
+    replay=ReplayStatus(ready=6),
+    eval=[EvalStatus(step=0, task="t", pass_at_1=0.1, n=8), EvalStatus(step=5, task="t", pass_at_1=0.5, n=8)],
+)
+
+
+def _numbers() -> set[str]:
+    """The paths of the snapshot's numbers and tables of counts."""
+    paths = set()
+    for section, kind in get_type_hints(Status).items():
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            for name, field in get_type_hints(kind).items():
+                kinds = {field, *get_args(field)}
+                if kinds & {int, float, bool} or field == dict[str, int]:
+                    paths.add(f"{section}.{name}")
+    return paths
+
+
+def test_every_number_of_the_status_is_a_metric_and_no_other() -> None:
+    assert {metric.path for metric in all_metrics() if metric.path} == _numbers()
+
+
+@pytest.mark.parametrize("metric", all_metrics(), ids=lambda metric: metric.path or metric.name)
+def test_names_kinds_and_texts(metric: Metric) -> None:
+    assert re.fullmatch(
+        r"ftis_(node|event_loop|worker|model|generation|learner|swarm|replay|eval)_[a-z0-9_]*[a-z0-9]", metric.name
+    )
+    assert (metric.kind == "counter") == metric.name.endswith("_total")
+    assert not re.search(r"_(s|ms|mb|kb|percent)(_|$)", metric.name), "base units, spelled out"
+    for suffix, unit in (
+        ("_per_s", "_per_second"),
+        ("bytes", "_bytes"),
+        ("_age_s", "_age_seconds"),
+        ("_at", "_seconds"),
+    ):
+        assert not metric.path.endswith(suffix) or unit in metric.name
+    assert metric.help.endswith(".") and len(metric.help) > 15
+    assert metric.normal
+
+
+def test_what_prometheus_reads() -> None:
+    text = render_metrics(STATUS).decode()
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["ftis_learner_step",] == 7
+    assert samples["ftis_learner_loss",] == 0.25
+    assert ("ftis_learner_reward_mean",) not in samples, "None is no number"
+    assert samples["ftis_generation_groups_total",] == 3
+    assert samples["ftis_swarm_refused_groups_total", ("reason", "reward")] == 2
+    assert samples["ftis_learner_used_groups", ("origin", "own")] == 4
+    assert samples["ftis_learner_used_groups", ("origin", "foreign")] == 5
+    assert samples["ftis_replay_groups", ("state", "ready")] == 6
+    assert samples["ftis_eval_pass_at_1", ("task", "t")] == 0.5, "the newest"
+    assert samples["ftis_swarm_state", ("state", "solo")] == 1
+    assert samples["ftis_swarm_state", ("state", "connected")] == 0
+    assert samples["ftis_worker_state", ("state", "backing-off"), ("worker", "learner")] == 1
+    assert samples["ftis_node_contributing",] == 0
+    (info,) = [dict(key[1:]) for key in samples if key[0] == "ftis_node_info"]
+    assert (info["name"], info["run"]) == ('a"b\\c\nd', "test")
+
+
+def test_a_role_without_a_learner_has_no_answer_about_learning() -> None:
+    status = msgspec.structs.replace(STATUS, learner=LearnerStatus(state="off"))
+    assert b"\nftis_node_learning" not in render_metrics(status)
+    assert b"\nftis_node_learning 0.0\n" in render_metrics(STATUS)
+
+
+def test_the_page_is_made_from_the_table() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert page == render_reference(), "python -m ftis_node.telemetry.reference > docs/metrics.md"

@@ -1,0 +1,100 @@
+"""A secret in any form is taken out of log lines, tracebacks, events and statuses; innocent text stays."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.records.identity import Identity
+from ftis_node.telemetry import secrets
+from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.log import set_up_logging
+from ftis_node.telemetry.secrets import HIDDEN, keep_secret, keep_variables_secret, redacted, show_traceback
+from ftis_node.telemetry.status import NodeStatus, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SEED = bytes((7 * number + 5) % 251 for number in range(32))
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_forms", set())
+    keep_secret(SEED)
+
+
+@pytest.fixture
+def logging_again() -> Iterator[None]:
+    root, own = logging.getLogger(), logging.getLogger("ftis_node")
+    before = root.handlers[:], root.level, own.level
+    yield
+    root.handlers[:], root.level, own.level = before
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        SEED.hex(),
+        SEED.hex().upper(),
+        repr(SEED),
+        SEED.decode("latin-1"),
+        base64.b64encode(SEED).decode(),
+        base64.urlsafe_b64encode(b"\x08\x01\x12\x40" + SEED + bytes(32)).decode(),  # as libp2p keeps a private key
+        base64.b64encode(b"x" + SEED).decode(),
+        base64.b64encode(b"xy" + SEED).decode(),
+    ],
+)
+def test_each_form_of_a_secret_is_taken_out(form: str) -> None:
+    shown = redacted(f"before {form} after")
+    assert shown.startswith("before ") and shown.endswith(" after") and HIDDEN in shown
+    assert form[8:24] not in shown
+
+
+def test_access_tokens_are_known_by_their_looks_and_by_the_environment() -> None:
+    token = "hf_" + "Abc123" * 5
+    assert redacted(f"401 for {token}.") == f"401 for {HIDDEN}."
+    assert redacted("Authorization: Bearer abcdefgh12345678xyz") == f"Authorization: Bearer {HIDDEN}"
+    keep_variables_secret({"WANDB_API_KEY": "0123456789ab-key"})
+    assert redacted("key 0123456789ab-key") == f"key {HIDDEN}"
+
+
+def test_innocent_text_and_short_words_stay() -> None:
+    keep_secret("")
+    keep_secret("short")
+    text = "a group of 12 short completions by 12D3KooWabc, hf_small"
+    assert redacted(text) == text
+
+
+@pytest.mark.usefixtures("logging_again")
+def test_log_lines_and_tracebacks_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging()
+    log = logging.getLogger("ftis_node.x")
+    try:
+        raise ValueError(f"cannot use {SEED!r}")
+    except ValueError as error:
+        log.exception("failed with %s", SEED.hex())
+        show_traceback(type(error), error, error.__traceback__)
+    said = capsys.readouterr().err
+    assert said.count(HIDDEN) == 3
+    assert said.count("ValueError: cannot use b'<secret>'") == 2
+    assert SEED.hex() not in said and repr(SEED)[2:-1] not in said
+
+
+def test_events_and_statuses_have_none(tmp_path: Path) -> None:
+    trail = EventTrail(tmp_path / "events.jsonl")
+    trail.write("failed", problem=f"seed {SEED.hex()}", blob=SEED)
+    trail.close()
+    event = json.loads((tmp_path / "events.jsonl").read_text())
+    assert (event["problem"], event["blob"]) == (f"seed {HIDDEN}", HIDDEN)
+    told = Status(node=NodeStatus(name=base64.b64encode(SEED).decode().rstrip("="))).to_json()
+    assert Status.from_json(told).node.name.startswith(HIDDEN)
+
+
+def test_an_identity_that_is_shown_keeps_its_key_to_itself() -> None:
+    assert "seed" not in repr(Identity.from_seed(SEED)) and repr(SEED)[2:12] not in repr(Identity.from_seed(SEED))

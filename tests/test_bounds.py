@@ -1,0 +1,102 @@
+"""Nothing in a node grows without a bound: every queue has its size, every connection that is opened its time limit.
+
+Read off the source, so that a new queue without a bound fails here. What may have none stands below, with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(__file__).parents[1] / "ftis_node"
+ROOMS = (
+    *("gossip", "generation", "ipc", "learner", "node", "records", "replay", "swarm", "tasks", "telemetry"),
+    "validation",
+)
+FILES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
+SIZED_QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}
+CONNECTING = {"open_connection", "open_unix_connection"}
+UNBOUNDED = {
+    "generation/engines/torch_engine.py": "requests of the daemon, which has `groups_in_flight` and one load under way",
+    "generation/engines/vllm_driver.py": "the same, and one command for each of them",
+    "node/checks.py": "one answer for each check of the doctor",
+    "telemetry/tracking.py": "`offer` looks at its capacity first",
+}
+
+
+def _name(call: ast.Call) -> str:
+    function = call.func.value if isinstance(call.func, ast.Subscript) else call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _bound(call: ast.Call, keyword: str, position: int) -> ast.expr | None:
+    """The argument that bounds; None where there is none, or where it says that there is none."""
+    given = call.args[position] if len(call.args) > position else None
+    found = next((each.value for each in call.keywords if each.arg == keyword), given)
+    return None if isinstance(found, ast.Constant) and found.value in (0, None) else found
+
+
+def unbounded_queues(source: str) -> list[int]:
+    """The lines of queues without a bound."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [
+        call.lineno
+        for call in calls
+        if (_name(call) in SIZED_QUEUES and _bound(call, "maxsize", 0) is None)
+        or _name(call) == "SimpleQueue"
+        or (_name(call) == "deque" and _bound(call, "maxlen", 1) is None)
+    ]
+
+
+def unlimited_connects(source: str) -> list[int]:
+    """The lines where a connection is opened outside of any `async with asyncio.timeout(...)`."""
+
+    def walk(node: ast.AST, limited: bool) -> Iterator[int]:
+        if isinstance(node, ast.AsyncWith):
+            contexts = [item.context_expr for item in node.items]
+            limited = limited or any(isinstance(each, ast.Call) and _name(each) == "timeout" for each in contexts)
+        if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef):
+            limited = False
+        if isinstance(node, ast.Call) and _name(node) in CONNECTING and not limited:
+            yield node.lineno
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, limited)
+
+    return list(walk(ast.parse(source), limited=False))
+
+
+def test_every_queue_has_a_bound() -> None:
+    found = {str(path.relative_to(PACKAGE)): unbounded_queues(path.read_text()) for path in FILES}
+    assert {name: lines for name, lines in found.items() if lines and name not in UNBOUNDED} == {}
+    assert [name for name in UNBOUNDED if not found[name]] == [], "these need no exception any more"
+
+
+def test_every_connection_is_opened_within_a_limit() -> None:
+    found = {str(path.relative_to(PACKAGE)): unlimited_connects(path.read_text()) for path in FILES}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["asyncio.Queue()", "asyncio.Queue[int](0)", "Queue(maxsize=0)", "queue.SimpleQueue()", "deque()", "deque(rows)"],
+)
+def test_what_has_no_bound_is_found(source: str) -> None:
+    assert unbounded_queues(source) == [1]
+
+
+@pytest.mark.parametrize("source", ["asyncio.Queue(64)", "Queue(maxsize=capacity)", "deque(maxlen=8)", "deque([], 4)"])
+def test_what_has_a_bound_is_not(source: str) -> None:
+    assert unbounded_queues(source) == []
+
+
+def test_a_connection_outside_of_a_limit_is_found() -> None:
+    bare = "async def f():\n    await asyncio.open_unix_connection(path)\n"
+    held = "async def f():\n    async with asyncio.timeout(3):\n        await asyncio.open_unix_connection(path)\n"
+    assert unlimited_connects(bare) == [2]
+    assert unlimited_connects(held) == []

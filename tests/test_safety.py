@@ -1,0 +1,144 @@
+"""What no line of the package may do: unpickle, run what is not its own, or go to another process by a shell.
+
+The first is looked for in the syntax trees, by the names of what would do it. The second is what a node promises of
+plug-ins and models: see also tests/models/test_model_loading.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.outside import NO_TELEMETRY, forbid_telemetry
+from ftis_node.errors import ConfigError, TaskError
+from ftis_node.generation.engines.vllm_options import check_options
+from ftis_node.tasks import load_task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(__file__).parents[1] / "ftis_node"
+FILES = sorted(PACKAGE.rglob("*.py"))
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "xml", "ftplib"}
+FORBIDDEN_CALLS = {
+    *(
+        "eval",
+        "exec",
+        "compile",
+        "__import__",
+        "os.system",
+        "os.popen",
+        "torch.load",
+        "torch.hub.load",
+        "torch.jit.load",
+    ),
+    *("joblib.load", "load_state_dict_from_url", "pandas.read_pickle", "run_path", "runpy.run_path"),
+}
+TRUST = {"trust_remote_code", "allow_pickle", "shell"}  # keywords that may be given, and then as False
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Each call with its dotted name, `torch.load`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def faults(source: str) -> list[str]:
+    """What a file does that it must not."""
+    tree, found = ast.parse(source), []
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found += [f"imports {name}" for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
+        if isinstance(node, ast.Dict):
+            keys = [
+                (ast.unparse(key).strip("'\""), value) for key, value in zip(node.keys, node.values, strict=True) if key
+            ]
+            found += [f"{key} in a table" for key, value in keys if key == "trust_remote_code" and _is_true(value)]
+    for name, call in calls(tree):
+        if name in FORBIDDEN_CALLS:
+            found.append(f"calls {name}")
+        found += [
+            f"{name}({keyword.arg}=...)"
+            for keyword in call.keywords
+            if keyword.arg in TRUST and _is_true(keyword.value)
+        ]
+        if name.endswith(".from_pretrained") and name.startswith("Auto"):
+            if not any(keyword.arg == "trust_remote_code" for keyword in call.keywords):
+                found.append(f"{name} without trust_remote_code=False")
+    return found
+
+
+def _is_true(value: ast.expr) -> bool:
+    """Whether a value is not plainly False, or a sentence on a reserved name."""
+    return not (isinstance(value, ast.Constant) and (value.value is False or isinstance(value.value, str)))
+
+
+def test_no_file_unpickles_anything_or_runs_what_is_not_its_own() -> None:
+    found = {str(path.relative_to(PACKAGE)): faults(path.read_text()) for path in FILES}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "torch.load(path, weights_only=True)",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=wanted)",
+        "import yaml",
+        "eval(text)",
+        "subprocess.run(line, shell=True)",
+        "AutoModel.from_pretrained(folder, trust_remote_code=True)",
+        "AutoModel.from_pretrained(folder)",
+        "{'trust_remote_code': True}",
+    ],
+)
+def test_the_search_finds_each_of_them(source: str) -> None:
+    assert len(faults(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "option", ["trust_remote_code", "load_format", "code_revision", "hf_config_path", "hf_token", "download_dir"]
+)
+def test_settings_cannot_have_vllm_run_or_unpickle_what_came_with_a_model(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"engine_options must not have '{option}'"):
+        check_options([option])
+
+
+@pytest.mark.parametrize(("spec", "kind"), [("wonders", "task"), ("arithmetic@judge", "reward")])
+def test_a_plug_in_that_is_not_installed_is_refused_by_name_and_nothing_is_started_or_asked(
+    spec: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **more: object) -> None:
+        raise AssertionError(f"{arguments} {more}")
+
+    for place in ("subprocess.Popen.__init__", "socket.socket.connect", "socket.getaddrinfo"):
+        monkeypatch.setattr(place, refuse)
+    with pytest.raises(TaskError, match=f"unknown {kind} '{spec.split('@')[-1]}': known are"):
+        load_task(spec)
+
+
+def test_every_switch_goes_before_what_the_environment_says_and_reaches_children() -> None:
+    changed = {"HF_HUB_DISABLE_TELEMETRY": "0", "KEPT": "1"}
+    forbid_telemetry(changed)
+    assert changed == {**NO_TELEMETRY, "KEPT": "1"}
+    code = (
+        "import sys; from ftis_node.cli import app; app.run = lambda arguments: 0\n"
+        "try: app.main()\nexcept SystemExit: pass\n"
+        "from huggingface_hub import constants; import subprocess\n"
+        "assert constants.HF_HUB_DISABLE_TELEMETRY\n"
+        "print(subprocess.run(['env'], capture_output=True, text=True).stdout)"
+    )
+    child = {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY}
+    child["HF_HUB_DISABLE_TELEMETRY"] = "0"
+    done = subprocess.run([sys.executable, "-c", code], env=child, capture_output=True, text=True, check=True)
+    assert {f"{name}={value}" for name, value in NO_TELEMETRY.items()} <= set(done.stdout.splitlines())

@@ -1,0 +1,115 @@
+"""The door's rules that look at a peer or at the clock, and at log-probs as a whole; who had signed when it refused."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ftis_node.config.manifest import RunManifest
+from ftis_node.records.envelope import seal_group
+from ftis_node.records.group import FinishReason
+from ftis_node.records.identity import Identity
+from ftis_node.records.text_group import TextCompletion
+from ftis_node.validation import Accepted, Refused, judge
+from tests.conftest import make_completion, make_text_group
+from tests.validation.test_door import MANIFEST, _context, _ours
+from tests.validation.test_text_door import _context as text_context
+from tests.validation.test_text_door import _group as text_group
+
+if TYPE_CHECKING:
+    from ftis_node.records.group import Completion
+    from ftis_node.validation import DoorContext, Verdict
+
+ME = Identity.from_seed(bytes(range(32)))
+
+
+async def verdict_on(context: DoorContext, **changes: Any) -> Verdict:
+    return await judge(seal_group(_ours(ME, **changes), ME).to_bytes(), context)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason", "signed"),
+    [
+        ({"is_banned": lambda peer_id: peer_id == ME.peer_id}, "banned", False),
+        ({"within_quota": lambda peer_id: peer_id != ME.peer_id}, "quota", False),
+        ({"now": lambda: time.time() - 61.0}, "clock", True),
+        ({"now": lambda: time.time() + MANIFEST.step.max_age_s + 1.0}, "stale", True),
+        ({"copy_of": lambda group: "copy"}, "copy", True),
+        ({"copy_of": lambda group: "copy_ours"}, "copy_ours", True),
+    ],
+)
+async def test_a_fact_about_the_peer_or_the_clock_refuses(facts: dict[str, Any], reason: str, signed: bool) -> None:
+    for refused in (
+        await verdict_on(_context(**facts)),
+        await judge(seal_group(text_group(ME), ME).to_bytes(), replace(text_context(), **facts)),
+    ):
+        assert isinstance(refused, Refused)
+        assert (refused.refusal.reason, refused.signed) == (reason, signed)
+        assert refused.num_tokens > 0
+
+
+@pytest.mark.parametrize("ahead_s", [-59.0, 1799.0])
+async def test_clocks_that_differ_a_little_and_groups_that_waited_pass(ahead_s: float) -> None:
+    assert isinstance(await verdict_on(_context(now=lambda: time.time() + ahead_s)), Accepted)
+
+
+def _of(first: list[float], second: list[float], *, same_text: bool = False) -> tuple[Completion, ...]:
+    def completion(logprobs: list[float], start: int) -> Completion:
+        made = make_completion(*[start] * len(logprobs), reward=float(start == 10))
+        return replace(made, logprobs=np.asarray(logprobs, dtype=np.float32), finish_reason=FinishReason.LENGTH)
+
+    return completion(first, 10), completion(second, 10 if same_text else 12)
+
+
+WIDE = RunManifest.model_validate(
+    MANIFEST.model_dump()
+    | {"sampling": MANIFEST.sampling.model_dump() | {"max_completion_tokens": 40, "max_total_tokens": 60}}
+)
+
+
+@pytest.mark.parametrize(
+    ("completions", "reason"),
+    [
+        (_of([-0.5] * 9, [-0.5] * 8), "logprobs"),
+        (_of([0.0] * 9, [0.0] * 8), "logprobs"),
+        (_of([-14.5] * 2, [-14.0] * 2), "logprobs"),
+        (_of([-0.5] * 8, [-0.5] * 8), None),  # so few may be equal by chance
+        (_of([-0.5] * 9, [-0.5] * 7 + [-0.6]), None),
+        (_of([0.0] * 9, [0.0] * 9, same_text=True), None),  # a policy that is certain
+        (_of([-13.0] * 2, [-14.9] * 2), None),
+    ],
+)
+async def test_logprobs_of_no_policy_are_refused(completions: tuple[Completion, ...], reason: str | None) -> None:
+    group = replace(_ours(ME, completions=completions), run_id=WIDE.run_id)
+    verdict = await judge(seal_group(group, ME).to_bytes(), _context(manifest=WIDE))
+    assert (verdict.refusal.reason if isinstance(verdict, Refused) else None) == reason
+
+
+async def test_nothing_of_a_stranger_is_believed_before_its_signature(identity: Identity) -> None:
+    """A forged sender pays for nothing: the refusal says that nobody signed."""
+    victim = Identity.generate()
+    forged = seal_group(_ours(victim), victim)
+    data = replace(forged, signature=identity.sign(b"ftis-node/envelope/1\n", forged.body)).to_bytes()
+    refused = await judge(data, _context())
+    assert isinstance(refused, Refused)
+    assert (refused.refusal.reason, refused.sender, refused.signed) == ("signature", victim.peer_id, False)
+
+
+@pytest.mark.parametrize(("means", "reason"), [((-1.0,) * 4, "logprobs"), ((-15.0,) * 3 + (-14.0,), "logprobs")])
+async def test_means_of_no_policy_are_refused(means: tuple[float, ...], reason: str) -> None:
+    texts = tuple(
+        TextCompletion(f"1{i}", mean_logprob=mean, num_tokens=2, finish_reason=FinishReason.LENGTH)
+        for i, mean in enumerate(means)
+    )
+    context = text_context()
+    four = RunManifest.model_validate(
+        context.manifest.model_dump() | {"sampling": context.manifest.sampling.model_dump() | {"group_size": 4}}
+    )
+    group = make_text_group(ME, run_id=four.run_id, completions=texts)
+    refused = await judge(seal_group(group, ME).to_bytes(), replace(context, manifest=four))
+    assert isinstance(refused, Refused)
+    assert refused.refusal.reason == reason

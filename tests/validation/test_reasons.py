@@ -1,0 +1,43 @@
+"""Every name under which the node refuses a group has its row in docs/door.md, and the row says whose fault it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ftis_node.swarm.blame import NOBODYS_FAULT, ORIGINS_FAULT, SIGNERS_FAULT, blame_for
+from ftis_node.swarm.copycats import Copy
+from ftis_node.swarm.reasons import AFTER_THE_DOOR
+from ftis_node.swarm.reputation import Conduct
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    path
+    for room in ("validation", "records")
+    for path in (ROOT / "ftis_node" / room).glob("*.py")
+    if not path.name.startswith("weights")  # offers of weights are refused in a place of their own (docs/roles.md)
+]
+NOT_AT_THE_DOOR = {"stale_record", "expired"}  # of directory records
+ROWS = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", (ROOT / "docs/door.md").read_text(), flags=re.MULTILINE))
+
+
+def _named() -> set[str]:
+    found = {
+        reason for path in SOURCES for reason in re.findall(r"(?:Refusal|RecordError)\(\s*\"(\w+)\"", path.read_text())
+    }
+    return found | {kind.value for kind in Copy} | AFTER_THE_DOOR
+
+
+def test_every_reason_has_its_row_and_no_row_is_out_of_date() -> None:
+    assert _named() - NOT_AT_THE_DOOR <= set(ROWS)
+    assert set(ROWS) <= _named()
+    assert {*NOBODYS_FAULT, *ORIGINS_FAULT, *SIGNERS_FAULT} <= set(ROWS)
+
+
+def test_the_rows_say_whom_the_node_blames() -> None:
+    for reason, fault in ROWS.items():
+        if reason in {"quota", "text_form", "run", *AFTER_THE_DOOR}:
+            continue  # these depend on more than the reason
+        blamed, conduct = blame_for(reason, origin="relay", sender="signer", signed=True)
+        expected = "nobody's" if conduct is Conduct.MISHAP else f"{blamed}: {conduct.value}"
+        assert fault.startswith(expected), reason
