@@ -72,7 +72,7 @@ class Objective:
         return ~batch.is_own & ~batch.is_text & (gain > self.max_gain_nats)
 
     def distrusted(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
-        """`[N]` bool: all completions of the groups in which one is understated; whoever lied there may have elsewhere."""
+        """`[N]` bool: all completions of groups in which one is understated, for who lied there may have in others."""
         liars = batch.group_ids[self.understated(learner_logprobs, batch)]
         return torch.isin(batch.group_ids, liars)
 
@@ -89,9 +89,10 @@ class Objective:
         """Scalar loss and metrics of `learner_logprobs` `[N, T]`.
 
         `distrusted` `[N]` are the completions that teach nothing; where it is not known yet, those are left out that
-        `learner_logprobs` convict by themselves. `anchor` `[N, T]` is the learner's log-probs at the first of several updates on this batch; methods that do not
-        know it measure against the behaviour log-probs and need none. `reference` `[N, T]` is the starting model's
-        log-probs: with it the KL to that model is part of the loss, and of the metrics as `kl_to_start`.
+        `learner_logprobs` convict by themselves. `anchor` `[N, T]` is the learner's log-probs at the first of several
+        updates on this batch; methods that do not know it measure against the behaviour log-probs and need none.
+        `reference` `[N, T]` is the starting model's log-probs: with it the KL to that model is part of the loss, and of
+        the metrics as `kl_to_start`.
         """
         if distrusted is None:
             distrusted = self.understated(learner_logprobs, batch)
