@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +55,48 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     monkeypatch.setattr(invariants, "check", lambda before, after, fault: [])
     monkeypatch.setattr(runner, "DIES_WITHIN_S", 0.0)
     return FakeNode()
+
+
+def runner_of(inject: Callable[[Scene], object], *nodes: FakeNode) -> runner.Runner:
+    """A runner with the one fault `harm`, which the nodes go on after."""
+    fault = Fault("harm", "processes", "It holds.", "", inject, Ends.GOES_ON, recovers_within_s=1.0)
+    by_name = {node.name: node for node in nodes}
+    swarm: Any = SimpleNamespace(nodes=nodes, node=by_name.__getitem__)
+    return runner.Runner(swarm, {"harm": fault})
+
+
+def faults_of(*names: str) -> dict[str, list[Planned]]:
+    """Two faults for each node, by its name."""
+    return {name: [Planned(2 * number + turn, "harm", name, 0) for turn in (1, 2)] for number, name in enumerate(names)}
+
+
+def test_nodes_have_their_faults_side_by_side(node: FakeNode) -> None:
+    other = FakeNode()
+    other.name = "b"
+    both = threading.Barrier(2)  # whoever is alone waits in vain
+    play_all = runner_of(lambda scene: both.wait(timeout=10), node, other).play_all
+    outcomes = list(play_all(faults_of("a", "b"), stop_after_s=60.0))
+    assert not [outcome.violations for outcome in outcomes if outcome.violations]
+    for name, numbers in {"a": [1, 2], "b": [3, 4]}.items():
+        assert [outcome.planned.number for outcome in outcomes if outcome.planned.node == name] == numbers
+
+
+def test_no_new_fault_is_begun_when_the_time_is_over(node: FakeNode) -> None:
+    play_all = runner_of(lambda scene: time.sleep(0.05), node).play_all
+    assert len(list(play_all(faults_of("a"), stop_after_s=0.02))) == 1
+
+
+def test_what_goes_wrong_with_the_harness_itself_ends_the_run(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariants, "check", lambda before, after, fault: {}["no such thing"])
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with pytest.raises(KeyError, match="no such thing"):
+        list(runner_of(lambda scene: None, node).play_all(faults_of("a"), stop_after_s=60.0))
+
+
+def test_a_node_that_ended_between_two_faults_is_a_violation(node: FakeNode) -> None:
+    node.end()
+    (found,) = play(node, lambda scene: None, Ends.GOES_ON)
+    assert found == "it had ended before: its last words"
 
 
 def play(node: FakeNode, inject: Callable[[Scene], object], ends: Ends) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos import report
 from tests.chaos.faults import ALL_FAULTS, KINDS, chosen
-from tests.chaos.schedule import first
+from tests.chaos.schedule import first, lanes
 
 ROOT = Path(__file__).parents[2]
 NODES = ("a", "b", "c")
@@ -33,6 +33,14 @@ def test_each_round_has_each_fault_once_and_a_node_has_time_to_get_well() -> Non
     assert all(one.fault == "core" for one in twice), "only where no other node would do"
     assert {one.node for one in planned if one.fault == "kill"} == set(NODES)
     assert len({one.dice for one in planned}) == 60
+
+
+def test_each_node_has_its_own_faults_in_their_order() -> None:
+    planned = first(60, FITTING, seed=3)
+    by_node = lanes(planned)
+    assert set(by_node) == set(NODES)
+    for node, own in by_node.items():
+        assert own == [one for one in planned if one.node == node]
 
 
 def test_no_fault_at_all_is_refused() -> None:
