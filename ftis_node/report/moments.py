@@ -110,6 +110,7 @@ SUBJECT_FIELDS = {
     "standing_good": "peer",
     "pull_given_up": "source",
     "weights_refused": "peer",
+    "understated": "sender",
     "loop_stuck": "loop",
     "loop_goes_on": "loop",
 }
@@ -146,6 +147,11 @@ TONES = {
     "loop_blocked": "bad",
     "loop_stuck": "bad",
     "loop_goes_on": "good",
+    "saved": "bad",
+    "buffer_behind": "bad",
+    "fell_back": "bad",
+    "clock_moved": "bad",
+    "understated": "bad",
 }
 
 
@@ -169,6 +175,15 @@ def sentence(moment: Moment, name_of: Callable[[str], str]) -> str:
             return f"Stopped at step {event.get('step', 0)}"
         case "standing_banned":
             return f"{who} is refused from now on: {clean(without_paths(event.get('why', '')))}"
+        case "saved":
+            return f"{clean(event.get('file', '?'))} was damaged: what could be read of it was saved"
+        case "buffer_behind":
+            lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
+            return f"The buffer had lost writes: {plural(lost, 'group')} lost, {used:,} used before and not again"
+        case "fell_back":
+            return f"Went on at step {event.get('step')} of the newest good checkpoint, after step {event.get('done')}"
+        case "clock_moved":
+            return f"This machine's clock was moved by {float(last.get('jump_s', 0.0)):+,.0f} s"
         case "pull_given_up":
             return f"Announced groups that nobody gave, {plural(count, 'time')}: announced by {who}"
     text = SENTENCES[moment.kind].format(who=who, step=event.get("step", "?"), version=event.get("version", "?"))
@@ -197,6 +212,7 @@ SENTENCES = {
     "learner_back": "The learner that this node follows answers again",
     "paused": "Made and pulled nothing for want of room",
     "resumed": "There was room again, and it went on",
+    "understated": "Log-probs that no honest sampling brings about, from {who}",
     "member_joined": "Joined: {who}",
     "member_left": "Left: {who}",
     "failed": "Ended by a fault",
