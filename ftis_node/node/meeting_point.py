@@ -1,14 +1,21 @@
-"""A bootstrap node: no model, no rollouts; an address book and relay for the nodes of any run."""
+"""A bootstrap node: no model, no rollouts; an address book and relay for the nodes of any run.
+
+Its event loop is watched as a node's is; what blocks it is in the log, and after ten minutes it ends for whatever
+starts it again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
+from ftis_node.config.observe import ObserveSection
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.node.process_limits import allow_open_files
+from ftis_node.node.service_manager import ServiceManager
 from ftis_node.node.signals import until_signalled
 from ftis_node.node.upgrade import opened
+from ftis_node.node.watchdog import Watchdog
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.secrets import keep_secret
 
@@ -48,9 +55,10 @@ async def _serve(settings: NetworkSettings, identity: Identity, show: Callable[[
     from ftis_node.gossip.bootstrap import BootstrapNode
 
     node = BootstrapNode(settings, identity=identity)
-    try:
-        await node.start()
-        show(node.addresses)
-        await node.run_until_closed()
-    finally:
-        await node.close()
+    with Watchdog(ObserveSection(), manager=ServiceManager.from_environment()).watching():
+        try:
+            await node.start()
+            show(node.addresses)
+            await node.run_until_closed()
+        finally:
+            await node.close()

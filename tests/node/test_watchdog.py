@@ -16,12 +16,14 @@ from ftis_node.node.service_manager import ALIVE, ServiceManager
 from ftis_node.node.waits import Board, stack_of, waiting_for
 from ftis_node.node.watchdog import BEAT_S, Watchdog
 from ftis_node.telemetry.events import EventTrail, read_events
+from tests.node.support import ANY_PORT, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 WAIT_S = 30.0
+START_S = 120.0  # of a process on a busy machine
 QUICK = ObserveSection.model_construct(stall_s=1.0, stall_exit_s=1e9, stuck_s=1e9)
 
 
@@ -145,6 +147,17 @@ async def test_systemd_hears_of_a_node_that_turns_and_of_no_stuck_one(tmp_path: 
             with waiting_for("systemd"):
                 async with asyncio.timeout(WAIT_S):
                     assert await loop.sock_recv(systemd, 64) == ALIVE, "it goes on"
+
+
+def test_systemd_hears_of_a_meeting_point_that_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.settimeout(START_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+        with started(tmp_path / "meet", "bootstrap", "--listen", ANY_PORT):
+            assert systemd.recv(64) == ALIVE
 
 
 def _drain(receiver: socket.socket) -> int:
