@@ -40,6 +40,8 @@ ENVIRONMENT = {
     "FTIS_LIMITS__LOG_FILE_BYTES": str(256 << 10),
 }
 MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the part of their usual training: nobody looks at what they learn
+# A step waits six seconds for more foreign groups than its peers make, then goes: so the normal traffic leaves a machine
+# of two cores room for ten times as much, and nodes that got faster or slower would show.
 MANIFEST = """
 name = "soak"
 task = "arithmetic"
@@ -50,8 +52,8 @@ max_completion_tokens = 32
 max_total_tokens = 64
 [step]
 own_groups = 4
-foreign_groups = 4
-patience_s = 20.0
+foreign_groups = 64
+patience_s = 6.0
 max_age_s = 120.0
 [optimizer]
 learning_rate = 1e-5
