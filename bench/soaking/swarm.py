@@ -40,7 +40,7 @@ ENVIRONMENT = {
     "FTIS_LIMITS__LOG_FILE_BYTES": str(256 << 10),
 }
 MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the part of their usual training: nobody looks at what they learn
-# A step waits six seconds for more foreign groups than its peers make, then goes: so the normal traffic leaves a machine
+# A step waits six seconds for more foreign groups than its peers make, then goes: the normal traffic leaves a machine
 # of two cores room for ten times as much, and nodes that got faster or slower would show.
 MANIFEST = """
 name = "soak"
