@@ -121,9 +121,9 @@ def admitted_twice(seen: Observation) -> Iterator[str]:
 
 
 def used_after_release(seen: Observation) -> Iterator[str]:
-    """What was given up unused is not taken later."""
+    """What was given up unused is not taken later; a buffer that lost writes may have lost that it was given up."""
     released: set[str] = set()
-    for event in seen.events:
+    for event in seen.events[whole_since(seen) :]:
         if event.name == "released":
             released.add(event["group"])
         elif event.name == "taken" and event["group"] in released:
