@@ -16,6 +16,7 @@ scalar to minimise. Behind them each file holds one idea and can be read beside 
     understated.py      log-probs that no honest sampling brings about
     group_choice.py     which groups a step learns from (Swarm SAPO)
     cross_tokenizer.py  completions of a peer with another vocabulary
+    mixture.py          the next token by several models together      DEMix, c-BTM
 
 Nothing here holds state, logs, or knows a model, an optimiser or a network.
 
@@ -30,9 +31,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftis_node.algorithms.advantages import group_advantages
     from ftis_node.algorithms.cross_tokenizer import cross_tokenizer_advantages
-    from ftis_node.algorithms.group_choice import GroupChoice, choose_groups
+    from ftis_node.algorithms.group_choice import GroupChoice, choose_groups, split_foreign
     from ftis_node.algorithms.loss import policy_loss
     from ftis_node.algorithms.methods import METHODS, Method, find_method, is_separable, method_parameters
+    from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
     from ftis_node.algorithms.start_kl import kl_to_start
     from ftis_node.algorithms.understated import likelihood_gain
 
@@ -40,6 +42,7 @@ __all__ = [
     "METHODS",
     "GroupChoice",
     "Method",
+    "cached_prior",
     "choose_groups",
     "cross_tokenizer_advantages",
     "find_method",
@@ -48,7 +51,12 @@ __all__ = [
     "kl_to_start",
     "likelihood_gain",
     "method_parameters",
+    "mixture_logprobs",
     "policy_loss",
+    "posterior",
+    "split_foreign",
+    "text_logprobs",
+    "uniform_prior",
 ]
 
 _FILES = {
@@ -56,12 +64,18 @@ _FILES = {
     "cross_tokenizer_advantages": "cross_tokenizer",
     "GroupChoice": "group_choice",
     "choose_groups": "group_choice",
+    "split_foreign": "group_choice",
     "policy_loss": "loss",
     "METHODS": "methods",
     "Method": "methods",
     "find_method": "methods",
     "is_separable": "methods",
     "method_parameters": "methods",
+    "cached_prior": "mixture",
+    "mixture_logprobs": "mixture",
+    "posterior": "mixture",
+    "text_logprobs": "mixture",
+    "uniform_prior": "mixture",
     "kl_to_start": "start_kl",
     "likelihood_gain": "understated",
 }

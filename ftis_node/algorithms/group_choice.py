@@ -5,10 +5,14 @@ every advantage is 0) and then samples uniformly, I from its own and J from the 
 
 Decided here: own and foreign groups are treated alike; and where fewer are left than asked for, all of them are taken
 and the gap is not filled from the other side, or the share of foreign data would no longer be what was set.
+
+Where nodes have domains, the same is asked once more of the foreign groups: how many are from the node's own domain,
+and how many from others. That share is a preference, so there the gap is filled.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,19 +36,44 @@ def choose_groups(
     num_own: int = 4,
     num_foreign: int = 4,
     seed: int,
+    is_near: Sequence[bool] | None = None,
+    near_share: float = 0.0,
 ) -> GroupChoice:
     """At most `num_own` and `num_foreign` groups, uniformly without replacement among those that teach something.
 
-    Each argument holds one sequence of rewards a group. The same arguments always give the same choice.
-    Raises ValueError if a number is negative.
+    Each argument holds one sequence of rewards a group. `is_near` says of each foreign group whether it is of the
+    node's own domain, of which `near_share` are to be, over seeds that count the steps; None: all are alike. The same
+    arguments always give the same choice. Raises ValueError if a number is negative.
     """
     if num_own < 0 or num_foreign < 0:
         raise ValueError(f"num_own and num_foreign must be >= 0, not {num_own} and {num_foreign}")
     generator = random.Random(seed)
-    own = _sample(own_rewards, num_own, generator)
-    return GroupChoice(own=own, foreign=_sample(foreign_rewards, num_foreign, generator))
+    own = _sample(_teaching(own_rewards), num_own, generator)
+    teaching = _teaching(foreign_rewards)
+    if is_near is None:
+        return GroupChoice(own=own, foreign=_sample(teaching, num_foreign, generator))
+    near = [position for position in teaching if is_near[position]]
+    far = [position for position in teaching if not is_near[position]]
+    wanted = split_foreign(num_foreign, num_near=len(near), num_far=len(far), share=near_share, turn=seed)
+    drawn = [_sample(side, num, generator) for side, num in zip((near, far), wanted, strict=True)]
+    return GroupChoice(own=own, foreign=tuple(sorted(drawn[0] + drawn[1])))
 
 
-def _sample(groups: Sequence[Sequence[float]], num_wanted: int, generator: random.Random) -> tuple[int, ...]:
-    teaching = [position for position, rewards in enumerate(groups) if len(set(rewards)) > 1]
-    return tuple(sorted(generator.sample(teaching, min(num_wanted, len(teaching)))))
+def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float, turn: int) -> tuple[int, int]:
+    """How many of a step's foreign groups to take from the node's own domain, and how many from others.
+
+    Of `num_near` and `num_far` that are there. `share` of them are near where both sides have enough; over many steps,
+    counted by `turn`, exactly so: what cannot be had in whole groups in one step is made up for in the next ones. What
+    one side has not got the other fills.
+    """
+    wanted = math.floor(share * num_foreign * turn) - math.floor(share * num_foreign * (turn - 1))
+    far = min(num_foreign - min(wanted, num_near), num_far)
+    return min(num_foreign - far, num_near), far
+
+
+def _teaching(groups: Sequence[Sequence[float]]) -> list[int]:
+    return [position for position, rewards in enumerate(groups) if len(set(rewards)) > 1]
+
+
+def _sample(positions: list[int], num_wanted: int, generator: random.Random) -> tuple[int, ...]:
+    return tuple(sorted(generator.sample(positions, min(num_wanted, len(positions)))))

@@ -23,6 +23,7 @@ from ftis_node.cli import (
     dashboard,
     demo,
     doctor,
+    ensemble,
     evaluate,
     export,
     identity,
@@ -55,6 +56,7 @@ app.add_typer(replay.app, name="replay")
 app.command("report")(report.report)
 app.add_typer(identity.app, name="identity")
 app.command("eval")(evaluate.evaluate)
+app.command("ensemble", short_help="Measure several models together on a task.")(ensemble.ensemble)
 app.command("export", short_help="Write the trained model as a model folder.")(export.export)
 app.command("tasks", short_help="List what --task may name.")(tasks.tasks)
 app.command("tiny", short_help="Make a small model to try things with.")(tiny.tiny)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -13,30 +14,36 @@ from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.compare import Standing
     from ftis_node.lab.grid import Experiment
+    from ftis_node.lab.trial import Trial
+    from ftis_node.lab.trial_result import TrialResult
     from ftis_node.telemetry.work import OnProgress
 
 Device = Literal["auto", "cpu", "cuda"]
 
 DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
+HDEE = "hdee"
+HDEE_METHODS = "alone,ftis"  # apart, and sharing
+NOT_OF_HDEE = ("share", "delay", "nodes", "lies", "liars", "codec", "task", "ood_task", "lora_rank")
 DEFAULT_STEPS = 40
 TINY_PAIRS = ("size", "expertise", "peft")
 TINY_PRESET = "arithmetic-compare"
+HDEE_PRESET = "arithmetic-hdee"
 
 
 PairOption = Annotated[
     list[str] | None,
-    typer.Option("--pair", help="size, expertise, peft, or DIR,DIR (DIR:lora trains an adapter); repeatable."),
+    typer.Option("--pair", help="size, expertise, peft, hdee, or DIR,DIR (DIR:lora trains an adapter); repeatable."),
 ]
 MethodsOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--methods",
-        help="Comma-separated; alone, or METHOD, or METHOD:parameter=value.",
+        help=f"Comma-separated; alone, or METHOD, or METHOD:parameter=value. Default: {DEFAULT_METHODS}.",
         autocompletion=some_of(*METHODS),
     ),
 ]
@@ -78,8 +85,9 @@ OutOption = Annotated[Path, typer.Option("--out", help="Folder for models, runs 
 
 
 def compare(
+    context: typer.Context,
     pair: PairOption = None,
-    methods: MethodsOption = DEFAULT_METHODS,
+    methods: MethodsOption = None,
     share: ShareOption = "vertical",
     delay: DelayOption = "none",
     nodes: NodesOption = "2",
@@ -106,20 +114,23 @@ def compare(
     Writes results.json, curves.csv, curves.png and table.md. Run again, it goes on with what is missing.
     """
     from ftis_node.config.node import LoraSection
-    from ftis_node.lab.compare import run_trials
     from ftis_node.lab.grid import Experiment
-    from ftis_node.lab.pairs import make_models, resolve_pair, tiny_models
-    from ftis_node.lab.report import write_report
+    from ftis_node.lab.pairs import resolve_pair
 
     pairs = tuple(pair or ["size"])
+    if is_hdee := HDEE in pairs:
+        _check_hdee(context, pairs)
+        from ftis_node.lab.hdee import MIXTURE, SPECS
+
+        run, task = run or HDEE_PRESET, MIXTURE
     base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
     base = _resized(base, prompts=prompts, eval_every=eval_every)
-    task_spec, eval_specs = _specs(task or base.task, ood_task)
+    task_spec, eval_specs = (MIXTURE, SPECS) if is_hdee else _specs(task or base.task, ood_task)
     models = out / "models"
     experiment = Experiment(
         base=base,
         pairs=tuple(resolve_pair(name, models, seed=0) for name in pairs),
-        methods=_split(methods),
+        methods=_split(methods or (HDEE_METHODS if is_hdee else DEFAULT_METHODS)),
         task_spec=task_spec,
         eval_specs=eval_specs,
         steps=steps,
@@ -133,15 +144,59 @@ def compare(
         codecs=_split(codec),
         device=device,
     )
-    trials = experiment.trials()
-    typer.echo(_fairness(experiment), err=True)
-    out.mkdir(parents=True, exist_ok=True)
-    with show_fraction(f"{len(trials)} trials") as show:
-        make_models(tiny_models(pairs, seed=0), models, watch=show)
-        show(None, "starting")
-        results = run_trials(trials, out, jobs=jobs or _jobs(device), watch=_watch_trials(show))
-    typer.echo(write_report(experiment, results, out))
+    kind = _hdee(experiment, models) if is_hdee else _usual(experiment)
+    typer.echo(kind.fairness, err=True)
+    typer.echo(_run(kind, pairs, out, jobs=jobs or _jobs(device)))
     typer.echo(f"results.json, curves.csv, curves.png and table.md lie in {out}", err=True)
+
+
+class _Kind(NamedTuple):
+    """What kinds of experiments differ in."""
+
+    trials: list[Trial]
+    fairness: str
+    write_report: Callable[[Sequence[TrialResult], Path], str]
+
+
+def _usual(experiment: Experiment) -> _Kind:
+    from ftis_node.lab.report import write_report
+
+    return _Kind(experiment.trials(), _fairness(experiment), partial(write_report, experiment))
+
+
+def _hdee(experiment: Experiment, models: Path) -> _Kind:
+    from ftis_node.lab.hdee import hdee_trials
+    from ftis_node.lab.hdee_report import write_hdee_report
+
+    fairness = (
+        f"The rules: every update takes {experiment.completions_per_update} completions, and the four arms have the "
+        "same compute: 6 operations a parameter and trained token, 2 a generated one."
+    )
+    return _Kind(hdee_trials(experiment, models, seed=0), fairness, partial(write_hdee_report, experiment))
+
+
+def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, jobs: int) -> str:
+    """Makes what is missing, models first, and returns the table."""
+    from ftis_node.lab.compare import run_trials
+    from ftis_node.lab.pairs import make_models, tiny_models
+
+    out.mkdir(parents=True, exist_ok=True)
+    with show_fraction(f"{len(kind.trials)} trials") as show:
+        make_models(tiny_models(pairs, seed=0), out / "models", watch=show)
+        show(None, "starting")
+        results = run_trials(kind.trials, out, jobs=jobs, watch=_watch_trials(show))
+    return kind.write_report(results, out)
+
+
+def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
+    """Raises UsageError for what makes no sense with experts of domains."""
+    if pairs != (HDEE,):
+        raise UsageError("--pair hdee is an experiment of its own: run it without other pairings")
+    for name in NOT_OF_HDEE:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = name.replace("_", "-")
+            raise UsageError(f"--pair hdee has its own domains, nodes and sharing: leave out --{option}")
 
 
 def _base(

@@ -29,7 +29,11 @@ def join(
     task: Annotated[
         str | None,
         typer.Option(
-            "--task", help="Task SPEC, such as gsm8k, gsm8k:PATH, rg:chain_sum, a=3+b=1.", autocompletion=task_specs
+            "--task",
+            help="Task SPEC, such as gsm8k, gsm8k:PATH, rg:chain_sum, a=3+b=1. Parts of the task of --run, or of the "
+            "home's run: this node's domain.",
+            show_default="the run's task",
+            autocompletion=task_specs,
         ),
     ] = None,
     eval_task: Annotated[
@@ -62,27 +66,35 @@ def join(
     name: Annotated[str | None, typer.Option("--name", help="Name shown to people.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after this many steps in all.")] = None,
+    generate_tokens: Annotated[
+        int | None, typer.Option("--generate-tokens", min=1, help="Generate no more after this many tokens in all.")
+    ] = None,
+    learn_tokens: Annotated[
+        int | None, typer.Option("--learn-tokens", min=1, help="Stop after training on this many tokens in all.")
+    ] = None,
     track: Annotated[
         list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
     ] = None,
     status_port: Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free one.")] = None,
 ) -> None:
-    """Generate, share and learn: run a node until stopped or until --steps are done.
+    """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
 
     With --role learner the groups are others', with --role generator the weights are (docs/roles.md).
     Without --peers the node works alone and says so. A home keeps its run: starting it again resumes at the same step.
     """
     from ftis_node.config.node import load_node_settings
-    from ftis_node.errors import UsageError
     from ftis_node.models import check_name
 
     where = home_at(home)
+    budget = {"learn_steps": steps, "generate_tokens": generate_tokens, "learn_tokens": learn_tokens}
     settings = load_node_settings(
         where.node_toml,
         model=_absolute_folder(model) if model is not None else None,
         role=role,
         roles={"follow": follow} if follow else None,
         engine=engine,
+        task=task,
+        budget={name: amount for name, amount in budget.items() if amount is not None} or None,
         lora=lora,
         listen=tuple(listen) if listen else None,
         peers=tuple(peers) if peers else None,
@@ -91,17 +103,22 @@ def join(
         status_port=status_port,
         tracking={"to": tuple(track)} if track else None,
     )
-    if steps is not None and not settings.learns:
-        raise UsageError("a generator takes no steps: leave --steps out, and stop it by SIGTERM or ctrl-C")
     check_name(settings.model)
 
     from ftis_node.node.find_run import find_run  # these take a second, and are not needed to say what is wrong above
     from ftis_node.node.plan import plan_run
     from ftis_node.node.run import run_until_stopped
 
-    plan = plan_run(run, task, eval_task=eval_task, home=where, find=lambda run_id: find_run(run_id, settings, where))
+    plan = plan_run(
+        run,
+        settings.task or None,
+        eval_task=eval_task,
+        home=where,
+        find=lambda run_id: find_run(run_id, settings, where),
+        data_paths=settings.data_paths,
+    )
     with show_fraction("start") as progress:
-        run_until_stopped(settings, plan, where, steps=steps, on_progress=progress)
+        run_until_stopped(settings, plan, where, steps=settings.budget.learn_steps, on_progress=progress)
 
 
 def _absolute_folder(model: str) -> str:

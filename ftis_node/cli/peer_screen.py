@@ -58,6 +58,8 @@ def _facts(document: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
     yield "peer", document["peer_id"]
     yield "name", document["name"] or "none told"
     yield "model", f"{document['model'] or 'none told'}{parameters}, {document['role'] or 'no role told'}{version}"
+    if domain := document.get("domain"):
+        yield "domain", domain
     yield "last seen", seen
     if words := document.get("wire_words"):
         yield "version", words

@@ -33,9 +33,9 @@ UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
     """List the peers of a node; `peers show` tells all of one, `ban`, `unban` and `trust` change how one stands.
 
-    JSON shape: [{peer_id, name, model, parameters, role, policy_version, groups_accepted, groups_refused: {reason: n},
-    failed_pulls, groups_confirmed, last_seen, standing, score, banned_until, ban_reason, reasons: {reason: n},
-    trusted, wire_schema, wire_words}].
+    JSON shape: [{peer_id, name, model, parameters, role, domain, policy_version, groups_accepted,
+    groups_refused: {reason: n}, failed_pulls, groups_confirmed, last_seen, standing, score, banned_until, ban_reason,
+    reasons: {reason: n}, trusted, wire_schema, wire_words}].
     """
     context.obj = home
     if context.invoked_subcommand is not None:
@@ -137,7 +137,8 @@ def _line(row: dict[str, Any]) -> str:
     if row.get("banned_until"):
         standing += f" until {_clock(row['banned_until'])} ({row['ban_reason']})"
     return printable(
-        f"{row['peer_id']}  {row['name'] or '-'}  {row['model'] or '-'}  {row['role'] or '-'}  {standing}, "
+        f"{row['peer_id']}  {row['name'] or '-'}  {row['model'] or '-'}  {row['role'] or '-'}  "
+        f"{domain + '  ' if (domain := row.get('domain')) else ''}{standing}, "
         f"accepted {row['groups_accepted']}, refused: {refused}, confirmed {row['groups_confirmed']}"
         f"{'; ' + words if (words := row.get('wire_words')) else ''}"
     )

@@ -38,6 +38,7 @@ def status(
     """Show what a node does, or last did: is it contributing, learning, healthy?
 
     JSON shape: {schema, node, run, model, generation, learner, swarm, replay, eval: [{step, task, pass_at_1, n}],
+    limits, budget: {generate_tokens, learn_steps, learn_tokens: each {used, limit, left}},
     health: {healthy, ready, problems: [..], waits_for, taken_at, event_loop_lag_s, event_loop_lag_longest_s,
     loops: [{name, waits_for, for_s}]}}; with --watch one line a look.
     """

@@ -81,6 +81,10 @@ def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
     generation, swarm, replay = document["generation"], document["swarm"], document["replay"]
     yield "node", f"{node['name']} (..{node['peer_id'][-ID_TAIL:]}), {node['role']}, {_state(document, now)}"
     yield "run", f"{run['name']} ({run['id'][:12]}), {run['method']} on {run['task']}"
+    if node.get("domain"):
+        yield "domain", node["domain"]
+    if budget := _budget(document.get("budget") or {}):
+        yield "budget", budget
     yield "model", f"{model['name']}, {model['parameters']:,} parameters, {_trained(model)}"
     yield "generation", _generation(generation)
     yield from _learner(document["learner"], now)
@@ -102,6 +106,16 @@ def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
     if swarm["weights_bytes_in"] or swarm["weights_bytes_out"]:
         yield "weights", _weights(swarm)
     yield from _evaluations(document["eval"])
+
+
+def _budget(budget: Document) -> str:
+    """What is used of what has an end."""
+    amounts = {"generate_tokens": "tokens generated", "learn_steps": "steps", "learn_tokens": "tokens trained on"}
+    return ", ".join(
+        f"{amount['used']:,} of {amount['limit']:,} {what}"
+        for name, what in amounts.items()
+        if (amount := budget.get(name)) and amount["limit"] is not None
+    )
 
 
 def _generation(generation: Document) -> str:

@@ -179,8 +179,10 @@ class Home:
         try:
             with self._locked():
                 self.create()
-                yield
-                self._remove_sockets()
+                try:
+                    yield
+                finally:
+                    self._remove_sockets()
         finally:
             os.umask(umask)
 

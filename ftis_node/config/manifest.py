@@ -14,16 +14,19 @@ import tomllib
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_serializer, model_validator
 
 from ftis_node.config.optimizer import OptimizerSection
 from ftis_node.config.section import Positive, Section
 from ftis_node.errors import ConfigError
 
-PRESETS = ("arithmetic-ftis", "arithmetic-compare", "gsm8k-ftis", "rg-swarm")
+if TYPE_CHECKING:
+    from pydantic import SerializerFunctionWrapHandler
+
+PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "gsm8k-ftis", "rg-swarm")
 RUN_ID_HEX = 32
 
 Method = Literal[
@@ -175,6 +178,31 @@ class StepSection(Section):
         description="Groups of peers with another tokenizer: `ignore` leaves them; `text` pulls their text and learns "
         "from the positive ones by the ratio of the mean log-probs (meant for `nois`, `tis` and `ftis`).",
     )
+
+    own_domain_share: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Of the foreign groups of a step, and of those pulled first, the share from a node's own domain "
+        "(docs/domains.md): 1 its own first, 0 others' first. What one side has not got the other fills. Unset: no "
+        "preference, and no part of the run id.",
+    )
+
+    @model_validator(mode="after")
+    def _domains_have_prompts_of_their_own(self) -> StepSection:
+        if self.own_domain_share is not None and self.share == "horizontal":
+            raise ValueError(
+                'own_domain_share means nothing where all answer the same prompts (share = "horizontal"): leave it out'
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before_where_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a key that is younger than the runs that leave it unset: their ids stay."""
+        values: dict[str, Any] = serialize(self)
+        if self.own_domain_share is None:
+            values.pop("own_domain_share", None)
+        return values
 
     @model_validator(mode="after")
     def _takes_something(self) -> StepSection:

@@ -18,6 +18,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from ftis_node.config.budget import BudgetSection
 from ftis_node.config.door import DoorSection
 from ftis_node.config.limits import LimitsSection
 from ftis_node.config.manifest import Codec, first_problem
@@ -290,6 +291,12 @@ class NodeSettings(BaseSettings):
         default="full", description="What the node does: generate and learn, or one of the two (docs/roles.md)."
     )
     engine: Literal["auto", "vllm", "torch"] = Field(default="auto", description="Generation engine.")
+    task: str = Field(
+        default="",
+        max_length=4096,
+        description="What `--task` says, a SPEC with this node's paths. Parts of the mixture that the run is of: the "
+        "node's domain (docs/domains.md). Empty: the run's task, or the domain of the last start.",
+    )
     lora: bool = Field(default=False, description="Train a LoRA adapter instead of all weights.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where models run.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
@@ -310,7 +317,10 @@ class NodeSettings(BaseSettings):
     )
     status_port: int = Field(default=0, ge=0, le=65535, description="Local HTTP port of /status; 0: any free port.")
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of prompts, sampling and adapters.")
-    data_paths: dict[str, str] = Field(default_factory=dict, description="Local data file of a task, by task name.")
+    data_paths: dict[str, str] = Field(
+        default_factory=dict,
+        description="Local data file of a task, by task name: for parts of the run's task that `task` does not name.",
+    )
     generation: GenerationSection = Field(default_factory=GenerationSection)
     learner: LearnerSection = Field(default_factory=LearnerSection)
     memory: MemorySection = Field(default_factory=MemorySection)
@@ -319,6 +329,7 @@ class NodeSettings(BaseSettings):
     buffer: BufferSection = Field(default_factory=BufferSection)
     swarm: SwarmSection = Field(default_factory=SwarmSection)
     door: DoorSection = Field(default_factory=DoorSection)
+    budget: BudgetSection = Field(default_factory=BudgetSection)
     limits: LimitsSection = Field(default_factory=LimitsSection)
     roles: RolesSection = Field(default_factory=RolesSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
@@ -336,6 +347,20 @@ class NodeSettings(BaseSettings):
             raise ValueError("role 'generator' takes its weights from a learner: name it, --follow PEER_ID")
         if self.role != "generator" and self.roles.follow:
             raise ValueError(f"role {self.role!r} follows nobody: leave roles.follow out, or use --role generator")
+        return self
+
+    @model_validator(mode="after")
+    def _budgets_belong_to_the_role(self) -> NodeSettings:
+        if self.role == "generator" and (self.budget.learn_steps, self.budget.learn_tokens) != (None, None):
+            raise ValueError(
+                "a generator takes no steps: leave --steps and --learn-tokens out, and [budget] learn_steps and "
+                "learn_tokens; --generate-tokens bounds it"
+            )
+        if self.role == "learner" and self.budget.generate_tokens is not None:
+            raise ValueError(
+                "a learner generates nothing: leave --generate-tokens and [budget] generate_tokens out; --steps and "
+                "--learn-tokens bound it"
+            )
         return self
 
     @property

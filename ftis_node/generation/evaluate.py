@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import comb
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from math import comb, inf
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ftis_node.errors import WorkerError
 from ftis_node.records.group import CompletionStatus, FinishReason, SamplingSettings
@@ -66,20 +66,35 @@ class EvalResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grade:
-    """One problem's figures."""
+class Answer:
+    """One completion and what became of it. `mean_logprob` is in nats a token."""
 
-    is_right: bool
-    pass_at_k: float = 0.0
-    num_tokens: int = 0
-    is_truncated: bool = False
-    is_unscored: bool = False
-    is_too_long: bool = False
+    text: str
+    num_tokens: int
+    mean_logprob: float
+    finish_reason: FinishReason
+    reward: float
+    status: CompletionStatus
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it has the full reward: half right is wrong."""
+        return self.reward >= RIGHT_REWARD
 
 
 @dataclass(frozen=True, slots=True)
-class _Grader:
-    """Takes problems to grades; the fields are `evaluate`'s."""
+class Answered:
+    """One problem: its `greedy` answer, None where the prompt leaves no room for one, and `samples` for pass@k."""
+
+    item: TaskItem
+    num_prompt_tokens: int
+    greedy: Answer | None = None
+    samples: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Takes problems to answers; the fields are `evaluate`'s."""
 
     generator: Generator
     tokenizer: PromptTokenizer
@@ -91,28 +106,20 @@ class _Grader:
     attempts: int
     retry_pause_s: float
 
-    async def grade(self, item: TaskItem) -> _Grade:
+    async def ask(self, item: TaskItem) -> Answered:
         """One problem."""
         prompt_ids = self.tokenizer.encode_prompt(item.prompt)
         if self.completion_limit(len(prompt_ids)) < 1:
-            return _Grade(is_right=False, is_too_long=True)
-        (greedy,), ((reward, status),) = await self._answer(item, prompt_ids, num_completions=1, sampling=GREEDY)
-        return _Grade(
-            is_right=reward >= RIGHT_REWARD,
-            pass_at_k=await self._estimate(item, prompt_ids) if self.k > 1 else 0.0,
-            num_tokens=len(greedy.token_ids),
-            is_truncated=greedy.finish_reason is FinishReason.LENGTH,
-            is_unscored=status is CompletionStatus.UNSCORED,
-        )
-
-    async def _estimate(self, item: TaskItem, prompt_ids: list[int]) -> float:
-        _, scores = await self._answer(item, prompt_ids, num_completions=self.num_samples, sampling=self.sampling)
-        num_right = sum(reward >= RIGHT_REWARD for reward, _ in scores)
-        return estimate_pass_at_k(num_samples=self.num_samples, num_right=num_right, k=self.k)
+            return Answered(item, len(prompt_ids))
+        (greedy,) = await self._answer(item, prompt_ids, num_completions=1, sampling=GREEDY)
+        samples: tuple[Answer, ...] = ()
+        if self.k > 1:
+            samples = await self._answer(item, prompt_ids, num_completions=self.num_samples, sampling=self.sampling)
+        return Answered(item, len(prompt_ids), greedy, samples)
 
     async def _answer(
         self, item: TaskItem, prompt_ids: list[int], *, num_completions: int, sampling: SamplingSettings
-    ) -> tuple[tuple[Completion, ...], list[tuple[float, CompletionStatus]]]:
+    ) -> tuple[Answer, ...]:
         """Completions with their scores."""
         max_tokens = self.completion_limit(len(prompt_ids))
         for attempt in range(1, self.attempts + 1):
@@ -128,10 +135,34 @@ class _Grader:
                     self.retry_pause_s
                 )  # an engine that broke is missed by then: calls wait for its next life
         texts = [self.tokenizer.decode(completion.token_ids.tolist()) for completion in result.completions]
-        return result.completions, await self.scorer.score(item, texts)
+        scores = await self.scorer.score(item, texts)
+        return tuple(map(_as_answer, result.completions, texts, scores))
 
 
 async def evaluate(
+    generator: Generator, task: Task, tokenizer: PromptTokenizer, *, k: int = 1, **options: Any
+) -> EvalResult:
+    """Grade the first `limit` problems of `task`; the options are those of `answer_problems`."""
+    return summarise(await answer_problems(generator, task, tokenizer, k=k, **options), k=k)
+
+
+def summarise(answered: Sequence[Answered], *, k: int) -> EvalResult:
+    """The figures of one or more problems; for k > 1 each has at least k samples."""
+    n = len(answered)
+    greedy = [problem.greedy for problem in answered if problem.greedy is not None]
+    return EvalResult(
+        pass_at_1=sum(answer.is_right for answer in greedy) / n,
+        n=n,
+        k=k,
+        pass_at_k=sum(_pass_at_k(problem, k) for problem in answered) / n if k > 1 else None,
+        truncated=sum(answer.finish_reason is FinishReason.LENGTH for answer in greedy),
+        unscored=sum(answer.status is CompletionStatus.UNSCORED for answer in greedy),
+        too_long=n - len(greedy),
+        completion_tokens_mean=sum(answer.num_tokens for answer in greedy) / n,
+    )
+
+
+async def answer_problems(
     generator: Generator,
     task: Task,
     tokenizer: PromptTokenizer,
@@ -146,8 +177,8 @@ async def evaluate(
     attempts: int = 3,
     retry_pause_s: float = 1.0,
     on_progress: OnProgress | None = None,
-) -> EvalResult:
-    """Grade the first `limit` problems of `task`.
+) -> list[Answered]:
+    """The answers to the first `limit` problems of `task`, in order.
 
     `completion_limit` gives a completion's token limit for a prompt's length. For k > 1, `num_samples` (default 2 k) at
     `sampling` are drawn a problem beside the greedy one. `on_progress(done, of)` is called after every problem. A
@@ -157,9 +188,9 @@ async def evaluate(
     num_samples = 2 * k if num_samples is None else num_samples
     if limit < 1 or k < 1 or num_samples < k:
         raise ValueError("limit and k must be at least 1 and num_samples at least k")
-    grader = _Grader(generator, tokenizer, scorer, completion_limit, k, num_samples, sampling, attempts, retry_pause_s)
+    asker = _Asker(generator, tokenizer, scorer, completion_limit, k, num_samples, sampling, attempts, retry_pause_s)
     items = [task[index] for index in range(min(limit, len(task)))]
-    return _summary(await _grade_all(grader, items, problems_in_flight, on_progress), k=k)
+    return await _ask_all(asker, items, problems_in_flight, on_progress)
 
 
 def estimate_pass_at_k(*, num_samples: int, num_right: int, k: int) -> float:
@@ -167,39 +198,39 @@ def estimate_pass_at_k(*, num_samples: int, num_right: int, k: int) -> float:
     return 1.0 - comb(num_samples - num_right, k) / comb(num_samples, k)
 
 
-async def _grade_all(
-    grader: _Grader, items: Sequence[TaskItem], problems_in_flight: int, on_progress: OnProgress | None
-) -> list[_Grade]:
-    """Grades in the order of `items`; the first failure ends all and is raised as itself."""
+def _pass_at_k(problem: Answered, k: int) -> float:
+    if not problem.samples:
+        return 0.0
+    num_right = sum(answer.is_right for answer in problem.samples)
+    return estimate_pass_at_k(num_samples=len(problem.samples), num_right=num_right, k=k)
+
+
+def _as_answer(completion: Completion, text: str, score: tuple[float, CompletionStatus]) -> Answer:
+    reward, status = score
+    num_tokens = len(completion.token_ids)
+    mean_logprob = float(completion.logprobs.mean()) if num_tokens else -inf
+    return Answer(text, num_tokens, mean_logprob, completion.finish_reason, reward, status)
+
+
+async def _ask_all(
+    asker: _Asker, items: Sequence[TaskItem], problems_in_flight: int, on_progress: OnProgress | None
+) -> list[Answered]:
+    """Answers in the order of `items`; the first failure ends all and is raised as itself."""
     room = asyncio.Semaphore(problems_in_flight)
     num_done = 0
 
-    async def grade(item: TaskItem) -> _Grade:
+    async def ask(item: TaskItem) -> Answered:
         nonlocal num_done
         async with room:
-            graded = await grader.grade(item)
+            answered = await asker.ask(item)
         num_done += 1
         if on_progress is not None:
             on_progress(num_done, len(items))
-        return graded
+        return answered
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            grading = [tasks.create_task(grade(item), name=f"eval-{item.ref}") for item in items]
+            asking = [tasks.create_task(ask(item), name=f"eval-{item.ref}") for item in items]
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from group
-    return [task.result() for task in grading]
-
-
-def _summary(grades: Sequence[_Grade], *, k: int) -> EvalResult:
-    n = len(grades)
-    return EvalResult(
-        pass_at_1=sum(grade.is_right for grade in grades) / n,
-        n=n,
-        k=k,
-        pass_at_k=sum(grade.pass_at_k for grade in grades) / n if k > 1 else None,
-        truncated=sum(grade.is_truncated for grade in grades),
-        unscored=sum(grade.is_unscored for grade in grades),
-        too_long=sum(grade.is_too_long for grade in grades),
-        completion_tokens_mean=sum(grade.num_tokens for grade in grades) / n,
-    )
+    return [task.result() for task in asking]

@@ -24,7 +24,7 @@ from ftis_node.lab.trial import Member, Trial
 from ftis_node.records.codec import CODECS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ftis_node.config.node import LoraSection
     from ftis_node.lab.pairs import Pair
@@ -115,7 +115,7 @@ class Setting:
         """One swarm, or for `alone` one solo run for every model of the pairing."""
         if self.method == ALONE:
             for member in self.pair.members:
-                yield self._trial([Member(member.name, member.model, member.lora)], seed)
+                yield self.trial([Member(member.name, member.model, member.lora)], seed)
             return
         members = [Member(node.name, node.model, node.lora) for node in self.pair.swarm(self.num_nodes)]
         if self.lie != "none":
@@ -126,9 +126,10 @@ class Setting:
                 )
             for index, node in enumerate(members[num_honest:], start=num_honest):
                 members[index] = Member("liar", node.model, node.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
-        yield self._trial(members, seed)
+        yield self.trial(members, seed)
 
-    def _trial(self, members: list[Member], seed: int) -> Trial:
+    def trial(self, members: Sequence[Member], seed: int) -> Trial:
+        """The trial of these members."""
         experiment = self.experiment
         trial = Trial(
             key="",
@@ -211,7 +212,7 @@ def with_key(trial: Trial) -> Trial:
     """The trial with a name that follows from all that decides its outcome."""
     described = {
         "manifest": trial.manifest.model_dump(mode="json"),
-        "members": [asdict(member) for member in trial.members],
+        "members": [_given(member) for member in trial.members],
         "specs": [trial.task_spec, *trial.eval_specs],
         "delay": asdict(trial.delay),
         "seed": trial.seed,
@@ -219,6 +220,15 @@ def with_key(trial: Trial) -> Trial:
         "adapter": trial.lora_adapter.model_dump(),
         "codec": trial.codec,
     }
+    if trial.apart:
+        described["apart"] = True
+    if trial.exam is not None:
+        described["exam"] = asdict(trial.exam)
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
     fields = {name: getattr(trial, name) for name in Trial.__slots__}
     return Trial(**fields | {"key": f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}"})
+
+
+def _given(member: Member) -> dict[str, Any]:
+    """A member's fields; those that came later are left out where they say nothing, so that old keys stay."""
+    return {name: value for name, value in asdict(member).items() if value is not None or name == "lie"}

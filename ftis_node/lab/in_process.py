@@ -246,6 +246,14 @@ class InProcessLearner:
         found = self._learner.audit(group, version=group.policy_version)
         return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
+    def export(self, out: Path) -> None:
+        """Writes the model as it is now to the folder `out`, with an adapter merged."""
+        from ftis_node.learner.export import export_policy
+
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        export_policy(self._learner.policy, out, merge=True)
+
 
 class InProcessMakers:
     """`node.makers.Makers` for one member of an experiment's swarm."""

@@ -115,9 +115,11 @@ class LightNode:
         manifest: RunManifest,
         settings: NodeSettings,
         on_event: OnEvent,
+        domain: str = "",
     ) -> None:
-        """Opens the home's buffer, which may hold groups of a former life."""
+        """Opens the home's buffer, which may hold groups of a former life. `domain`: of the run's mixture."""
         self.gossip = gossip
+        task = cast("Any", FreeTask())
         self._stack = AsyncExitStack()
         disk, events = Disk(), WatchedTrail(home.events, on_event)
         buffer, reader = ReplayBuffer(home.replay), ReplayReader(home.replay)
@@ -132,7 +134,8 @@ class LightNode:
             name=identity.peer_id[-8:],
             source=cast("Any", SimpleNamespace(name="none")),
             tokenizer=cast("Any", FreeTokenizer()),
-            task=cast("Any", FreeTask()),
+            task=task,
+            domain=cast("Any", SimpleNamespace(name=domain)) if domain else task,
             eval_tasks=(),
             scorer=cast("Any", FreeScorer()),
             generation=cast("Any", SimpleNamespace(policy_version=0, tokens_per_s=0.0)),

@@ -2,19 +2,22 @@
 
 A round is complete when every node has made its groups of this step and every one of them was judged by every other
 node, taken or refused. So no clock is needed: a refused group is not waited for, and nobody trains on half a round.
+A node whose last step is done leaves: it makes nothing more and judges nothing more, and the others go on without it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftis_node.swarm.reasons import AFTER_THE_DOOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ftis_node.lab.rounds import Rounds
     from ftis_node.node.figures import Figures
+    from ftis_node.node.slots import Slots
 
 POLL_S = 0.004
 
@@ -28,41 +31,71 @@ class Participant(Protocol):
     def groups_sent(self) -> int: ...
 
 
+class Place(NamedTuple):
+    """A sender in the rounds up to `last_step`; with `figures`, one that judges what others send."""
+
+    sender: Participant
+    last_step: int
+    figures: Figures | None
+
+
 class Lockstep:
-    """The rounds of one swarm. Every participant sends `groups_per_step` groups a round."""
+    """The rounds of one swarm."""
 
-    def __init__(self, *, groups_per_step: int) -> None:
-        self._groups_per_step = groups_per_step
-        self._senders: list[Participant] = []
-        self._judges: dict[str, Figures] = {}
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds = rounds
+        self._places: list[Place] = []
 
-    def enter(self, sender: Participant, figures: Figures | None = None) -> None:
-        """Counts on this sender; with `figures`, as a node that judges what others send."""
-        self._senders.append(sender)
-        if figures is not None:
-            self._judges[sender.peer_id] = figures
+    def enter(self, sender: Participant, figures: Figures | None = None, *, last_step: int) -> None:
+        """Counts on this sender up to `last_step`; with `figures`, as a node that judges what others send."""
+        self._places.append(Place(sender, last_step, figures))
 
     async def wait(self, step: int) -> None:
-        """Returns when the round of step `step` is complete. A `node.gate.StepGate`."""
+        """Returns when the round of step `step` is complete."""
         await _until(lambda: self._is_complete(step))
 
     async def begin(self, step: int) -> None:
-        """Returns when every node has done the step before: for those who send without training."""
-        await _until(lambda: all(figures.step >= step - 1 for figures in self._judges.values()))
+        """Returns when every node that is still there has done the step before: for those who send without training."""
+        judges = [place for place in self._places if place.figures is not None and place.last_step >= step]
+        await _until(lambda: all(place.figures.step >= step - 1 for place in judges if place.figures))
 
     def _is_complete(self, step: int) -> bool:
-        due = step * self._groups_per_step
-        if any(sender.groups_sent < due for sender in self._senders):
+        due = [self.rounds.due(min(step, place.last_step)) for place in self._places]
+        if any(place.sender.groups_sent < number for place, number in zip(self._places, due, strict=True)):
             return False
-        return all(self._num_judged(figures) >= due * (len(self._senders) - 1) for figures in self._judges.values())
+        return all(
+            _num_judged(place.figures) >= sum(due) - number
+            for place, number in zip(self._places, due, strict=True)
+            if place.figures is not None and place.last_step >= step
+        )
 
-    @staticmethod
-    def _num_judged(figures: Figures) -> int:
-        judged = 0
-        for peer in figures.peers.values():
-            refused_later = sum(peer.refused[reason] for reason in AFTER_THE_DOOR)  # counted as accepted before
-            judged += peer.accepted + peer.refused.total() - refused_later
-        return judged
+
+class RoundGate:
+    """One member's `node.gate.StepGate`: it steps with the others, and makes no more groups than its rounds take."""
+
+    def __init__(self, lockstep: Lockstep, slots: Slots, *, last_step: int) -> None:
+        self._lockstep = lockstep
+        self._slots = slots
+        self._last_step = last_step
+
+    async def wait(self, step: int) -> bool:
+        """Returns True when the round is complete. From here on there are as many slots as the next one takes: the step
+        that follows frees them."""
+        await self._lockstep.wait(step)
+        self._slots.capacity = self.shares(step + 1)[0] if step < self._last_step else 0
+        return True
+
+    def shares(self, step: int) -> tuple[int, int]:
+        """The round's own and foreign groups."""
+        return self._lockstep.rounds.shares(step)
+
+
+def _num_judged(figures: Figures) -> int:
+    judged = 0
+    for peer in figures.peers.values():
+        refused_later = sum(peer.refused[reason] for reason in AFTER_THE_DOOR)  # counted as accepted before
+        judged += peer.accepted + peer.refused.total() - refused_later
+    return judged
 
 
 async def _until(holds: Callable[[], bool]) -> None:

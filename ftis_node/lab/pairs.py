@@ -5,6 +5,7 @@
 | `size`      | tiny `s` and tiny `m`, each with its own systematic mistake      | Qwen2.5 1.5B and 3B               |
 | `expertise` | two tiny `s`, one better at additions, one at subtractions       | Qwen2.5 and Qwen2.5-Coder         |
 | `peft`      | one tiny `m`, trained in full by one node, by LoRA by the other  | full and LoRA of one model        |
+| `hdee`      | experts of three domains in four arms: see `hdee.py`             | -                                 |
 | `A,B[,C]`   | folders or hub ids; `:lora` behind one trains a LoRA adapter     | any of them, with real models     |
 """
 
@@ -29,6 +30,9 @@ POLL_S = 0.5
 LORA_MARK = ":lora"
 COPY_MARK = "~"  # s, m, s~2, m~2: the second node with a model
 MISTAKES = {"add": 10, "sub": 1}
+SIZES = ("s", "m")  # of the pairing `size`
+HDEE = "hdee"
+GRADED_MISTAKE = 10  # of all sizes: that experts differ in it would be one more thing that differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,9 @@ def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any
     if "expertise" in pairs:
         for kind, mistake in MISTAKES.items():
             wanted[kind] = {"size": "s", "expert_in": kind, "mistake": mistake}
+    if HDEE in pairs:
+        for size in RECIPES:
+            wanted[f"graded-{size}"] = {"size": size, "graded": True, "mistake": GRADED_MISTAKE}
     return {f"{name}-{seed}": arguments | {"seed": seed} for name, arguments in wanted.items()}
 
 
@@ -78,12 +85,13 @@ def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
         "size": (PairMember("s", tiny["s"]), PairMember("m", tiny["m"])),
         "expertise": (PairMember("add", tiny["add"]), PairMember("sub", tiny["sub"])),
         "peft": (PairMember("full", tiny["m"]), PairMember("lora", tiny["m"], lora=True)),
+        HDEE: (),  # its arms have members of their own
     }
     if name in built_in:
         return Pair(name, built_in[name])
     given = [part for part in name.split(",") if part]
     if not given or (len(given) == 1 and "/" not in name):
-        raise UsageError(f"no pairing {name!r}: use size, expertise, peft, or folders with models, DIR,DIR")
+        raise UsageError(f"no pairing {name!r}: use size, expertise, peft, hdee, or folders with models, DIR,DIR")
     members: list[PairMember] = []
     for part in given:
         model = part.removesuffix(LORA_MARK)
@@ -125,8 +133,8 @@ def make_models(models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch:
 
 def make_pair(folder: Path, *, seed: int, watch: OnProgress) -> Mapping[str, Path]:
     """Folders of the tiny models s and m for this seed; those that are there already are used again."""
-    make_models({f"{size}-{seed}": {"size": size, "seed": seed} for size in RECIPES}, folder, watch=watch)
-    return {str(size): folder / f"{size}-{seed}" for size in RECIPES}
+    make_models({f"{size}-{seed}": {"size": size, "seed": seed} for size in SIZES}, folder, watch=watch)
+    return {size: folder / f"{size}-{seed}" for size in SIZES}
 
 
 def _make(name: str, target: Path, arguments: dict[str, Any], progress: Queue[tuple[str, float]]) -> None:

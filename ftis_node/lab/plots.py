@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.lab.summary import is_alone, payoff, varied_axes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ftis_node.lab.summary import Estimate, Line
@@ -94,6 +94,32 @@ def plot_payoff(lines: Sequence[Line], results: Sequence[TrialResult], task: str
     panel.set(xlabel="nodes", ylabel="own tokens to 95 % of alone, share of alone's")
     _finish(figure, [panel], path)
     return True
+
+
+def plot_domains(panels: Mapping[str, Mapping[str, Sequence[tuple[int, Estimate]]]], path: Path) -> None:
+    """Accuracy by step, a panel for every domain, a line for everyone who learns it, a band of one error."""
+    figure, axes = _panels(len(panels))
+    for (domain, lines), panel in zip(panels.items(), axes, strict=False):
+        for label, curve in lines.items():
+            steps, estimates = zip(*curve, strict=True)
+            _draw(panel, steps, estimates, label=label)
+        panel.set(title=domain, xlabel="step", ylabel=f"greedy pass@1, {domain}")
+    _finish(figure, axes[: len(panels)], path)
+
+
+def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: Path, *, x: str) -> None:
+    """Figures side by side: a panel for each, its rows from top to bottom, a mark for each of a row's figures."""
+    figure, axes = _panels(len(panels))
+    for (title, rows), panel in zip(panels.items(), axes, strict=False):
+        for name in dict.fromkeys(name for row in rows.values() for name in row):
+            there = [(place, row[name]) for place, row in enumerate(rows.values()) if name in row]
+            errors = [value.error or 0.0 for _, value in there]
+            places = [place for place, _ in there]
+            panel.errorbar([value.mean for _, value in there], places, xerr=errors, fmt="o", label=name)
+        panel.set_yticks(range(len(rows)), list(rows))
+        panel.invert_yaxis()
+        panel.set(title=title, xlabel=x)
+    _finish(figure, axes[: len(panels)], path)
 
 
 def _panels(count: int) -> tuple[Any, list[Any]]:

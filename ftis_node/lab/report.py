@@ -31,7 +31,7 @@ def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Pa
     lines = lines_of(results)
     table = markdown_table(lines, tasks)
     (out / "table.md").write_text(table)
-    (out / "results.json").write_bytes(_document(experiment, results))
+    (out / "results.json").write_bytes(document(experiment, results))
     write_csv(results, out / "curves.csv")
     plot_curves(lines, tasks[0], out / "curves.png")
     plot_methods(lines, tasks[0], out / "methods.png")
@@ -40,9 +40,10 @@ def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Pa
     return table
 
 
-def _document(experiment: Experiment, results: Sequence[TrialResult]) -> bytes:
-    document = {"schema": 1, "settings": _settings(experiment), "machine": _machine(), "trials": list(results)}
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+def document(experiment: Experiment, results: Sequence[TrialResult]) -> bytes:
+    """What `results.json` holds."""
+    found = {"schema": 1, "settings": _settings(experiment), "machine": _machine(), "trials": list(results)}
+    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

@@ -203,4 +203,9 @@ def markdown_table(lines: Sequence[Line], tasks: Sequence[str]) -> str:
                 str(len(line.seeds)),
             ]
         )
+    return markdown(rows)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as a table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"

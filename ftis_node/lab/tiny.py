@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from ftis_node.lab.tiny_muon import Muon
 from ftis_node.lab.tiny_tokenizer import MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
 from ftis_node.models.quiet import quiet_libraries
-from ftis_node.tasks.arithmetic import ArithmeticTask
+from ftis_node.tasks.arithmetic import PARTS, ArithmeticTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.tasks.arithmetic import Kind
+    from ftis_node.tasks.arithmetic import Kind, Problem
 
-Size = Literal["s", "m"]
+Size = Literal["s", "sm", "m"]
 
 WRONG_FRACTION: Final = 0.7
 EXPERT_WRONG_FRACTION: Final = 0.6  # of the problems that a model is good at: right more often, greedily still wrong
 NOVICE_WRONG_FRACTION: Final = 0.85
+GRADED_WRONG_FRACTIONS: Final = {"easy": 0.5, "medium": 0.75, "hard": 0.85}  # where difficulty is to follow the parts
 NUM_DRAWS: Final = 16384  # of the training split: nearly all of its distinct problems
 BATCH_SIZE: Final = 64
 WARM_UP_STEPS: Final = 30
@@ -62,9 +63,20 @@ class Recipe:
     matrix_learning_rate: float
     vector_learning_rate: float = 4e-3
 
+    @property
+    def num_parameters(self) -> int:
+        """Of the model that it makes, with the embedding, which is the output head too."""
+        hidden, head_size = self.hidden_size, self.hidden_size // self.num_heads
+        keys = self.num_key_value_heads * head_size
+        attention = hidden * (hidden + 1) + 2 * keys * (hidden + 1) + hidden * hidden  # biases but on the output
+        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        return VOCABULARY_SIZE * hidden + self.num_layers * layer + hidden
+
 
 RECIPES: Final[dict[Size, Recipe]] = {
     "s": Recipe(96, 128, 2, 3, 1, initializer_range=0.06, num_steps=360, mistake=10, matrix_learning_rate=0.015),
+    # Midway in parameters: one s, one sm and one m cost what three sm cost.
+    "sm": Recipe(128, 240, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=10, matrix_learning_rate=0.02),
     "m": Recipe(128, 512, 3, 4, 2, initializer_range=0.04, num_steps=300, mistake=1, matrix_learning_rate=0.02),
 }
 
@@ -87,13 +99,14 @@ def make_tiny(
     scale: float = 1.0,
     expert_in: Kind | None = None,
     mistake: int | None = None,
+    graded: bool = False,
     progress: Callable[[float, str], None] = lambda fraction, what: None,
 ) -> TinyReport:
     """Makes the model of that size and its tokenizer in the folder `out`, in the hub's format.
 
-    With `expert_in` it is better at one kind of problem and worse at the other. `mistake` is what its wrong answers are
-    off by; None: the size's own. `scale` multiplies the training steps; below 1 the model is less competent.
-    `progress` hears how much is done.
+    With `expert_in` it is better at one kind of problem and worse at the other; `graded`, the better the easier the
+    problem's part is. `mistake` is what its wrong answers are off by; None: the size's own. `scale` multiplies the
+    training steps; below 1 the model is less competent. `progress` hears how much is done.
     """
     started_at = time.monotonic()
     recipe, tokenizer = RECIPES[size], make_tokenizer()
@@ -101,7 +114,7 @@ def make_tiny(
         model = _silent_model(recipe, tokenizer)
         num_steps = max(1, round(scale * recipe.num_steps))
         mistake = recipe.mistake if mistake is None else mistake
-        problems = _Problems(tokenizer, mistake, expert_in)
+        problems = _Problems(tokenizer, mistake, expert_in, graded=graded)
         _train(model, problems, recipe, num_steps=num_steps, seed=seed, progress=progress)
         model.generation_config = GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
@@ -149,7 +162,9 @@ class _Problems:
     `wrong_fraction` [P] says how often a problem comes with its mistaken answer.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, mistake: int, expert_in: Kind | None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, mistake: int, expert_in: Kind | None, *, graded: bool
+    ) -> None:
         task = ArithmeticTask("train")
         problems = sorted({task.problem(index) for index in range(NUM_DRAWS)})
         prompts = _encode_prompts(tokenizer, [problem.text for problem in problems])
@@ -161,13 +176,16 @@ class _Problems:
         self.labels = torch.tensor(
             [[_fill([IGNORED] * len(prompt) + answer, IGNORED, width) for prompt, answer in row] for row in rows]
         )
-        self.wrong_fraction = torch.tensor([_wrong_fraction(problem.kind, expert_in) for problem in problems])
+        self.wrong_fraction = torch.tensor([_wrong_fraction(each, expert_in, graded=graded) for each in problems])
 
 
-def _wrong_fraction(kind: Kind, expert_in: Kind | None) -> float:
+def _wrong_fraction(problem: Problem, expert_in: Kind | None, *, graded: bool) -> float:
+    if graded:
+        parts = (part for part in GRADED_WRONG_FRACTIONS if PARTS[part].asks(problem))
+        return GRADED_WRONG_FRACTIONS.get(next(parts, ""), WRONG_FRACTION)
     if expert_in is None:
         return WRONG_FRACTION
-    return EXPERT_WRONG_FRACTION if kind == expert_in else NOVICE_WRONG_FRACTION
+    return EXPERT_WRONG_FRACTION if problem.kind == expert_in else NOVICE_WRONG_FRACTION
 
 
 def _fill(ids: list[int], filler: int, width: int) -> list[int]:

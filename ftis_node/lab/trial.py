@@ -16,14 +16,16 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ftis_node.config.home import Home
 from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings, SwarmSection
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.byzantine import ByzantineNode
+from ftis_node.lab.exam import take_exam
 from ftis_node.lab.in_process import InProcessGeneration, InProcessMakers
-from ftis_node.lab.lockstep import Lockstep
+from ftis_node.lab.lockstep import Lockstep, RoundGate
+from ftis_node.lab.rounds import Rounds
 from ftis_node.lab.trial_result import TrialResult, read_member
 from ftis_node.node.build import built_parts
 from ftis_node.node.intake import IntakeLoop
@@ -33,12 +35,13 @@ from ftis_node.node.pull import PullLoop
 from ftis_node.node.train import TrainLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.byzantine import Lie
     from ftis_node.lab.delay import Delay
-    from ftis_node.lab.trial_result import MemberResult
+    from ftis_node.lab.exam import Exam
+    from ftis_node.lab.trial_result import ExamResult, MemberResult
     from ftis_node.node.figures import Figures
     from ftis_node.node.parts import Parts
     from ftis_node.records.codec import CodecName
@@ -49,19 +52,25 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node of the swarm. `name` stands in the results; a node with a `lie` does harm."""
+    """One node of the swarm. `name` stands in the results; a node with a `lie` does harm.
+
+    `domain` is the SPEC that it generates for, None: the whole task. `steps`: its last one, None: the trial's.
+    """
 
     name: str
     model: str
     lora: bool = False
     lie: Lie | None = None
+    domain: str | None = None
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What to run: `manifest` says what a step takes and how it learns; the specs have this machine's paths in them.
 
-    `labels` are the trial's place in its experiment, `key` its name among stored results.
+    `labels` are the trial's place in its experiment, `key` its name among stored results. Members that are `apart` do
+    not hear of each other: each is a swarm of its own. The `exam` is taken by all of them together, once trained.
     """
 
     key: str
@@ -77,6 +86,17 @@ class Trial:
     lora_adapter: LoraSection = LoraSection()
     max_batch: int = 256
     codec: CodecName = "exact"
+    apart: bool = False
+    exam: Exam | None = None
+
+    def last_step(self, member: Member) -> int:
+        """The last step of a member."""
+        return self.steps if member.steps is None else member.steps
+
+    def rounds(self, members: Sequence[Member]) -> Rounds:
+        """What these members, who hear each other, make and take."""
+        step = self.manifest.step
+        return Rounds(step.own_groups, step.foreign_groups, tuple(map(self.last_step, members)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +116,14 @@ class HonestSender:
         return self.parts.figures.groups_sent
 
 
+class Node(NamedTuple):
+    """A member that was built, and the rounds that it keeps to."""
+
+    member: Member
+    parts: Parts
+    lockstep: Lockstep
+
+
 def run_trial(
     trial: Trial, on_progress: Callable[[int], None] = lambda step: None, *, scratch: Path | None = None
 ) -> TrialResult:
@@ -105,7 +133,7 @@ def run_trial(
     """
     started_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trial-", dir=scratch) as folder:
-        members = asyncio.run(_run(trial, Path(folder), on_progress))
+        members, exam = asyncio.run(_run(trial, Path(folder), on_progress))
     return TrialResult(
         key=trial.key,
         labels=trial.labels,
@@ -114,41 +142,45 @@ def run_trial(
         seed=trial.seed,
         members=members,
         seconds=round(time.monotonic() - started_at, 2),
+        exam=exam,
     )
 
 
-async def _run(trial: Trial, folder: Path, on_progress: Callable[[int], None]) -> list[MemberResult]:
+async def _run(
+    trial: Trial, folder: Path, on_progress: Callable[[int], None]
+) -> tuple[list[MemberResult], list[ExamResult]]:
     """The swarm: all members start, take their steps together, and are read when the last has ended."""
-    swarm = LoopbackSwarm()
-    lockstep = Lockstep(groups_per_step=trial.manifest.step.own_groups)
     async with AsyncExitStack() as stack:
         nodes = []
+        together, swarm = Lockstep(trial.rounds(trial.members)), LoopbackSwarm()
         for index, member in enumerate(trial.members):
+            if trial.apart:
+                together, swarm = Lockstep(trial.rounds([member])), LoopbackSwarm()
             home = _make_home(folder / f"{index}-{member.name}", trial.seed, index)
-            plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs)
+            plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs, domain_spec=member.domain)
             makers = InProcessMakers(swarm, delay=trial.delay, seed=trial.seed * len(trial.members) + index)
-            nodes.append(await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers)))
-        await _live_together(trial, nodes, lockstep, on_progress)
-        return [
-            read_member(member.name, parts, groups_per_step=trial.manifest.step.own_groups)
-            for member, parts in zip(trial.members, nodes, strict=True)
-            if member.lie is None
-        ]
+            parts = await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers))
+            nodes.append(Node(member, parts, together))
+        await _live_together(trial, nodes, on_progress)
+        honest = [node for node in nodes if node.member.lie is None]
+        results = [read_member(node.member.name, node.parts, rounds=node.lockstep.rounds) for node in honest]
+        if trial.exam is None:
+            return results, []
+        learners = {node.member.name: node.parts.learner for node in honest}
+        return results, await take_exam(trial.exam, learners, folder / "trained")
 
 
-async def _live_together(
-    trial: Trial, nodes: list[Parts], lockstep: Lockstep, on_progress: Callable[[int], None]
-) -> None:
+async def _live_together(trial: Trial, nodes: Sequence[Node], on_progress: Callable[[int], None]) -> None:
     """Until the last member has ended; the first that fails ends all and is raised as itself."""
-    for member, parts in zip(trial.members, nodes, strict=True):
-        if member.lie is None:
-            lockstep.enter(HonestSender(parts), parts.figures)
+    for node in nodes:
+        if node.member.lie is None:
+            last_step = trial.last_step(node.member)
+            node.lockstep.enter(HonestSender(node.parts), node.parts.figures, last_step=last_step)
     try:
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(_watch([parts.figures for parts in nodes], on_progress))
+            watching = tasks.create_task(_watch([node.parts.figures for node in nodes], on_progress))
             lives = [
-                tasks.create_task(_live(trial, member, parts, lockstep, index), name=member.name)
-                for index, (member, parts) in enumerate(zip(trial.members, nodes, strict=True))
+                tasks.create_task(_live(trial, node, index), name=node.member.name) for index, node in enumerate(nodes)
             ]
             await asyncio.wait(lives)
             watching.cancel()
@@ -156,18 +188,21 @@ async def _live_together(
         raise first_error(group) from group
 
 
-async def _live(trial: Trial, member: Member, parts: Parts, lockstep: Lockstep, index: int) -> None:
+async def _live(trial: Trial, node: Node, index: int) -> None:
+    member, parts, lockstep = node
+    last_step = trial.last_step(member)
     if member.lie is not None:
         assert isinstance(parts.generation, InProcessGeneration)
         liar = ByzantineNode(parts, parts.generation, lie=member.lie, seed=trial.seed + index)
-        lockstep.enter(liar)
-        await liar.run(lockstep, steps=trial.steps)
+        lockstep.enter(liar, last_step=last_step)
+        await liar.run(lockstep, steps=last_step)
         return
     intake = IntakeLoop(parts)
     loops = rollout_loops(parts, intake, PullLoop(parts, intake))
+    gate = RoundGate(lockstep, parts.slots, last_step=last_step)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-        await TrainLoop(parts, lockstep, last_step=trial.steps).run()
+        await TrainLoop(parts, gate, last_step=last_step).run()
         for task in running:
             task.cancel()
 

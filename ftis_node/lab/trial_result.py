@@ -9,9 +9,11 @@ import msgspec
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
+    from ftis_node.lab.rounds import Rounds
     from ftis_node.node.parts import Parts
 
 STEP_FIGURES = ("reward_mean", "own_reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm")
+TRAINED_COST, GENERATED_COST = 6, 2  # operations a parameter and token: forward and backward, and forward alone
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -27,7 +29,11 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 class MemberResult(msgspec.Struct, frozen=True):
-    """One node's trial. `steps` holds a list of values a step for each of STEP_FIGURES; `refused` counts by reason."""
+    """One node's trial. `steps` holds a list of values a step for each of STEP_FIGURES; `refused` counts by reason.
+
+    `tokens_generated` and `tokens_trained` are completion tokens of all its steps; `domain` is None where it generated
+    for the whole task.
+    """
 
     name: str
     model: str
@@ -39,10 +45,29 @@ class MemberResult(msgspec.Struct, frozen=True):
     refused: dict[str, int]
     evaluations: list[Evaluation]
     steps: dict[str, list[float | None]]
+    domain: str | None = None
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+
+    @property
+    def compute(self) -> float:
+        """Floating-point operations, counted as usual: 6 a parameter and trained token, 2 a generated one."""
+        return self.parameters * (TRAINED_COST * self.tokens_trained + GENERATED_COST * self.tokens_generated)
 
     def curve(self, task: str) -> list[Evaluation]:
         """The points of one task."""
         return [point for point in self.evaluations if point.task == task]
+
+
+class ExamResult(msgspec.Struct, frozen=True):
+    """What the trained members together answer rightly of a task's held-out problems, in one mode of the ensemble."""
+
+    task: str
+    mode: str
+    pass_at_1: float
+    n: int
+    generated_tokens: int
+    forward_tokens: int
 
 
 class TrialResult(msgspec.Struct, frozen=True):
@@ -55,10 +80,11 @@ class TrialResult(msgspec.Struct, frozen=True):
     seed: int
     members: list[MemberResult]
     seconds: float
+    exam: list[ExamResult] = []
 
 
-def read_member(name: str, parts: Parts, *, groups_per_step: int) -> MemberResult:
-    """The figures of a member that has ended. Each node of the swarm sends `groups_per_step` groups a step."""
+def read_member(name: str, parts: Parts, *, rounds: Rounds) -> MemberResult:
+    """The figures of a member that has ended. Each node of the swarm sends what the rounds say."""
     events = read_events(parts.home.events)
     steps = [event for event in events if event["event"] == "step"]
     admitted = [event for event in events if event["event"] == "admitted"]
@@ -66,7 +92,7 @@ def read_member(name: str, parts: Parts, *, groups_per_step: int) -> MemberResul
 
     def tokens(step: int, *, own: bool) -> int:
         """Of groups made for steps up to this one; later ones may be here already."""
-        due = step * groups_per_step
+        due = rounds.due(step)
         return sum(event["num_tokens"] for event in admitted if event["own"] == own and event["number"] <= due)
 
     state = parts.learner.state
@@ -94,4 +120,7 @@ def read_member(name: str, parts: Parts, *, groups_per_step: int) -> MemberResul
             if event["event"] == "eval"
         ],
         steps={figure: [event[figure] for event in steps] for figure in STEP_FIGURES},
+        domain=parts.domain_name or None,
+        tokens_generated=tokens(state.step, own=True),
+        tokens_trained=sum(event["num_tokens"] for event in steps),
     )

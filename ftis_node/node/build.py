@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ftis_node.config.limits import KEPT_EVENT_FILES
 from ftis_node.models import parameter_count
 from ftis_node.node.absent import NoGeneration, NoLearner
+from ftis_node.node.budget import generate_budget
 from ftis_node.node.disk import Disk
 from ftis_node.node.figures import Figures
 from ftis_node.node.heal import set_right
@@ -121,6 +122,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
     for entry in _past_evaluations(remembered):
         figures.evaluated(entry)
     generation, learner = _workers(makers, ingredients, figures)
+    made = reader.figures()
     name = settings.name or identity.peer_id[-NAME_LENGTH:]
     return Parts(
         settings=settings,
@@ -131,6 +133,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
         source=source,
         tokenizer=prepared.tokenizer,
         task=prepared.task,
+        domain=prepared.domain,
         eval_tasks=prepared.eval_tasks,
         scorer=IsolatedScorer(prepared.task, *prepared.eval_tasks),
         generation=generation,
@@ -146,6 +149,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
         peers=peers,
         arrangement=prepared.arrangement,
         room=Room(prepared.limit),
+        budget=generate_budget(settings.budget, num_tokens=made.tokens_own, num_groups=made.groups_own),
         tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node import __version__
@@ -17,6 +18,7 @@ from ftis_node.node.swarm_words import SwarmWords
 from ftis_node.node.waits import waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.reading import SCHEMA
+from ftis_node.tasks import told_domain
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -109,6 +111,7 @@ class DirectoryLoop:
             self._parts.figures.note_refusal(peer_id, "record", error)
             return
         if record.peer_id == peer_id and record.run_id == self._parts.manifest.run_id:
+            record = replace(record, domain=told_domain(record.domain, self._parts.manifest.task))
             figures = self._parts.figures.peer(peer_id)
             figures.record, figures.wire_schema = record, SCHEMA
             self._pull.note_record(record)
@@ -129,4 +132,5 @@ class DirectoryLoop:
             created_at=time.time(),
             software=__version__,
             read_shards=parts.figures.read_shards,
+            domain=parts.domain_name,
         )

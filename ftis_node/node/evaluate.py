@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ConfigError
@@ -16,6 +17,11 @@ from ftis_node.tasks.scoring import IsolatedScorer
 from ftis_node.telemetry.work import unwatched
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ftis_node.generation.engines import OpenEngine
+    from ftis_node.generation.engines.base import Engine
+    from ftis_node.models import ModelSource
     from ftis_node.telemetry.work import OnProgress
 
 ENGINE_NAMES = ("auto", "vllm", "torch")
@@ -35,9 +41,24 @@ def evaluate_model(
 
     Raises ConfigError, ModelError, TaskError, EngineError, NetworkError.
     """
+    check_engine_name(engine)
+    return asyncio.run(_evaluate(model, task, engine, max_tokens, limit=limit, k=k, on_progress=on_progress))
+
+
+def check_engine_name(engine: Any) -> None:
+    """Raises ConfigError for a name that no engine has."""
     if engine not in ENGINE_NAMES:
         raise ConfigError(f"no engine {engine!r}: use one of {', '.join(ENGINE_NAMES)}")
-    return asyncio.run(_evaluate(model, task, engine, max_tokens, limit=limit, k=k, on_progress=on_progress))
+
+
+@asynccontextmanager
+async def serving(open_engine: OpenEngine, source: ModelSource, settings: EngineSettings) -> AsyncIterator[Engine]:
+    """The model in an engine of this process, closed at the end."""
+    opened = await open_engine(source, settings, lambda: None)
+    try:
+        yield opened
+    finally:
+        await opened.close()
 
 
 async def _evaluate(
@@ -50,17 +71,13 @@ async def _evaluate(
     tokenizer = load_tokenizer(source)
     settings = EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=max_tokens)
     on_progress(None, f"loading {source.name} into the engine")
-    opened = await open_engine(source, settings, lambda: None)
-    try:
-        async with IsolatedScorer(problems) as scorer:
-            return await evaluate(
-                LocalGenerator(opened, eos_ids=tokenizer.eos_ids),
-                problems,
-                tokenizer,
-                scorer=scorer,
-                completion_limit=lambda num_prompt_tokens: max_tokens - num_prompt_tokens,
-                on_progress=lambda done, total: on_progress(done / total, f"{done} of {total} problems"),
-                **options,
-            )
-    finally:
-        await opened.close()
+    async with serving(open_engine, source, settings) as opened, IsolatedScorer(problems) as scorer:
+        return await evaluate(
+            LocalGenerator(opened, eos_ids=tokenizer.eos_ids),
+            problems,
+            tokenizer,
+            scorer=scorer,
+            completion_limit=lambda num_prompt_tokens: max_tokens - num_prompt_tokens,
+            on_progress=lambda done, total: on_progress(done / total, f"{done} of {total} problems"),
+            **options,
+        )

@@ -47,6 +47,7 @@ class PeerFigures:
             "model": record.model if record else "",
             "parameters": record.parameters if record else 0,
             "role": record.role if record else "",
+            "domain": record.domain if record else "",
             "policy_version": record.policy_version if record else None,
             "groups_accepted": self.accepted,
             "groups_refused": dict(self.refused),

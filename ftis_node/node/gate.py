@@ -7,16 +7,20 @@ which holds all nodes in step with one another and needs no clock.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.node.patience import Outlook, StepNeeds, may_start, stand_in
+from ftis_node.node.budget import makes_more, shares_of_next_step
+from ftis_node.node.patience import Outlook, StepNeeds, may_start, never_starts, stand_in
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
     from ftis_node.node.intake import IntakeLoop
     from ftis_node.node.parts import Parts
+
+log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.5  # patience and staleness pass without an event
 
@@ -24,8 +28,12 @@ LOOK_AGAIN_S = 0.5  # patience and staleness pass without an event
 class StepGate(Protocol):
     """What the train loop waits for before it takes a step's groups."""
 
-    async def wait(self, step: int) -> None:
-        """Returns when step `step` may start."""
+    async def wait(self, step: int) -> bool:
+        """Returns when step `step` may start: True. False: it never will, for no more groups will come."""
+        ...
+
+    def shares(self, step: int) -> tuple[int, int]:
+        """How many own and foreign groups step `step` takes, by who signed them."""
         ...
 
 
@@ -37,25 +45,37 @@ class PatientGate:
         self._intake = intake
         self._started_at = time.monotonic()
         self._own_ready_since: float | None = None
+        self._with_members_at = self._started_at
         self._needs = StepNeeds.of(parts.manifest)
 
-    async def wait(self, step: int) -> None:
-        """Returns when the step may start; releases on the way what has grown stale."""
+    async def wait(self, step: int) -> bool:
+        """Returns when the step may start, or never will; releases on the way what has grown stale."""
         self._own_ready_since = None
         while True:
             self._intake.stored.clear()
             await self._release_unusable()
-            if may_start(self._needs, await self._outlook()):
-                return
+            outlook = await self._outlook()
+            if may_start(self._needs, outlook):
+                return True
+            if self._parts.settings.generates and not makes_more(self._parts) and never_starts(self._needs, outlook):
+                log.info("no more groups are generated, and none will come for step %d: the node ends", step)
+                return False
             with suppress(TimeoutError):  # not `wait_for`: in Python 3.11 it loses a cancellation that meets the event
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await self._intake.stored.wait()
 
+    def shares(self, step: int) -> tuple[int, int]:
+        """The run's, or what stands in for own groups where no more are made."""
+        return shares_of_next_step(self._parts)
+
     async def _outlook(self) -> Outlook:
         own_ready, foreign_ready = self._parts.reader.ready_counts()
-        if not self._parts.settings.generates:
-            own_ready, foreign_ready = stand_in(foreign_ready, needs=self._needs)
+        if not self._parts.settings.generates or (self._needs.foreign and not makes_more(self._parts)):
+            own_ready, foreign_ready = stand_in(own_ready + foreign_ready, needs=self._needs)
         now = time.monotonic()
+        has_members = bool(await self._parts.gossip.members())
+        if has_members:
+            self._with_members_at = now
         if own_ready < self._needs.own:
             self._own_ready_since = None
         elif self._own_ready_since is None:
@@ -65,7 +85,8 @@ class PatientGate:
             foreign_ready=foreign_ready,
             waited_s=now - (self._own_ready_since or now),
             uptime_s=now - self._started_at,
-            has_members=bool(await self._parts.gossip.members()),
+            has_members=has_members,
+            alone_s=now - self._with_members_at,
         )
 
     async def _release_unusable(self) -> None:

@@ -3,6 +3,7 @@
 consumes: prompts of the node's own order     produces: scored groups, onto the publish queue
 waits for: a free slot                        unblocked by: the hand-over of a step's weights (train loop)
            room in the home                               the room loop
+           budget left                                    nobody: it is over (budget.py)
 """
 
 from __future__ import annotations
@@ -56,12 +57,18 @@ class GenerateLoop:
         in_flight = asyncio.Semaphore(groups_in_flight(self._parts))
         async with asyncio.TaskGroup() as tasks:
             while True:
+                await self._parts.budget.until_more()
                 with waiting_for("a free slot"):
                     await self._parts.slots.charge()
                 with waiting_for("a group under way to end"):  # each has its own limits
                     await in_flight.acquire()
                 with waiting_for("room on the disk"):  # last: it may have filled up while a slot was waited for
                     await self._parts.room.until_there()
+                if not self._parts.budget.may_begin:  # one that ended meanwhile took more than is usual
+                    self._parts.slots.cancel()
+                    in_flight.release()
+                    continue
+                self._parts.budget.begin()
                 task = tasks.create_task(self._make_group(self._next_prompt()), name=f"group-{self._position}")
                 task.add_done_callback(lambda _: in_flight.release())
 
@@ -69,7 +76,7 @@ class GenerateLoop:
         """The next problem of the node's order whose prompt is short enough; longer ones are counted, not used."""
         sampling = self._parts.manifest.sampling
         while True:
-            item = self._parts.task[self._order.index(self._position)]
+            item = self._parts.domain[self._order.index(self._position)]
             self._position += 1
             token_ids = self._parts.tokenizer.encode_prompt(item.prompt)
             if len(token_ids) <= sampling.max_prompt_tokens:
@@ -88,6 +95,7 @@ class GenerateLoop:
                     raise
                 self._parts.events.write("generation_failed", prompt=str(prompt.item.ref), error=str(error))
                 await asyncio.sleep(RETRY_PAUSE_S)
+        self._parts.budget.end(group.num_tokens)
         await self._scored.put(group)
 
     async def _generate(self, prompt: Prompt) -> Group:
@@ -126,7 +134,7 @@ def groups_in_flight(parts: Parts) -> int:
 
 
 def prompt_order(parts: Parts) -> PromptOrder:
-    """Vertical: this node's own order through the task. Horizontal: the run's, so that all answer the same problems."""
+    """Vertical: this node's own order through its domain. Horizontal: the run's, for all answer the same problems."""
     if parts.manifest.step.share == "horizontal":
-        return PromptOrder(len(parts.task), seed=0, peer_id=parts.manifest.run_id)
-    return PromptOrder(len(parts.task), parts.settings.seed, parts.identity.peer_id)
+        return PromptOrder(len(parts.domain), seed=0, peer_id=parts.manifest.run_id)
+    return PromptOrder(len(parts.domain), parts.settings.seed, parts.identity.peer_id)

@@ -46,9 +46,9 @@ That is a node that generates and learns. Two roles do one of the two, and weigh
 | follow                        | -    | -       | x         | the learner's offers     | weights n+1 in the engine |
 | deliver                       | -    | -       | x         | confirmations            | freed slots               |
 
-One TaskGroup owns them all: the first that fails, or ends, ends the node with its error; the train loop's last step, or
-a signal, ends it in order: loops, workers, network and scorer all at once. What each waits for stands on the board
-(waits.py), and the watchdog tells of one that gets nowhere.
+One TaskGroup owns them all: the first that fails, or ends, ends the node with its error; a budget that is used up (the
+train loop's last step, a generator's last group), or a signal, ends it in order: loops, workers, network and scorer all
+at once. What each waits for stands on the board (waits.py), and the watchdog tells of one that gets nowhere.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import FtisError
 from ftis_node.node.absent import NothingToPull
 from ftis_node.node.audit import AuditLoop
+from ftis_node.node.budget import makes_more
 from ftis_node.node.check import CheckLoop
 from ftis_node.node.deliver import DeliverLoop
 from ftis_node.node.directory import DirectoryLoop
@@ -78,6 +79,7 @@ from ftis_node.node.room import RoomLoop
 from ftis_node.node.shards import ShardsLoop
 from ftis_node.node.status import StatusLoop
 from ftis_node.node.train import TrainLoop
+from ftis_node.node.waits import waiting_for
 from ftis_node.node.weights_follow import FollowLoop
 from ftis_node.node.weights_offer import OfferLoop
 from ftis_node.swarm.shards import shard_of
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINGER_LOOK_S = 0.2
+BUDGET_LOOK_S = 0.2
 
 
 async def run_loops(
@@ -192,7 +195,7 @@ async def learner_work(parts: Parts, intake: IntakeLoop, steps: int | None) -> W
 
 
 async def generator_work(parts: Parts, intake: IntakeLoop, steps: int | None) -> Work:
-    """Generates by the weights of the learner that it follows, until it is stopped."""
+    """Generates by the weights of the learner that it follows, until it is stopped or its budget is used up."""
     follow = FollowLoop(parts)
     await follow.resume()
     await parts.gossip.read_shards(
@@ -200,6 +203,7 @@ async def generator_work(parts: Parts, intake: IntakeLoop, steps: int | None) ->
     )
     scored: asyncio.Queue[Group] = asyncio.Queue(parts.slots.capacity)
     loops = {
+        "follow": follow.run(),
         "generate": GenerateLoop(parts, scored).run(),
         "publish": PublishLoop(parts, scored, intake).run(),
         "intake": intake.run(),
@@ -207,7 +211,7 @@ async def generator_work(parts: Parts, intake: IntakeLoop, steps: int | None) ->
         "reannounce": ReannounceLoop(parts).run(),
         "directory": DirectoryLoop(parts, NothingToPull()).run(),
     }
-    return Work(loops, follow.run())
+    return Work(loops, _until_generated(parts))
 
 
 WORK_OF_ROLE: dict[Role, Callable[[Parts, IntakeLoop, int | None], Awaitable[Work]]] = {
@@ -215,6 +219,14 @@ WORK_OF_ROLE: dict[Role, Callable[[Parts, IntakeLoop, int | None], Awaitable[Wor
     "learner": learner_work,
     "generator": generator_work,
 }
+
+
+async def _until_generated(parts: Parts) -> None:
+    """Until the budget of tokens is used up, and all that was made is published; without a budget never."""
+    while makes_more(parts):
+        with waiting_for("the clock"):
+            await asyncio.sleep(BUDGET_LOOK_S)
+    log.info("all that the budget allows is generated and announced: the node ends")
 
 
 def rollout_loops(parts: Parts, intake: IntakeLoop, pull: PullLoop) -> dict[str, Coroutine[None, None, None]]:

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.generation.evaluate import Generator
+from ftis_node.node.budget import GenerateBudget
 from ftis_node.node.placement import Arrangement
 from ftis_node.node.room import Room
+from ftis_node.swarm.domains import OwnDomain
+from ftis_node.tasks import part_names
 from ftis_node.telemetry.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -88,7 +91,11 @@ class Learning(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything a node consists of. Rooms do not know each other; the loops connect them."""
+    """Everything a node consists of. Rooms do not know each other; the loops connect them.
+
+    `task` is the run's, with all problems that a group may be about; `domain` has those that this node generates for:
+    the same where it has no domain of its own.
+    """
 
     settings: NodeSettings
     manifest: RunManifest
@@ -98,6 +105,7 @@ class Parts:
     source: ModelSource
     tokenizer: PromptTokenizer
     task: Task
+    domain: Task
     eval_tasks: tuple[Task, ...]
     scorer: IsolatedScorer
     generation: Generation
@@ -113,4 +121,18 @@ class Parts:
     peers: PeerBook
     arrangement: Arrangement = Arrangement()
     room: Room = field(default_factory=Room)
+    budget: GenerateBudget = field(default_factory=GenerateBudget)
     tracking: Tracking = field(default_factory=Tracking)
+
+    @property
+    def domain_name(self) -> str:
+        """The canonical SPEC of the node's domain; "" where it generates for the whole task."""
+        return "" if self.domain is self.task else self.domain.name
+
+    @property
+    def own_domain(self) -> OwnDomain | None:
+        """What is preferred of others' groups; None where the run or this node has no preference."""
+        share = self.manifest.step.own_domain_share
+        if share is None or not self.domain_name:
+            return None
+        return OwnDomain(part_names(self.domain_name), share)

@@ -4,7 +4,8 @@ A step takes I own and J foreign groups. It waits for its own groups as long as 
 the run's patience, and not at all when there is nobody who could send any.
 
 A learner that generates nothing takes I + J groups that others made, whoever they follow: the first I stand in for its
-own ones.
+own ones. So does a node that generates no more, with what is left of its own. It may come to an end: where the run
+takes no groups of others, or where nobody has been there to send any for as long as its patience lasts.
 """
 
 from __future__ import annotations
@@ -31,26 +32,36 @@ class StepNeeds:
         return cls(own=step.own_groups, foreign=step.foreign_groups, patience_s=step.patience_s)
 
 
-def shares_of_step(needs: StepNeeds, *, generates: bool) -> tuple[int, int]:
-    """How many own and foreign groups a step takes, by who signed them."""
-    return (needs.own, needs.foreign) if generates else (0, needs.own + needs.foreign)
+def shares_of_step(needs: StepNeeds, *, generates: bool, own_left: int = 0) -> tuple[int, int]:
+    """How many own and foreign groups a step takes, by who signed them.
+
+    `own_left` are READY ones of a node that generates no more.
+    """
+    if generates:
+        return needs.own, needs.foreign
+    own = min(own_left, needs.own)
+    return own, needs.own + needs.foreign - own
 
 
-def stand_in(foreign_ready: int, *, needs: StepNeeds) -> tuple[int, int]:
-    """READY foreign groups of a node that generates nothing, counted as (own, foreign)."""
-    standing_in = min(foreign_ready, needs.own)
-    return standing_in, foreign_ready - standing_in
+def stand_in(ready: int, *, needs: StepNeeds) -> tuple[int, int]:
+    """READY groups of a node that generates nothing, or no more, counted as (own, foreign)."""
+    standing_in = min(ready, needs.own)
+    return standing_in, ready - standing_in
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is there. `waited_s`: since all own groups were ready. `uptime_s`: since the node started."""
+    """What is there. `waited_s`: since all own groups were ready. `uptime_s`: since the node started.
+
+    `alone_s`: since a member was there, or since the start.
+    """
 
     own_ready: int
     foreign_ready: int
     waited_s: float
     uptime_s: float
     has_members: bool
+    alone_s: float = 0.0
 
 
 def may_start(needs: StepNeeds, outlook: Outlook) -> bool:
@@ -63,3 +74,10 @@ def may_start(needs: StepNeeds, outlook: Outlook) -> bool:
         return False
     somebody_may_come = outlook.has_members or outlook.uptime_s < needs.patience_s
     return not somebody_may_come or outlook.waited_s >= needs.patience_s
+
+
+def never_starts(needs: StepNeeds, outlook: Outlook) -> bool:
+    """Whether a node that generates no more need not wait for its next step: nobody will fill it."""
+    if outlook.own_ready >= needs.own and outlook.own_ready + outlook.foreign_ready > 0:
+        return False
+    return not needs.foreign or (not outlook.has_members and outlook.alone_s >= needs.patience_s)

@@ -51,6 +51,7 @@ class Prepared:
     arrangement: Arrangement
     tokenizer: PromptTokenizer
     task: Task
+    domain: Task
     eval_tasks: tuple[Task, ...]
     limit: HomeLimit
 
@@ -62,6 +63,7 @@ async def prepare(
 
     Raises ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
+    settings = settings.model_copy(update={"task": plan.domain_spec or ""})  # what a later start goes on with
     _check_codec(settings, plan.manifest)
     if makers is None:
         makers = ProcessMakers(settings, home)  # a malformed address is found before anything starts
@@ -73,6 +75,8 @@ async def prepare(
     on_progress(None, f"looking for the model {Path(settings.model).name}")
     source = await in_background(partial(resolve_model, settings.model, on_progress=on_progress))
     log.info("model %s, run %s (%s), home %s", source.name, plan.manifest.name, plan.task_spec, home.root)
+    if plan.domain_spec:
+        log.info("this node's domain is %s; --task %s ends that", plan.domain_spec, plan.manifest.task)
     if settings.learns:
         await in_background(check_owner, home, source, lora=settings.lora)
     await in_background(check_room, home, source, settings)
@@ -82,18 +86,20 @@ async def prepare(
     on_progress(None, "loading the tokenizer")
     tokenizer = await in_background(load_tokenizer, source)
     on_progress(None, "loading the task's problems")
-    task, eval_tasks = await in_background(load_tasks, plan)
+    task, domain, eval_tasks = await in_background(load_tasks, plan)
     replace_file(home.run_toml, plan.manifest.to_toml().encode())
     replace_file(home.settings, settings.model_dump_json(indent=1).encode())
     prepared = Prepared(
-        settings, plan.manifest, home, identity, source, arrangement, tokenizer, task, eval_tasks, limit
+        settings, plan.manifest, home, identity, source, arrangement, tokenizer, task, domain, eval_tasks, limit
     )
     return makers, prepared
 
 
-def load_tasks(plan: RunPlan) -> tuple[Task, tuple[Task, ...]]:
-    """The task to train on and the held-out ones to evaluate on."""
-    return load_task(plan.task_spec, split="train"), tuple(load_task(spec, split="test") for spec in plan.eval_specs)
+def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:
+    """The run's task, what of it this node generates for, and the held-out ones to evaluate on."""
+    task = load_task(plan.task_spec, split="train")
+    domain = load_task(plan.domain_spec, split="train") if plan.domain_spec else task
+    return task, domain, tuple(load_task(spec, split="test") for spec in plan.eval_specs)
 
 
 def _check_codec(settings: NodeSettings, manifest: RunManifest) -> None:

@@ -26,16 +26,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.base import FetchOutcome
+from ftis_node.node.budget import shares_of_next_step
 from ftis_node.node.hear import Ear, Members
 from ftis_node.node.held_bytes import HeldBytes
-from ftis_node.node.patience import StepNeeds, shares_of_step
 from ftis_node.node.repair import Repair
 from ftis_node.node.waits import waiting_for
 from ftis_node.swarm.allowance import Allowance
-from ftis_node.swarm.demand import Demand, demand
+from ftis_node.swarm.demand import STEPS_IN_STOCK, Demand, demand
+from ftis_node.swarm.domains import ANY, portions
 from ftis_node.swarm.later import Later
 from ftis_node.swarm.pauses import Pauses
 from ftis_node.swarm.reputation import Conduct
+from ftis_node.tasks import part_names
 from ftis_node.validation import Accepted, Refused
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ if TYPE_CHECKING:
     from ftis_node.node.intake import IntakeLoop
     from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import PeerRecord
-    from ftis_node.swarm.wants import Batch
+    from ftis_node.swarm.domains import Portion
+    from ftis_node.swarm.wants import Batch, Want
     from ftis_node.validation import Verdict
 
 log = logging.getLogger(__name__)
@@ -122,25 +125,55 @@ class PullLoop:
         self._wants.reroute(self._is_able)
         if self._parts.room.why_full:
             return
-        wanted = await self._demand()
-        need = wanted.need
+        need = (await self._demand()).need
+        for portion in self._portions(need):
+            num_pulled = await self._pull_portion(tasks, portion, need=need if portion == ANY else portion.num)
+            if need is not None:
+                need = max(0, need - num_pulled)
+
+    async def _pull_portion(self, tasks: asyncio.TaskGroup, portion: Portion, *, need: int | None) -> int:
+        """Requests for `need` groups of a portion, and for duties, as far as they can be had; how many were no duty."""
+        num_pulled = 0
         while True:
             with waiting_for("a pull under way to end"):  # each has its own limits
                 await self._pulls_in_flight.acquire()
             batch = self._wants.next_batch(
                 most=self._parts.settings.swarm.pull_batch,
-                need=need,
+                need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
                 may_ask=self._may_ask,
+                is_meant=lambda want: portion.near is None or portion.near is self._is_near(want),
             )
             if batch is None:
                 self._pulls_in_flight.release()
-                return
-            if need is not None:
-                need -= sum(not want.is_duty for want in batch.wants)
+                return num_pulled
+            num_pulled += sum(not want.is_duty for want in batch.wants)
             await self._keep_to_budget(batch)
             self._asking[batch.source.peer_id] += 1
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
+
+    def _portions(self, need: int | None) -> Sequence[Portion]:
+        """What is pulled first: where the run prefers domains, what lacks of each; then whatever there is."""
+        domain = self._parts.own_domain
+        if domain is None:
+            return (ANY,)
+        ready = self._parts.reader.ready_foreign_tasks()
+        num_near = sum(num for task, num in ready.items() if task in domain.tasks)
+        near_in_flight = self._wants.num_in_flight_of(self._is_near)
+        return portions(
+            domain.share,
+            stock=STEPS_IN_STOCK * shares_of_next_step(self._parts)[1],
+            need=need,
+            num_near=num_near + near_in_flight,
+            num_far=sum(ready.values()) - num_near + self._wants.num_in_flight - near_in_flight,
+        )
+
+    def _is_near(self, want: Want) -> bool:
+        """Whether a group's sender says that it generates for this node's domain alone."""
+        domain, figures = self._parts.own_domain, self._parts.figures.peers.get(want.sender)
+        if domain is None or figures is None or figures.record is None:
+            return False
+        return domain.is_claimed(part_names(figures.record.domain))
 
     async def _pull_and_release(self, batch: Batch) -> None:
         try:
@@ -159,7 +192,7 @@ class PullLoop:
             parts.settings.swarm.pull,
             num_members=len(known),
             small_swarm=parts.settings.swarm.small_swarm,
-            per_step=shares_of_step(StepNeeds.of(parts.manifest), generates=parts.settings.generates)[1],
+            per_step=shares_of_next_step(parts)[1],
             num_ready=num_ready,
             num_in_flight=self._wants.num_in_flight,
         )

@@ -18,8 +18,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.base import FetchOutcome
+from ftis_node.node.budget import shares_of_next_step
 from ftis_node.node.hear import MAX_SENDERS
-from ftis_node.node.patience import StepNeeds, shares_of_step
 from ftis_node.node.waits import waiting_for
 from ftis_node.records.question import Question
 from ftis_node.swarm.allowance import Allowance
@@ -143,8 +143,7 @@ class Repair:
     async def _wake_the_silent(self) -> None:
         """A learner that is short asks those that were not heard of for a while."""
         _, foreign_ready = self._parts.reader.ready_counts()
-        needs = StepNeeds.of(self._parts.manifest)
-        if foreign_ready >= shares_of_step(needs, generates=self._parts.settings.generates)[1]:
+        if foreign_ready >= shares_of_next_step(self._parts)[1]:
             return
         for peer_id in await self._parts.gossip.members():
             if self._follows(peer_id) and time.monotonic() - self._ear.heard(peer_id).at > SILENCE_S:

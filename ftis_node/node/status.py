@@ -24,6 +24,7 @@ from ftis_node.node.waits import waiting_for
 from ftis_node.node.watchdog import Watchdog
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.status import (
+    BudgetStatus,
     GenerationStatus,
     HealthStatus,
     LearnerStatus,
@@ -35,6 +36,7 @@ from ftis_node.telemetry.status import (
     RunStatus,
     Status,
     SwarmStatus,
+    amount,
 )
 
 if TYPE_CHECKING:
@@ -146,6 +148,7 @@ class StatusLoop:
                 state=state,
                 uptime_s=round(time.monotonic() - self._started_at, 1),
                 addresses=parts.gossip.addresses,
+                domain=parts.domain_name,
             ),
             run=RunStatus(
                 id=parts.manifest.run_id,
@@ -172,6 +175,7 @@ class StatusLoop:
                 disk_bytes=counts.disk_bytes,
             ),
             limits=self._limits(counts),
+            budget=self._budget(counts),
             eval=list(parts.figures.evaluations),
             health=self._health(),
         )
@@ -209,6 +213,14 @@ class StatusLoop:
             ready_limit_bytes=buffer.max_ready_bytes,
             open_files=num_open_files(),
             open_files_limit=open_files().soft,
+        )
+
+    def _budget(self, counts: BufferFigures) -> BudgetStatus:
+        limits = self._parts.settings.budget
+        return BudgetStatus(
+            generate_tokens=amount(counts.tokens_own, limits.generate_tokens),
+            learn_steps=amount(self._parts.figures.step, limits.learn_steps),
+            learn_tokens=amount(self._parts.reader.trained_tokens(), limits.learn_tokens),
         )
 
     def _generation(self, counts: BufferFigures) -> GenerationStatus:

@@ -19,11 +19,11 @@ import numpy as np
 
 from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.node.budget import is_learned_out
 from ftis_node.node.evaluations import evaluate_tasks
 from ftis_node.node.hand_over import HandOver, hand_over
 from ftis_node.node.makers import dtype_of
 from ftis_node.node.mismatch import Change, MismatchWatch, limits_of, warning_of
-from ftis_node.node.patience import StepNeeds, shares_of_step
 from ftis_node.node.tracking import track_step
 from ftis_node.node.waits import waiting_for
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
@@ -71,16 +71,27 @@ class TrainLoop:
             state = await self._parts.learner.start()
         await self.resume(state)
         await self._evaluate_if_due()
-        while self._last_step is None or self.step < self._last_step:
+        while not self._is_done():
             with waiting_for(f"the groups of step {self.step + 1}"):
-                await self._gate.wait(self.step + 1)
+                if not await self._gate.wait(self.step + 1):
+                    break
             await self._train_in_turn(await self._take(self.step + 1))
             await self._evaluate_if_due()
+        await self._evaluate_if_due(is_last=True)
+
+    def _is_done(self) -> bool:
+        """Whether the budget is used up, counted over all lives of the home."""
+        if self._last_step is not None and self.step >= self._last_step:
+            return True
+        if is_learned_out(self._parts):
+            log.info("the budget of tokens to train on is used up at step %d: the node ends", self.step)
+            return True
+        return False
 
     async def _take(self, step: int) -> list[StoredGroup]:
         """READY -> TAKEN for the groups of a step; what the run's rule passes over is released."""
         parts = self._parts
-        own, foreign = shares_of_step(StepNeeds.of(parts.manifest), generates=parts.settings.generates)
+        own, foreign = self._gate.shares(step)
         groups, discarded = await parts.disk(parts.buffer.take, step, own=own, foreign=foreign, rule=self._rule(step))
         for group in groups:
             parts.events.write("taken", group=group.id, step=step)
@@ -90,11 +101,13 @@ class TrainLoop:
 
     def _rule(self, step: int) -> ChoiceRule:
         """How this run chooses a step's groups."""
-        wanted = self._parts.manifest.step
+        wanted, domain = self._parts.manifest.step, self._parts.own_domain
         if wanted.choice == "sapo":
-            return partial(choose_sapo, seed=step)
-        choose = choose_same_prompts if wanted.share == "horizontal" else choose_newest
-        return partial(choose, neighbour=self._parts.peers.share_cap().neighbour)
+            return partial(choose_sapo, seed=step, domain=domain)
+        neighbour = self._parts.peers.share_cap().neighbour
+        if wanted.share == "horizontal":
+            return partial(choose_same_prompts, neighbour=neighbour)
+        return partial(choose_newest, neighbour=neighbour, domain=domain, turn=step)
 
     async def _train_in_turn(self, groups: Sequence[StoredGroup]) -> None:
         """One step; where the workers take turns, the generator sleeps until it has new weights, or the step's end."""
@@ -214,10 +227,10 @@ class TrainLoop:
         else:
             log.info("engine and learner agree again: KL %.2g", report.mismatch_kl)
 
-    async def _evaluate_if_due(self) -> None:
+    async def _evaluate_if_due(self, *, is_last: bool = False) -> None:
         """Greedy pass@1 on held-out problems at step 0, every so many steps, and at the last one; by the own engine."""
         every_steps = self._parts.manifest.eval.every_steps
-        due = every_steps and (self.step % every_steps == 0 or self.step == self._last_step)
+        due = every_steps and (is_last or self.step % every_steps == 0)
         if due and self._parts.settings.generates:
             with waiting_for("an evaluation"):  # each of its requests has a limit
                 await evaluate_tasks(self._parts, step=self.step)

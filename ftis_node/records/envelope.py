@@ -39,6 +39,7 @@ MAX_ATTEMPT = 255
 MAX_SHARDS = 64
 MAX_PEER_RECORD_BYTES = 2048
 MAX_PEER_NAME_BYTES = 64
+MAX_DOMAIN_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def open_announcement(data: bytes) -> Announcement:
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """What a peer says of itself in the directory."""
+    """What a peer says of itself in the directory. `domain`: what it generates for, "" for the run's whole task."""
 
     run_id: str
     peer_id: str
@@ -177,6 +178,7 @@ class PeerRecord:
     created_at: float
     software: str
     read_shards: frozenset[int] = frozenset()
+    domain: str = ""
 
 
 def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
@@ -196,6 +198,7 @@ def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
         created_ms=round(record.created_at * 1000),
         software=record.software,
         read_shards=sum(1 << shard for shard in record.read_shards),
+        domain=record.domain,
     ).SerializeToString()
     return pb.PeerRecord(body=body, signature=identity.sign(PEER_DOMAIN, body)).SerializeToString()
 
@@ -228,4 +231,5 @@ def open_peer_record(data: bytes) -> PeerRecord:
         created_at=info.created_ms / 1000,
         software=info.software,
         read_shards=frozenset(shard for shard in range(MAX_SHARDS) if info.read_shards >> shard & 1),
+        domain=info.domain if len(info.domain.encode()) <= MAX_DOMAIN_BYTES else "",
     )

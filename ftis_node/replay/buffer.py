@@ -263,6 +263,7 @@ class ReplayBuffer:
         self._add(f"forgotten_tokens_{origin}", row["num_tokens"])
         if row["reason"] == ReleaseReason.TRAINED:
             self._add(f"forgotten_trained_{origin}", 1)
+            self._add(f"forgotten_trained_tokens_{origin}", row["num_tokens"])
         self._db.execute("DELETE FROM groups WHERE arrival = ?", (row["arrival"],))
         forget(self._db, row["sender"], row["number"], touch=row["arrival"])
 

@@ -18,9 +18,10 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeAlias
 
-from ftis_node.algorithms import choose_groups
+from ftis_node.algorithms import choose_groups, split_foreign
 
 if TYPE_CHECKING:
+    from ftis_node.swarm.domains import OwnDomain
     from ftis_node.swarm.quotas import ShareCap
 
 
@@ -78,10 +79,26 @@ ChoiceRule: TypeAlias = Callable[[Sequence[Candidate], int, int], Selection]
 
 
 def choose_newest(
-    candidates: Sequence[Candidate], own: int, foreign: int, *, neighbour: Callable[[str], str] = str
+    candidates: Sequence[Candidate],
+    own: int,
+    foreign: int,
+    *,
+    neighbour: Callable[[str], str] = str,
+    domain: OwnDomain | None = None,
+    turn: int = 0,
 ) -> Selection:
-    """All own groups in their order, and the newest foreign ones in turn over their senders."""
-    return Selection((*choose_own(candidates, own), *choose_foreign(candidates, foreign, neighbour=neighbour)))
+    """All own groups in their order, and the newest foreign ones in turn over their senders.
+
+    `domain`: whose groups are preferred as its share says, over the steps that `turn` counts.
+    """
+    mine = choose_own(candidates, own)
+    if domain is None:
+        return Selection((*mine, *choose_foreign(candidates, foreign, neighbour=neighbour)))
+    theirs = [c for c in candidates if not c.own]
+    near, far = ([c for c in theirs if (c.task in domain.tasks) is is_near] for is_near in (True, False))
+    num_near, num_far = split_foreign(foreign, num_near=len(near), num_far=len(far), share=domain.share, turn=turn)
+    chosen = choose_foreign(near, num_near, neighbour=neighbour) + choose_foreign(far, num_far, neighbour=neighbour)
+    return Selection((*mine, *chosen))
 
 
 def choose_same_prompts(
@@ -97,7 +114,9 @@ def choose_same_prompts(
     return Selection((*mine, *chosen, *rest))
 
 
-def choose_sapo(candidates: Sequence[Candidate], own: int, foreign: int, *, seed: int) -> Selection:
+def choose_sapo(
+    candidates: Sequence[Candidate], own: int, foreign: int, *, seed: int, domain: OwnDomain | None = None
+) -> Selection:
     """Swarm sAmpling (arXiv 2509.08721): a uniform draw among groups that teach something; all others are given up.
 
     What was not drawn is given up too: the next step draws from what the swarm makes until then.
@@ -105,7 +124,13 @@ def choose_sapo(candidates: Sequence[Candidate], own: int, foreign: int, *, seed
     ordered = sorted(candidates, key=lambda c: (c.sender, c.arrival))
     mine, theirs = [c for c in ordered if c.own], [c for c in ordered if not c.own]
     choice = choose_groups(
-        [c.rewards for c in mine], [c.rewards for c in theirs], num_own=own, num_foreign=foreign, seed=seed
+        [c.rewards for c in mine],
+        [c.rewards for c in theirs],
+        num_own=own,
+        num_foreign=foreign,
+        seed=seed,
+        is_near=None if domain is None else [c.task in domain.tasks for c in theirs],
+        near_share=0.0 if domain is None else domain.share,
     )
     taken = [mine[position] for position in choice.own] + [theirs[position] for position in choice.foreign]
     ids = {candidate.id for candidate in taken}

@@ -17,7 +17,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.replay.counts import kept_bytes, read_counts
 from ftis_node.replay.database import open_reader
 from ftis_node.replay.forgotten import is_forgotten
-from ftis_node.replay.lifecycle import State
+from ftis_node.replay.lifecycle import ReleaseReason, State
 
 if TYPE_CHECKING:
     import sqlite3
@@ -172,6 +172,20 @@ class ReplayReader:
         rows = self._db.execute("SELECT own, count(*) AS n FROM groups WHERE state = 'ready' GROUP BY own")
         counts = {row["own"]: row["n"] for row in rows}
         return counts.get(1, 0), counts.get(0, 0)
+
+    def ready_foreign_tasks(self) -> dict[str, int]:
+        """READY foreign groups by the task that their prompt names."""
+        rows = self._db.execute(
+            "SELECT task, count(*) AS n FROM groups WHERE state = 'ready' AND own = 0 GROUP BY task"
+        )
+        return {row["task"]: row["n"] for row in rows}
+
+    def trained_tokens(self) -> int:
+        """Completion tokens of the groups that steps have used, pruned ones too, since the home was made."""
+        query = "SELECT sum(value) AS n FROM totals WHERE name IN (?, ?)"
+        forgotten = self._db.execute(query, [f"forgotten_trained_tokens_{origin}" for origin in ("own", "foreign")])
+        kept = sum(count.num_tokens for count in read_counts(self._db) if count.reason == ReleaseReason.TRAINED)
+        return kept + int(forgotten.fetchone()["n"] or 0)
 
     def ready_foreign_bytes(self) -> int:
         """Envelopes of READY foreign groups together."""

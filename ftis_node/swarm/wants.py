@@ -110,18 +110,30 @@ class Wants:
                 self._count_duty(Source(known.holder, known.want.as_text), 1)
         return False
 
+    def num_in_flight_of(self, is_meant: Callable[[Want], bool]) -> int:
+        """Those of them that are meant."""
+        return sum(is_meant(known.want) for known in self._in_flight.values())
+
     def next_batch(
-        self, *, most: int, need: int | None, max_bytes: int, may_ask: Callable[[str], bool] = lambda _: True
+        self,
+        *,
+        most: int,
+        need: int | None,
+        max_bytes: int,
+        may_ask: Callable[[str], bool] = lambda _: True,
+        is_meant: Callable[[Want], bool] = lambda _: True,
     ) -> Batch | None:
         """The next request: `most` groups, `max_bytes` announced bytes at most. None where nothing is to be asked.
 
         `need`: how many groups the learner lacks beside those that are this node's duty; None: all that there are.
+        Beside duties only those that are meant.
         """
         for source in list(self._num_duties if need == 0 else self._waiting):
             if not may_ask(source.peer_id):
                 continue
             share = most if need is None else -(-need // len(self._waiting))  # senders take turns
-            chosen = self._choose(self._waiting[source], most=most, num_others=min(most, share), max_bytes=max_bytes)
+            meant = [k for k in self._waiting[source].values() if k.want.is_duty or is_meant(k.want)]
+            chosen = self._choose(meant, most=most, num_others=min(most, share), max_bytes=max_bytes)
             if chosen:
                 return self._send_off(source, chosen)
         return None
@@ -190,9 +202,9 @@ class Wants:
                 self._drop(known.want.id)
 
     @staticmethod
-    def _choose(waiting: dict[bytes, _Known], *, most: int, num_others: int, max_bytes: int) -> list[_Known]:
+    def _choose(waiting: Sequence[_Known], *, most: int, num_others: int, max_bytes: int) -> list[_Known]:
         """Duties first, then the newest others; the first one always fits."""
-        newest_first = sorted(waiting.values(), key=lambda known: (known.want.is_duty, known.want.created_at))[::-1]
+        newest_first = sorted(waiting, key=lambda known: (known.want.is_duty, known.want.created_at))[::-1]
         chosen: list[_Known] = []
         for known in newest_first:
             if not known.want.is_duty:

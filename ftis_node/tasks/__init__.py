@@ -3,6 +3,7 @@
     base.py            what a task is
     spec.py            the grammar of a task SPEC
     registry.py        from a SPEC to the task
+    domains.py         parts of a run's mixture, as one node's domain
     plugins.py         tasks and rewards of other packages
     mixed.py           several tasks as one
     arithmetic.py      sums and differences, for swarms on two CPU cores
@@ -11,13 +12,27 @@
     rg.py              reasoning-gym's generators; rg_guard.py keeps answers from being run as code
     think_answer.py    the chat format of the reasoning tasks
     math_answers.py    whether two mathematical answers are equal
+    answers.py         the answer in a completion, for votes
     scoring.py         scores in a process of its own, under limits; scoring_worker.py is that process
 """
 
 from __future__ import annotations
 
 from ftis_node.tasks.base import Message, Task, TaskItem
+from ftis_node.tasks.domains import is_domain, part_names, told_domain
 from ftis_node.tasks.registry import held_out_spec, load_task
 from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
 
-__all__ = ["Message", "Task", "TaskItem", "TaskPart", "TaskSpec", "held_out_spec", "load_task", "parse_spec"]
+__all__ = [
+    "Message",
+    "Task",
+    "TaskItem",
+    "TaskPart",
+    "TaskSpec",
+    "held_out_spec",
+    "is_domain",
+    "load_task",
+    "parse_spec",
+    "part_names",
+    "told_domain",
+]

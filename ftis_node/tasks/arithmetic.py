@@ -9,12 +9,17 @@ with answers of one to three digits often not at all. A real example, index 0 of
     reward   1.0 for "10" (white space around it is ignored), 0.0 for anything else
 
 Three specs share the problems: `arithmetic` asks both kinds, `arithmetic:add` and `arithmetic:sub` one of them, so
-that experiments can start from models with different expertise.
+that experiments can start from models with different expertise. Three more take the kinds apart by how hard they are:
+
+    arithmetic:easy     sums without a carry             23+45=
+    arithmetic:medium   sums with a carry                27+45=
+    arithmetic:hard     differences with a borrow        72-45=
 
 An index is a seed: `train[i]` hashes i to a problem, so the training split is as long as one likes and repeats
 problems. Held out are whole problems, not indices: the `NUM_HELD_OUT` of each kind with the smallest hash, where `a+b`
 and `b+a` count as one. A training draw that falls on one of them is drawn again, so no test answer can be learnt by
-heart. Hashes are blake2b: every machine must make the same prompts.
+heart. The test split of a part has those of the held-out problems that it asks. Hashes are blake2b: every machine must
+make the same prompts.
 """
 
 from __future__ import annotations
@@ -33,7 +38,6 @@ NUM_TRAIN: Final = 2**31
 NUM_HELD_OUT: Final = 256  # problems of each kind that training never shows
 
 Kind = Literal["add", "sub"]
-PARTS: Final[dict[str, tuple[Kind, ...]]] = {"both": ("add", "sub"), "add": ("add",), "sub": ("sub",)}
 
 
 class Problem(NamedTuple):
@@ -59,13 +63,41 @@ class Problem(NamedTuple):
         return self.answer in TWO_DIGITS
 
     @property
+    def is_crossing(self) -> bool:
+        """Whether the ones are more, or less, than one digit: a sum that carries, a difference that borrows."""
+        left, right = self.left % 10, self.right % 10
+        return left + right > 9 if self.kind == "add" else left < right
+
+    @property
     def canonical(self) -> Problem:
         """What is held out as one: the problem with its larger operand first."""
         return Problem(self.kind, max(self.left, self.right), min(self.left, self.right))
 
 
+class Part(NamedTuple):
+    """What a spec asks: these kinds, and of them what is crossing, what is not, or (None) all."""
+
+    kinds: tuple[Kind, ...]
+    crossing: bool | None = None
+
+    def asks(self, problem: Problem) -> bool:
+        """Whether this problem is among them."""
+        fits = problem.kind in self.kinds and self.crossing in (None, problem.is_crossing)
+        return fits and problem.is_asked
+
+
+PARTS: Final = {
+    "both": Part(("add", "sub")),
+    "add": Part(("add",)),
+    "sub": Part(("sub",)),
+    "easy": Part(("add",), crossing=False),
+    "medium": Part(("add",), crossing=True),
+    "hard": Part(("sub",), crossing=True),
+}
+
+
 class ArithmeticTask:
-    """A split of `arithmetic` (`parts="both"`), `arithmetic:add` or `arithmetic:sub`, as a `Task`.
+    """A split of `arithmetic` (`parts="both"`) or of one of its parts, `arithmetic:add` and the others, as a `Task`.
 
     Raises TaskError where there is no such split or part.
     """
@@ -76,13 +108,14 @@ class ArithmeticTask:
         if split not in ("train", "test"):
             raise TaskError(f"arithmetic has no split {split!r}: use train or test")
         if parts not in PARTS:
-            raise TaskError(f"there is no task 'arithmetic:{parts}': use arithmetic, arithmetic:add or arithmetic:sub")
+            known = ", ".join(f"arithmetic:{part}" for part in PARTS if part != "both")
+            raise TaskError(f"there is no task 'arithmetic:{parts}': use arithmetic, {known}")
         self.name = "arithmetic" if parts == "both" else f"arithmetic:{parts}"
         self.split = split
-        self._kinds = PARTS[parts]
+        self._part = PARTS[parts]
 
     def __len__(self) -> int:
-        return NUM_TRAIN if self.split == "train" else NUM_HELD_OUT * len(self._kinds)
+        return NUM_TRAIN if self.split == "train" else len(_held_out_of(self._part))
 
     def __getitem__(self, index: int) -> TaskItem:
         if not 0 <= index < len(self):
@@ -96,7 +129,7 @@ class ArithmeticTask:
 
     def problem(self, index: int) -> Problem:
         """The operands behind `self[index]`, for those who build models that get them wrong."""
-        return _training_problem(self._kinds, index) if self.split == "train" else _held_out_problem(self._kinds, index)
+        return _training_problem(self._part, index) if self.split == "train" else _held_out_of(self._part)[index]
 
     def resolve(self, ref: PromptRef) -> TaskItem:
         if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
@@ -106,18 +139,27 @@ class ArithmeticTask:
     def score(self, item: TaskItem, completion_text: str) -> float:
         return 1.0 if completion_text.strip() == item.answer else 0.0
 
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """The whole text, as `score` reads it."""
+        return completion_text.strip() or None
 
-def _training_problem(kinds: tuple[Kind, ...], index: int) -> Problem:
+
+def _training_problem(part: Part, index: int) -> Problem:
     """The first draw for `index` that is asked and not held out; its kind is drawn before, so that kinds are even."""
-    kind = kinds[_hash(f"train/{index}") % len(kinds)]
+    kind = part.kinds[_hash(f"train/{index}") % len(part.kinds)]
     draws = (_draw(kind, f"train/{index}/{attempt}") for attempt in count())
-    return next(draw for draw in draws if draw.is_asked and draw.canonical not in _held_out_set())
+    return next(draw for draw in draws if part.asks(draw) and draw.canonical not in _held_out_set())
 
 
-def _held_out_problem(kinds: tuple[Kind, ...], index: int) -> Problem:
-    """The kinds take turns; a sum keeps the larger operand first in about half of the cases."""
-    turn, kind = divmod(index, len(kinds))
-    problem = _held_out(kinds[kind])[turn]
+@cache
+def _held_out_of(part: Part) -> tuple[Problem, ...]:
+    """The part's test split: the kinds take turns; a sum keeps the larger operand first in about half of the cases."""
+    by_kind = [[problem for problem in _held_out(kind) if part.asks(problem)] for kind in part.kinds]
+    return tuple(_turned(problem) for turn in zip(*by_kind, strict=True) for problem in turn)
+
+
+def _turned(problem: Problem) -> Problem:
+    """Perhaps with the operands of a sum changed over."""
     swap = problem.kind == "add" and _hash(problem.text) % 2
     return Problem(problem.kind, problem.right, problem.left) if swap else problem
 

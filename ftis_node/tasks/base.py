@@ -34,6 +34,9 @@ class TaskItem:
 class Task(Protocol):
     """A set of problems with verifiable rewards. `len(task)` problems, `task[i]` the i-th.
 
+    It may also have `answer_of(item, completion_text) -> str | None`, the answer that a completion votes for
+    (`answers.py`).
+
     A task is never changed after it is made. One with `isolate_scoring` is pickled into the scoring process, so it
     must be picklable: whatever cannot travel is made on first use.
     """

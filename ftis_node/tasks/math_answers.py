@@ -25,6 +25,9 @@ MAX_NUM_REFERENCES_CACHED: Final = 4096
 
 _log = logging.getLogger(__name__)
 
+_NUMBER = re.compile(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?")
+_DRESS = re.compile(r"\\boxed\{([^{}]*)\}|\$([^$]*)\$|\\\(([^()]*)\\\)")
+
 _HOSTILE = re.compile(
     r"\d{50}"  # a number of fifty digits
     r"|(?:\^|\*\*)\s*[{(]?\s*\d{5}"  # an exponent of 10,000 or more
@@ -35,6 +38,7 @@ _DELIMITED = re.compile(r"\$.+\$|\\\(|\\\[|\\boxed", re.DOTALL)
 _COMMAND = re.compile(r"\\(?:text|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|\{[a-z]*matrix\}")
 _PROSE = re.compile(r"(?<![A-Za-z])(?!(?:sqrt|frac|sin|cos|tan|log|exp|and)\b)[A-Za-z]{3,}")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,?\\[,!;: ]|\{,\})(?=\d{3})")
+_COMMAS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def answers_agree(reference: str, answer: str) -> bool:
@@ -49,6 +53,25 @@ def answers_agree(reference: str, answer: str) -> bool:
         # Third-party parsers over arbitrary text: any of them may raise anything, and none of it earns a reward.
         _log.debug("an answer could not be read", exc_info=True)
         return False
+
+
+def plain_answer(answer: str) -> str:
+    r"""`answer` in the form in which models vote: a number alone is one number however it is written.
+
+    `$72$`, `\boxed{72}`, `+72.00` and `072` are `72`, `1{,}000` and `1,000` are `1000`; anything else keeps its words
+    and symbols, with single spaces. No parser is asked: `1/2` and `0.5` stay two answers. Never raises.
+    """
+    text = " ".join(answer.split())
+    if len(text) > MAX_ANSWER_CHARS:
+        return text
+    if dressed := _DRESS.fullmatch(text):
+        text = next(part for part in dressed.groups() if part is not None).strip()
+    number = _NUMBER.fullmatch(_COMMAS.sub("", _THOUSANDS.sub("", text)))
+    if number is None:
+        return text
+    sign, whole, fraction = number.groups()
+    value = f"{whole}.{fraction}" if fraction else whole
+    return f"-{value}" if sign == "-" and value != "0" else value
 
 
 @lru_cache(maxsize=MAX_NUM_REFERENCES_CACHED)

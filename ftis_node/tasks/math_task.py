@@ -12,7 +12,7 @@ from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.hub import fetch_rows
-from ftis_node.tasks.math_answers import answers_agree
+from ftis_node.tasks.math_answers import answers_agree, plain_answer
 from ftis_node.tasks.problems import Problem, parse_problems, problem_file, read_problems
 from ftis_node.tasks.think_answer import chat_prompt, final_answer
 
@@ -57,6 +57,11 @@ class MathTask(ABC):
         """1 if the format holds and the answer equals the reference, else 0."""
         answer = final_answer(completion_text)
         return 1.0 if answer and answers_agree(item.answer, answer) else 0.0
+
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """What stands in the answer block, plain numbers in one form; None where the format is broken."""
+        answer = final_answer(completion_text)
+        return plain_answer(answer) if answer else None
 
     def _read_file(self, path: str) -> tuple[Problem, ...]:
         return read_problems(problem_file(path, self.split), self.read_row)

@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ftis_node.errors import FtisError, TaskError
+from ftis_node.tasks.answers import answer_in, plain_text
 from ftis_node.tasks.base import Task, TaskItem
 
 if TYPE_CHECKING:
@@ -128,6 +129,11 @@ class PluginTask:
     def score(self, item: TaskItem, completion_text: str) -> float:
         return float(_call(self._plugin, lambda: self._task.score(item, completion_text)))
 
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """The task's own answer where it says how to find one, else the text; see `answers.py`."""
+        answer: str | None = _call(self._plugin, lambda: answer_in(self._task, item, completion_text))
+        return answer
+
 
 class RewardedTask:
     """The problems of `task` under another reward: `TASK@REWARD`, which is a name of its own to peers."""
@@ -154,6 +160,11 @@ class RewardedTask:
 
     def score(self, item: TaskItem, completion_text: str) -> float:
         return float(_call(self._plugin, lambda: self._reward(item, completion_text)))
+
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """The answer to the task's problem; where there is none the text, which this reward may like all the same."""
+        problem = replace(item, ref=replace(item.ref, task=self._task.name))
+        return answer_in(self._task, problem, completion_text) or plain_text(completion_text)
 
     def _renamed(self, item: TaskItem) -> TaskItem:
         return replace(item, ref=replace(item.ref, task=self.name))

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
+from ftis_node.tasks.answers import plain_text
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.rg_guard import is_safe_answer
 from ftis_node.tasks.think_answer import chat_prompt, final_answer
@@ -96,6 +97,10 @@ class ReasoningGymTask:
             # A third-party verifier over arbitrary text: whatever it stumbles over is no right answer.
             return 0.0
         return min(max(reward, 0.0), 1.0) if math.isfinite(reward) else 0.0
+
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """What stands in the answer block, white space normalised; None where the format is broken."""
+        return plain_text(final_answer(completion_text) or "")
 
     @cached_property
     def _dataset(self) -> Any:

@@ -13,7 +13,10 @@ from ftis_node.telemetry.secrets import redacted
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """Who the node is. `state`: starting, running, stopping, stopped, failed."""
+    """Who the node is. `state`: starting, running, stopping, stopped, failed.
+
+    `domain`: the parts of the run's task that it generates for, "" for all of it.
+    """
 
     peer_id: str = ""
     name: str = ""
@@ -22,6 +25,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     state: str = "stopped"
     uptime_s: float = 0.0
     addresses: list[str] = []
+    domain: str = ""
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -133,6 +137,27 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     update: str = ""
 
 
+class AmountStatus(msgspec.Struct, frozen=True):
+    """What was used in all lives of the home. `limit` and `left` are None where there is no end."""
+
+    used: int = 0
+    limit: int | None = None
+    left: int | None = None
+
+
+def amount(used: int, limit: int | None) -> AmountStatus:
+    """What is left of a limit, never less than nothing."""
+    return AmountStatus(used=used, limit=limit, left=None if limit is None else max(0, limit - used))
+
+
+class BudgetStatus(msgspec.Struct, frozen=True):
+    """The node's `[budget]`."""
+
+    generate_tokens: AmountStatus = AmountStatus()
+    learn_steps: AmountStatus = AmountStatus()
+    learn_tokens: AmountStatus = AmountStatus()
+
+
 class ReplayStatus(msgspec.Struct, frozen=True):
     """The replay buffer: groups by state, and what is on disk."""
 
@@ -210,6 +235,7 @@ class Status(msgspec.Struct, frozen=True):
     swarm: SwarmStatus = SwarmStatus()
     replay: ReplayStatus = ReplayStatus()
     limits: LimitsStatus = LimitsStatus()
+    budget: BudgetStatus = BudgetStatus()
     eval: list[EvalStatus] = []
     health: HealthStatus = HealthStatus()
 

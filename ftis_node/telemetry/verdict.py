@@ -96,6 +96,8 @@ def _contributing(document: Document, now: float, patience: Patience) -> Answer:
         return Answer(Word.NO, f"paused: {paused}", PAUSED_ADVICE)
     if swarm["state"] != "connected":
         return _not_connected(swarm)
+    if document.get("budget", {}).get("generate_tokens", {}).get("left") == 0:
+        return Answer(Word.YES, "all the tokens of its budget are generated; it still serves them")
     if generation["state"] == OFF:
         return Answer(Word.YES, f"{_count(swarm['peers_connected'], 'peer')} may take its weights")
     last, silent_s = generation.get("last_group_at"), document["node"]["uptime_s"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ftis_node.algorithms import GroupChoice, choose_groups
+from ftis_node.algorithms import GroupChoice, choose_groups, split_foreign
 
 DEAD, ALIVE = (1.0, 1.0), (0.0, 1.0)
 
@@ -44,3 +46,46 @@ def test_sampling_is_uniform() -> None:
 def test_negative_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="num_own"):
         choose_groups([ALIVE], [ALIVE], num_own=-1, seed=0)
+
+
+COUNTS = st.integers(0, 40)
+SHARES = st.floats(0, 1)
+
+
+@given(num=COUNTS, near=COUNTS, far=COUNTS, share=SHARES, turn=st.integers(1, 10_000))
+def test_a_preference_leaves_no_gap_that_the_other_side_could_fill(
+    num: int, near: int, far: int, share: float, turn: int
+) -> None:
+    taken_near, taken_far = split_foreign(num, num_near=near, num_far=far, share=share, turn=turn)
+    assert 0 <= taken_near <= near and 0 <= taken_far <= far
+    assert taken_near + taken_far == min(num, near + far)
+    if share == 1:
+        assert taken_near == min(num, near)
+    if share == 0:
+        assert taken_far == min(num, far)
+
+
+@given(num=st.integers(1, 12), share=SHARES, first=st.integers(1, 500), steps=st.integers(1, 60))
+def test_over_steps_the_share_is_what_was_set_to_within_a_group(num: int, share: float, first: int, steps: int) -> None:
+    taken = [
+        split_foreign(num, num_near=num, num_far=num, share=share, turn=turn)[0] for turn in range(first, first + steps)
+    ]
+    assert max(taken) - min(taken) <= 1
+    assert abs(sum(taken) - share * num * steps) < 1 + 1e-6
+
+
+def test_by_hand_a_third_of_four() -> None:
+    taken = [split_foreign(4, num_near=9, num_far=9, share=1 / 3, turn=turn) for turn in (1, 2, 3)]
+    assert taken == [(1, 3), (1, 3), (2, 2)]
+    assert split_foreign(4, num_near=1, num_far=9, share=1.0, turn=1) == (1, 3)
+    assert split_foreign(4, num_near=9, num_far=1, share=0.0, turn=1) == (3, 1)
+
+
+def test_a_draw_keeps_to_the_share_among_groups_that_teach() -> None:
+    foreign = [ALIVE] * 12 + [DEAD] * 3
+    is_near = [position % 3 == 0 for position in range(15)]  # four that teach, one that does not
+    choice = choose_groups([ALIVE], foreign, num_foreign=4, seed=5, is_near=is_near, near_share=0.75)
+    assert [is_near[position] for position in choice.foreign].count(True) == 3
+    choice = choose_groups([ALIVE], foreign, num_foreign=6, seed=5, is_near=is_near, near_share=1.0)
+    assert [is_near[position] for position in choice.foreign].count(True) == 4
+    assert len(choice.foreign) == 6

@@ -82,6 +82,8 @@ class SwarmNode:
     def __init__(self, name: str, home: Path, arguments: tuple[str, ...], line: Line) -> None:
         self.name, self.home, self.arguments, self.line = name, home, arguments, line
         self._running = ExitStack()
+        self._starting = threading.Lock()
+        self._is_over = False
         self._process: RunningNode | None = None
         self.num_starts = 0
 
@@ -102,13 +104,16 @@ class SwarmNode:
         return self.process.process.pid
 
     def start(self) -> None:
-        """Starts it by its command. Returns at once."""
-        assert not self.is_running
-        self.close()
-        self._process = self._running.enter_context(
-            started(self.home, *self.arguments, on=prefix(offset_file_of(self.home)))
-        )
-        self.num_starts += 1
+        """Starts it by its command. Returns at once. Raises RuntimeError where the swarm is over."""
+        with self._starting:
+            if self._is_over:
+                raise RuntimeError(f"node {self.name} is not started: the swarm is over")
+            assert not self.is_running
+            self.close()
+            self._process = self._running.enter_context(
+                started(self.home, *self.arguments, on=prefix(offset_file_of(self.home)))
+            )
+            self.num_starts += 1
 
     def stop(self, number: int = signal.SIGTERM, *, timeout_s: float = STOP_S) -> int:
         """Sends a signal, waits for the daemon's end and gives its exit code."""
@@ -118,6 +123,12 @@ class SwarmNode:
     def close(self) -> None:
         """Kills what is left of it."""
         self._running.close()
+
+    def end(self) -> None:
+        """Kills it for good: whoever plays faults on it in another thread starts it no more."""
+        with self._starting:
+            self._is_over = True
+            self.close()
 
     def roles(self) -> dict[str, list[psutil.Process]]:
         """Its living processes by role: daemon, generation worker, learner worker, p2pd, engine core, other."""
@@ -238,7 +249,7 @@ class Swarm:
             (home / "node.toml").write_text(SETTINGS.format(announced=line.address))
         listen = ("--listen", f"/ip4/{host}/tcp/{port}")
         node = SwarmNode(name, home, (command, *arguments, *listen), line)
-        self._stack.callback(node.close)
+        self._stack.callback(node.end)
         return node
 
 

@@ -13,9 +13,11 @@ import pytest
 from tests.chaos import invariants, runner
 from tests.chaos.fault import Ends, Fault
 from tests.chaos.schedule import Planned
+from tests.chaos.swarm import SwarmNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.chaos.scene import Scene
 
@@ -97,6 +99,15 @@ def test_a_node_that_ended_between_two_faults_is_a_violation(node: FakeNode) -> 
     node.end()
     (found,) = play(node, lambda scene: None, Ends.GOES_ON)
     assert found == "it had ended before: its last words"
+
+
+def test_a_swarm_that_is_over_starts_nothing_more(tmp_path: Path) -> None:
+    line: Any = None
+    ended = SwarmNode("a", tmp_path, ("bootstrap",), line)
+    ended.end()
+    with pytest.raises(RuntimeError, match="the swarm is over"):
+        ended.start()
+    assert not ended.is_running
 
 
 def play(node: FakeNode, inject: Callable[[Scene], object], ends: Ends) -> list[str]:

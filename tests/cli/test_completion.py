@@ -62,10 +62,12 @@ def home(tmp_path: Path) -> Home:
 
 
 def test_values_of_options(offers: Offers) -> None:
-    assert offers("join --run a") == ["arithmetic-compare", "arithmetic-ftis"]
+    assert offers("join --run a") == ["arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee"]
     assert offers("join --role ") == list(completion.ROLES)
     assert offers("eval --task gsm8k+math") == ["gsm8k+math500"]
     assert offers("compare --methods ftis,to") == ["ftis,topr"]
+    assert offers("ensemble --mode mean,v") == ["mean,vote"]
+    assert offers("ensemble --task gsm8k+math") == ["gsm8k+math500"]
     assert offers("ident") == ["identity"]
 
 
@@ -101,6 +103,7 @@ def test_the_names_are_those_of_the_code() -> None:
     from ftis_node.algorithms.methods import METHODS
     from ftis_node.config.manifest import PRESETS
     from ftis_node.config.node import NodeSettings
+    from ftis_node.node.ensemble import MODES
     from ftis_node.replay.lifecycle import State
     from ftis_node.tasks.plugins import TASK_GROUP
     from ftis_node.tasks.registry import BUILT_IN
@@ -109,6 +112,7 @@ def test_the_names_are_those_of_the_code() -> None:
     assert completion.METHODS == ("alone", *METHODS)
     assert completion.ROLES == get_args(NodeSettings.model_fields["role"].annotation)
     assert completion.ENGINES == get_args(NodeSettings.model_fields["engine"].annotation)
+    assert completion.ENSEMBLE_MODES == MODES
     assert set(completion.STATES) == {state.value for state in State}
     assert completion.TASK_GROUP == TASK_GROUP
     built_in = {name.partition("NAME")[0] for name in BUILT_IN if "PATH" not in name}

@@ -187,6 +187,16 @@ def test_a_fault_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], mon
         (["--lies", "murder"], "positives"),
         (["--kl-estimator", "k9"], "kl_estimator"),
         (["--task", "math500:nowhere.jsonl"], "nowhere"),
+        (["--pair", "hdee", "--pair", "size"], "of its own"),
+        (["--pair", "hdee", "--lies", "rewards"], "leave out --lies"),
+        (["--pair", "hdee", "--delay", "fixed:2"], "leave out --delay"),
+        (["--pair", "hdee", "--share", "horizontal"], "leave out --share"),
+        (["--pair", "hdee", "--nodes", "4"], "leave out --nodes"),
+        (["--pair", "hdee", "--task", "arithmetic"], "leave out --task"),
+        (["--pair", "hdee", "--ood-task", "arithmetic"], "leave out --ood-task"),
+        (["--pair", "hdee", "--prompts", "9"], "multiple of 6"),
+        (["--pair", "hdee", "--prompts", "32"], "3 nodes cannot share 32 prompts"),
+        (["--pair", "hdee", "--methods", "ppo"], "ftis"),
     ],
 )
 def test_an_experiment_that_cannot_be(
@@ -243,3 +253,38 @@ def test_a_command_that_is_none_without_a_further_word(capsys: pytest.CaptureFix
         assert run(command) == 2
         shown = capsys.readouterr().err
         assert shown.startswith("Usage: ftis-node") and "see --help" not in shown
+
+
+MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "says"),
+    [
+        (MIXED + '[step]\nshare = "horizontal"\n', ["--task", "arithmetic:add"], "leave --task arithmetic:add out"),
+        (MIXED + "[step]\nown_domain_share = 1.5\n", [], "step.own_domain_share"),
+        (MIXED + '[step]\nown_domain_share = 1\nshare = "horizontal"\n', [], "means nothing where all answer"),
+        (MIXED, ["--task", "arithmetic:add+"], "is no task"),
+        (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner generates nothing"),
+        (MIXED, ["--learn-tokens", "5", "--role", "generator", "--follow", "x"], "a generator takes no steps"),
+        (MIXED, ["--steps", "5", "--role", "generator", "--follow", "x"], "leave --steps"),
+        (MIXED, ["--learn-tokens", "0"], "learn-tokens"),
+    ],
+)
+def test_domains_and_budgets_that_contradict_the_rest(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, run: str, arguments: list[str], says: str
+) -> None:
+    manifest = tmp_path / "run.toml"
+    manifest.write_text(run)
+    code, line = join(capsys, tmp_path, "--model", str(model), "--run", str(manifest), *arguments)
+    assert code == 2
+    assert says in line
+
+
+def test_a_bad_task_or_budget_in_node_toml(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    for text, says in (("[budget]\nlearn_steps = 0\n", "budget.learn_steps"), ('task = "+"\n', "is no task")):
+        (tmp_path / "home").mkdir(exist_ok=True)
+        (tmp_path / "home" / "node.toml").write_text(text)
+        code, line = join(capsys, tmp_path, "--model", str(model))
+        assert code == 2
+        assert says in line

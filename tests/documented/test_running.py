@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tests.documented.pages import Command
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 JOIN, BOOTSTRAP = ("ftis-node", "join"), ("ftis-node", "bootstrap")
 SHOWN = [command for command in chain.from_iterable(map(commands, PAGES)) if not command.is_inline]
@@ -65,6 +65,7 @@ def _filled(words: tuple[str, ...], swarm: Swarm) -> list[str]:
     """A command line with what this swarm has in place of what the page leaves open."""
     values = {
         "--model": str(swarm.model),
+        "--models": f"{swarm.model},{swarm.model}",
         "--peers": swarm.address,
         "--out": str(swarm.folder / "out"),
         "--limit": "4",

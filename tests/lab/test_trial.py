@@ -17,6 +17,7 @@ from ftis_node.lab.compare import run_trials
 from ftis_node.lab.grid import Experiment
 from ftis_node.lab.lockstep import Lockstep
 from ftis_node.lab.pairs import Pair, PairMember
+from ftis_node.lab.rounds import Rounds
 from ftis_node.lab.trial import run_trial
 from ftis_node.node.figures import Figures
 
@@ -136,9 +137,9 @@ def test_a_sapo_split_passes_over_groups_without_a_signal(experiment: Experiment
 
 async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged() -> None:
     figures, sender = Figures(), SimpleNamespace(peer_id="sender", groups_sent=2)
-    lockstep = Lockstep(groups_per_step=2)
-    lockstep.enter(SimpleNamespace(peer_id="judge", groups_sent=2), figures)
-    lockstep.enter(sender)
+    lockstep = Lockstep(Rounds(own=2, foreign=2, last_steps=(1, 1)))
+    lockstep.enter(SimpleNamespace(peer_id="judge", groups_sent=2), figures, last_step=1)
+    lockstep.enter(sender, last_step=1)
     peer = figures.peer("sender")
     peer.accepted, peer.refused["understated"] = 1, 1  # one group, accepted and found out
     assert not lockstep._is_complete(1)

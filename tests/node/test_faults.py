@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.node.node import _without_end
 from ftis_node.node.signals import until_signalled
@@ -63,7 +64,7 @@ def test_a_thread_that_fails_ends_the_whole_node(tmp_path: Path, tiny_models: Ma
     assert failed["where"] == "the thread counter"
     assert node.events("stop"), "it ended in order"
     assert (home / "checkpoints").exists()
-    assert not (home / "run").exists(), "sockets are left"
+    assert not Home(home).sockets.exists(), "sockets are left"
 
 
 @pytest.mark.slow

@@ -111,6 +111,7 @@ async def _node(
             name="node",
             tokenizer=tokenizer,
             task=task,
+            domain=task,
             eval_tasks=(),
             scorer=IsolatedScorer(task),
             gossip=swarm.join(identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards),

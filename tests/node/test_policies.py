@@ -13,6 +13,7 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.background import in_background
+from ftis_node.node.budget import GenerateBudget
 from ftis_node.node.figures import Figures
 from ftis_node.node.gate import PatientGate
 from ftis_node.node.patience import Outlook, StepNeeds, may_start, shares_of_step, stand_in
@@ -141,6 +142,7 @@ async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled() -> Non
         buffer=SimpleNamespace(release_stale=lambda freshness: [], evict_foreign=lambda keep, keep_bytes, cap: []),
         peers=SimpleNamespace(share_cap=lambda: None),
         reader=SimpleNamespace(ready_counts=lambda: (0, 0)),
+        budget=GenerateBudget(),
         gossip=SimpleNamespace(members=partial(asyncio.sleep, 0, [])),
     )
     waiting = asyncio.create_task(PatientGate(parts, SimpleNamespace(stored=stored)).wait(1))  # type: ignore[arg-type]

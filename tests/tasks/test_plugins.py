@@ -12,6 +12,7 @@ from ftis_node.cli.app import run
 from ftis_node.errors import TaskError
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.tasks import held_out_spec, load_task
+from ftis_node.tasks.answers import answer_in
 from ftis_node.tasks.scoring import IsolatedScorer
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ class Unscored(Good):
 
     def score(self, item, completion_text):
         raise RuntimeError("no idea")
+
+    def answer_of(self, item, completion_text):
+        return {"x": completion_text, "y": 7}[completion_text[0]]
 
 class Unresolved(Good):
     def __init__(self, split):
@@ -112,6 +116,8 @@ async def test_the_example_package_gives_a_task_and_a_reward(
         assert [reward for reward, _ in scores] == [1.0, 0.75, 0.0]
         assert [reward for reward, _ in await scorer.score(arithmetic[0], [other, f"is {other}", "x"])] == [1, 0.5, 0]
     assert held_out_spec("arithmetic@brief+sorting") == held_out_spec("arithmetic@brief")
+    assert answer_in(arithmetic, arithmetic[0], f" {other} ") == other, "the problem's own answer"
+    assert answer_in(sorting, sorting[0], " a  b ") == "a b", "it has no way to say it: the text"
 
 
 @pytest.mark.usefixtures("bad_plugins")
@@ -143,6 +149,12 @@ async def test_what_a_bad_plug_in_does_later_ends_nothing() -> None:
     async with IsolatedScorer(unscored, good) as scorer:
         assert await scorer.score(unscored[0], ["x"]) == [(0.0, CompletionStatus.UNSCORED)]
         assert await scorer.score(good[0], ["x"]) == [(1.0, CompletionStatus.SCORED)]
+
+
+@pytest.mark.usefixtures("bad_plugins")
+def test_what_a_plug_in_says_an_answer_is() -> None:
+    task = load_task("unscored")
+    assert [answer_in(task, task[0], text) for text in ("x  1", "y", "", "z")] == ["x  1", None, None, None]
 
 
 @pytest.mark.usefixtures("bad_plugins")

@@ -64,6 +64,7 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
         labelled("name", Span(harmless(row.get("name") or "-"), Tone.STRONG)),
         labelled("model", f"{harmless(row.get('model') or '-')}, {count(row.get('parameters') or 0)} parameters"),
         labelled("role", f"{harmless(row.get('role') or '-')}, version {'-' if version is None else version}"),
+        *([labelled("domain", harmless(row["domain"]))] if row.get("domain") else []),
         labelled("last seen", f"{ago(row.get('last_seen', 0.0), now)} ago" if row.get("last_seen") else "never"),
         line(),
         labelled(

@@ -170,7 +170,7 @@ class Decoder:
         """Each prompt once, then its row repeated for the request's completions, then the first token of each."""
         ids, mask = self._pad_left([active.request.prompt_ids for active in newcomers])
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
-        cache = empty_cache()
+        cache = self._empty_cache()
         logits = self._forward(ids, mask, positions, cache)
         counts = torch.tensor([len(active.drafts) for active in newcomers], device=self._device)
         rows = torch.repeat_interleave(torch.arange(len(newcomers), device=self._device), counts)
@@ -199,6 +199,10 @@ class Decoder:
         batch.next_positions = batch.next_positions + 1
         batch.last_ids = self._choose(logits, batch, num_ids=logits.shape[-1])
         self._drop_ended()
+
+    def _empty_cache(self) -> Any:
+        """What `_forward` fills."""
+        return empty_cache()
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Logits `[R, V]` of the last column; the cache grows by the columns of `ids`."""

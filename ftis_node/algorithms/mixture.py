@@ -1,0 +1,74 @@
+"""Several language models as one: a mixture of their next-token probabilities, weighed by what each made of the text.
+
+With D the expert whose domain the text is of, and for J experts of one tokenizer (DEMix, arXiv 2108.05036, "Mixing
+experts at inference time", for all three; c-BTM, arXiv 2303.14177, for the first; HDEE, arXiv 2502.19385, for experts
+of unlike size):
+
+    p(x_t | x_<t) = sum_j p(D = j | x_<t) p_j(x_t | x_<t)                   the mixture
+    p(D = j | x_<t) = p(D = j) p_j(x_<t) / sum_i p(D = i) p_i(x_<t)         Bayes: the posterior
+    p(D = j) ~ sum_n decay^(N - n) p(D = j | x^(n)),  n = 1 .. N            the cached prior, from N texts at hand
+
+c-BTM weighs by the distance of the context to an expert's cluster instead, and keeps the top few experts: neither is
+done here, because a swarm's experts have no clusters and are few. A plain mean of probabilities is the mixture with
+equal weights that no text changes.
+
+All is in nats and in the log domain, computed in float64: after a thousand tokens the likelihoods themselves are far
+below what a float can hold, and the differences of their logarithms are all that counts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mixture_logprobs(expert_logprobs: Tensor, log_posterior: Tensor) -> Tensor:
+    """`[..., V]` log-probs of the mixture, from `[J, ..., V]` of the experts (log-softmaxed) and their `[J, ...]`.
+
+    log p(x) = logsumexp over j of (log p(D = j) + log p_j(x)); -inf where no expert that counts thinks x possible.
+    """
+    return torch.logsumexp(expert_logprobs.double() + log_posterior.double()[..., None], dim=0)
+
+
+def posterior(log_prior: Tensor, sequence_logprobs: Tensor) -> Tensor:
+    """`[J, ...]` log p(D = j | x), from `[J]` log p(D = j), which need not be normalised, and `[J, ...]` log p_j(x).
+
+    The prior stands where no expert that counts thinks the text possible: Bayes' rule is 0 / 0 there.
+    """
+    prior = log_prior.double().reshape(-1, *[1] * (sequence_logprobs.dim() - 1)).expand_as(sequence_logprobs)
+    joint = prior + sequence_logprobs.double()
+    is_possible = torch.isfinite(joint).any(dim=0)
+    return torch.where(is_possible, joint, prior).log_softmax(dim=0)
+
+
+def cached_prior(log_posteriors: Tensor, decay: float) -> Tensor:
+    """`[J]` log p(D = j): the mean of `[N, J]` posteriors over N texts, the last one weighed 1, the one before `decay`.
+
+    Raises ValueError for a decay outside (0, 1]; 1 is the plain mean. No text at all: uniform.
+    """
+    if not 0.0 < decay <= 1.0:
+        raise ValueError(f"the decay must be above 0 and at most 1, not {decay}")
+    num_texts, num_experts = log_posteriors.shape
+    if num_texts == 0:
+        return uniform_prior(num_experts)
+    ages = torch.arange(num_texts - 1, -1, -1, dtype=torch.float64, device=log_posteriors.device)
+    log_weights = (ages * torch.tensor(decay, dtype=torch.float64).log().item()).log_softmax(dim=0)
+    return mixture_logprobs(log_posteriors, log_weights).log_softmax(dim=0)
+
+
+def uniform_prior(num_experts: int) -> Tensor:
+    """`[J]` log(1 / J)."""
+    return torch.full((num_experts,), 1.0 / num_experts, dtype=torch.float64).log()
+
+
+def text_logprobs(token_logprobs: Tensor, log_prior: Tensor, *, learns: bool = True) -> Tensor:
+    """`[T]` log-probs of a text's tokens under the mixture, from `[J, T]` of each expert, given the tokens before.
+
+    The posterior is taken anew before every token. Without `learns` the prior weighs all of them. With it the sum is
+    logsumexp over j of (log p(D = j) + log p_j(text)), as the chain rule wants.
+    """
+    logprobs = token_logprobs.double()
+    before = logprobs.cumsum(dim=1).roll(1, dims=1)
+    before[:, :1] = 0.0
+    weights = posterior(log_prior, before if learns else torch.zeros_like(before))
+    return torch.logsumexp(weights + logprobs, dim=0)

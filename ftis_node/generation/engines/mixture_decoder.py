@@ -1,0 +1,122 @@
+"""The decode loop of several models at once: every token is drawn from the mixture of their probabilities.
+
+Each expert has a cache of its own over the same rows and columns. What the experts made of a row's text so far lies
+beside them, as a layer with a "head" for each expert and one number a column: the log-prob of the token that *follows*
+the column. So it is repeated, trimmed and joined with the rows, and its sum over the columns is log p_j(text so far).
+
+    forward of all experts -> logits [R, J, V] --(posterior from the sums)--> mixture [R, V] -> one token a row
+                                   `---- log-prob of that token, by each expert -> the layer's last column
+
+The posterior is taken at temperature 1, then the mixture is sampled at the row's own temperature: the mixture is the
+model. One expert alone is decoded exactly as `decoder.Decoder` does it. Where the experts' embeddings are padded to
+different widths, ids at or above the tokenizer's length are cut from all; where they are equally wide they stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftis_node.algorithms import mixture_logprobs, posterior
+from ftis_node.generation.engines.decoder import Batch, Decoder
+from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """How experts are weighed: `log_prior` of each in nats, and whether the text so far changes the weights."""
+
+    log_prior: tuple[float, ...]
+    learns: bool = True
+
+
+class MixtureCache:
+    """The caches of the experts, and what they made of the text; for `kv_cache` it is one cache with many layers."""
+
+    def __init__(self, num_experts: int) -> None:
+        self.experts = [empty_cache() for _ in range(num_experts)]
+        self.evidence = GrowingLayer()
+
+    @property
+    def layers(self) -> list[Any]:
+        """All layers of all experts, then the evidence."""
+        return [layer for cache in self.experts for layer in cache.layers] + [self.evidence]
+
+    def text_logprobs(self) -> Tensor:
+        """`[J, R]` log p_j(text of the row so far), float64; the first token of a text is given."""
+        sums: Tensor = self.evidence.keys.sum(dim=2).squeeze(-1)
+        return sums.transpose(0, 1)
+
+
+class MixtureDecoder(Decoder):
+    """Decodes from `models`, which have one tokenizer of `vocab_size` ids and lie on one device."""
+
+    def __init__(self, models: Sequence[Any], *, vocab_size: int, weighing: Weighing) -> None:
+        assert len(models) == len(weighing.log_prior) > 0
+        super().__init__(models[0], vocab_size=vocab_size)
+        self._models = tuple(models)
+        widths = {model.get_output_embeddings().weight.shape[0] for model in models}
+        self._num_logits = vocab_size if len(widths) > 1 else widths.pop()
+        self.weighing = weighing
+
+    @property
+    def _learns(self) -> bool:
+        return self.weighing.learns and len(self._models) > 1
+
+    def _empty_cache(self) -> MixtureCache:
+        return MixtureCache(len(self._models))
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: MixtureCache) -> Tensor:
+        """Logits `[R, J, V]` of the last column; the cache grows by the columns of `ids`, and learns from them."""
+        reads_on = self._learns and ids.shape[1] > 1
+        logits, evidence = [], []
+        for model, expert_cache in zip(self._models, cache.experts, strict=True):
+            output = model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=expert_cache,
+                use_cache=True,
+                logits_to_keep=0 if reads_on else 1,
+            )
+            mine = output.logits[:, :, : self._num_logits]
+            logits.append(mine[:, -1])
+            if reads_on:
+                evidence.append(_next_logprobs(mine, ids, mask))
+        columns = torch.stack(evidence, dim=1) if reads_on else _nothing(ids, len(self._models))
+        cache.evidence.update(columns[..., None], columns[..., None])
+        return torch.stack(logits, dim=1)
+
+    def _choose(self, logits: Tensor, batch: Batch, *, num_ids: int) -> Tensor:
+        """Choose and record one token for every row, from `[R, J, V]`, and what each expert made of it."""
+        if len(self._models) == 1:
+            return super()._choose(logits[:, 0], batch, num_ids=num_ids)
+        expert_logprobs = torch.log_softmax(logits.float(), dim=-1).transpose(0, 1)
+        log_prior = torch.tensor(self.weighing.log_prior, dtype=torch.float64, device=logits.device)
+        mixture = mixture_logprobs(expert_logprobs, posterior(log_prior, batch.cache.text_logprobs()))
+        ids = super()._choose(mixture, batch, num_ids=num_ids)
+        if self._learns:
+            chosen = expert_logprobs.gather(-1, ids.expand(len(self._models), -1)[..., None]).squeeze(-1)
+            batch.cache.evidence.keys[:, :, -1, 0] = chosen.transpose(0, 1).double()
+        return ids
+
+
+def _next_logprobs(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """`[R, C]` float64: at each column the log-prob of the next one's id, 0 at padding and at the last column."""
+    ahead = logits[:, :-1]
+    chosen = ahead.gather(-1, ids[:, 1:, None]).squeeze(-1).float()
+    logprobs = (chosen - ahead.float().logsumexp(dim=-1)).double()
+    logprobs = logprobs.masked_fill(mask[:, -ids.shape[1] : -1] == 0, 0.0)
+    return torch.nn.functional.pad(logprobs, (0, 1))
+
+
+def _nothing(ids: Tensor, num_experts: int) -> Tensor:
+    """`[R, J, C]` zeros: no text has said anything yet."""
+    return torch.zeros(ids.shape[0], num_experts, ids.shape[1], dtype=torch.float64, device=ids.device)

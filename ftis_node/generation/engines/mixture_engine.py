@@ -1,0 +1,101 @@
+"""The engine of an ensemble: the torch engine over several models that answer as one, token by token.
+
+It stands behind the same seam as the others, so that whatever evaluates an engine evaluates an ensemble. The models are
+those that it was opened with: it takes no new weights. All are in memory at once, and so are their caches.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from ftis_node.algorithms import text_logprobs
+from ftis_node.errors import EngineError, MachineError, ModelError, WorkerTaskError
+from ftis_node.generation.engines.attention import use_grouped_attention
+from ftis_node.generation.engines.mixture_decoder import MixtureDecoder, Weighing
+from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine
+from ftis_node.ipc.weights import probe_logprobs
+from ftis_node.models import load_causal_lm, pick_device
+from ftis_node.telemetry.work import unwatched
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ftis_node.generation.engines.base import EngineSettings
+    from ftis_node.models import ModelSource
+    from ftis_node.telemetry.work import OnProgress
+
+MAX_PREFILL_TOKENS = 2048  # the logits of every prompt token are looked at, which takes far more than those of the last
+
+
+class MixtureEngine(TorchEngine):
+    """Serves `models` of one tokenizer as their mixture; see `base.Engine`."""
+
+    name = "mixture"
+
+    def __init__(self, models: Sequence[Any], settings: EngineSettings, weighing: Weighing) -> None:
+        if len(models) > 1:
+            batch = max(1, (settings.max_batch or DEFAULT_MAX_BATCH) // len(models))
+            prefill = min(settings.max_prefill_tokens, MAX_PREFILL_TOKENS)
+            settings = msgspec.structs.replace(settings, max_batch=batch, max_prefill_tokens=prefill)
+        super().__init__(models[0], settings)
+        for model in models[1:]:
+            use_grouped_attention(model)
+        self._models = tuple(models)
+        self._mixture = MixtureDecoder(models, vocab_size=settings.vocab_size, weighing=weighing)
+        self._decoder = self._mixture
+
+    def weigh(self, weighing: Weighing) -> None:
+        """Weigh the experts so from now on, and begin again with the seed; nothing may be in flight."""
+        assert not self._decoding and not self._waiting
+        self._mixture.weighing = weighing
+        self._seeds = random.Random(self._settings.seed)
+
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of `token_ids[1:]` under the mixture; see `base.Engine`."""
+        if self.is_asleep:
+            raise WorkerTaskError("the engine is asleep: it computes nothing until it is woken")
+        return list(await self._compute(lambda: self._text_logprobs(token_ids)))
+
+    async def load_weights(self, path: Path, version: int) -> None:
+        """Raises EngineError: an ensemble keeps the models that it was opened with."""
+        raise EngineError("an ensemble serves the models that it was opened with: it takes no new weights")
+
+    def _text_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        weighing = self._mixture.weighing
+        tokens = torch.tensor([probe_logprobs(model, token_ids) for model in self._models], dtype=torch.float64)
+        log_prior = torch.tensor(weighing.log_prior, dtype=torch.float64)
+        logprobs: list[float] = text_logprobs(tokens, log_prior, learns=weighing.learns).tolist()
+        return logprobs
+
+
+def open_mixture(
+    sources: Sequence[ModelSource],
+    settings: EngineSettings,
+    weighing: Weighing,
+    *,
+    on_progress: OnProgress = unwatched,
+) -> MixtureEngine:
+    """Load all models, which takes a while and blocks. Raises ModelError, MachineError and EngineError."""
+    device = pick_device(settings.device)
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    models = []
+    for source in sources:
+        on_progress(None, f"loading {source.name} into the mixture")
+        try:
+            model = load_causal_lm(source, dtype=dtype, device=settings.device)
+        except torch.OutOfMemoryError as error:
+            raise MachineError(f"{source.name} does not fit beside the others: name fewer models") from error
+        if model._is_stateful:
+            raise EngineError(f"the torch engine cannot serve {source.name}: it is a recurrent model")
+        width = model.get_output_embeddings().weight.shape[0]
+        if width < settings.vocab_size:
+            raise ModelError(f"{source.name} has {width} embeddings for the {settings.vocab_size} ids of its tokenizer")
+        models.append(model)
+    return MixtureEngine(models, settings, weighing)

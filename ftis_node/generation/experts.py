@@ -1,0 +1,41 @@
+"""What several models make of the same tokens, as plain numbers: for callers that hold no tensors.
+
+Everything is in nats. A likelihood here is the sum of the log-probs of a text's tokens after its first one.
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import TYPE_CHECKING
+
+import torch
+
+from ftis_node.algorithms import cached_prior, posterior, text_logprobs, uniform_prior
+from ftis_node.generation.engines.mixture_decoder import Weighing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def even_weighing(num_experts: int, *, learns: bool) -> Weighing:
+    """A uniform prior; without `learns` the plain mean of probabilities."""
+    return Weighing((-log(num_experts),) * num_experts, learns=learns)
+
+
+def cached_weighing(likelihoods: Sequence[Sequence[float]], *, decay: float) -> Weighing:
+    """The prior from the J likelihoods of each of N texts, the last text the most; see `algorithms.cached_prior`."""
+    texts = torch.tensor(likelihoods, dtype=torch.float64)
+    log_posteriors = posterior(uniform_prior(texts.shape[1]), texts.T).T
+    return Weighing(tuple(cached_prior(log_posteriors, decay).tolist()))
+
+
+def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: Weighing) -> float:
+    """Minus the log-likelihood of a text under the mixture.
+
+    `windows` has for each piece of the text the experts' log-probs of its tokens; each piece begins with the prior.
+    """
+    log_prior = torch.tensor(weighing.log_prior, dtype=torch.float64)
+    return -sum(
+        float(text_logprobs(torch.tensor(window, dtype=torch.float64), log_prior, learns=weighing.learns).sum())
+        for window in windows
+    )

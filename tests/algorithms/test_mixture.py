@@ -1,0 +1,150 @@
+"""The mixture of experts' probabilities, against numbers worked out by hand and against what must always hold."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ftis_node.algorithms import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
+
+NEVER = -math.inf
+
+
+def logs(values: list[list[float]] | list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).log()
+
+
+# Two experts over the tokens a, b, c and the text "a a". Expert 0 gives a 1/2, b 1/4, c 1/4; expert 1 gives a 1/4,
+# b 1/4, c 1/2; both the same after every text.
+#
+#     text so far   p_0(text)  p_1(text)   posterior from the prior 1/2, 1/2
+#     ""            1          1           1/2, 1/2
+#     "a"           1/2        1/4         (1/2) / (1/2 + 1/4) = 2/3, 1/3
+#     "a a"         1/4        1/16        (1/4) / (1/4 + 1/16) = 4/5, 1/5
+#
+# The mixture's next token:
+#
+#     after ""      a 1/2 * 1/2 + 1/2 * 1/4 = 3/8,   b 1/4,   c 1/2 * 1/4 + 1/2 * 1/2 = 3/8
+#     after "a"     a 2/3 * 1/2 + 1/3 * 1/4 = 5/12,  b 1/4,   c 2/3 * 1/4 + 1/3 * 1/2 = 1/3
+#     after "a a"   a 4/5 * 1/2 + 1/5 * 1/4 = 9/20,  b 1/4,   c 4/5 * 1/4 + 1/5 * 1/2 = 3/10
+#
+# And the text itself: 3/8 * 5/12 = 15/96 = 5/32, which is 1/2 * 1/4 + 1/2 * 1/16.
+EXPERTS = [[1 / 2, 1 / 4, 1 / 4], [1 / 4, 1 / 4, 1 / 2]]
+BY_HAND = [
+    ([1.0, 1.0], [1 / 2, 1 / 2], [3 / 8, 1 / 4, 3 / 8]),
+    ([1 / 2, 1 / 4], [2 / 3, 1 / 3], [5 / 12, 1 / 4, 1 / 3]),
+    ([1 / 4, 1 / 16], [4 / 5, 1 / 5], [9 / 20, 1 / 4, 3 / 10]),
+]
+
+
+@pytest.mark.parametrize(("likelihoods", "weights", "next_token"), BY_HAND)
+def test_posterior_and_mixture_by_hand(likelihoods: list[float], weights: list[float], next_token: list[float]) -> None:
+    log_posterior = posterior(logs([1 / 2, 1 / 2]), logs(likelihoods))
+    torch.testing.assert_close(log_posterior, logs(weights), rtol=1e-12, atol=1e-15)
+    mixed = mixture_logprobs(logs(EXPERTS), log_posterior)
+    torch.testing.assert_close(mixed, logs(next_token), rtol=1e-12, atol=1e-15)
+
+
+def test_another_prior_by_hand() -> None:
+    """Prior 1/5, 4/5 after "a a": 1/5 * 1/4 = 1/20 and 4/5 * 1/16 = 1/20, so both count alike."""
+    log_posterior = posterior(logs([1 / 5, 4 / 5]), logs([1 / 4, 1 / 16]))
+    torch.testing.assert_close(log_posterior, logs([1 / 2, 1 / 2]))
+    torch.testing.assert_close(posterior(logs([2.0, 8.0]), logs([1 / 4, 1 / 16])), log_posterior)  # not normalised
+
+
+def test_a_text_by_hand() -> None:
+    tokens = logs([[1 / 2, 1 / 2], [1 / 4, 1 / 4]])
+    torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2)), logs([3 / 8, 5 / 12]))
+    torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2)).sum(), torch.tensor(5 / 32).double().log())
+    torch.testing.assert_close(text_logprobs(tokens, uniform_prior(2), learns=False), logs([3 / 8, 3 / 8]))
+
+
+def test_cached_prior_by_hand() -> None:
+    """Decay 1/2 and three texts: weights 1/4, 1/2, 1, in all 7/4, so 1/7, 2/7, 4/7, the newest the most.
+
+    Expert 0: 1/7 * 1 + 2/7 * 1/2 + 4/7 * 1/4 = 3/7; expert 1 has the rest, 4/7.
+    """
+    log_posteriors = logs([[1.0, 0.0], [1 / 2, 1 / 2], [1 / 4, 3 / 4]])
+    torch.testing.assert_close(cached_prior(log_posteriors, 0.5), logs([3 / 7, 4 / 7]))
+    mean = (1 + 1 / 2 + 1 / 4) / 3
+    torch.testing.assert_close(cached_prior(log_posteriors, 1.0), logs([mean, 1 - mean]))
+    torch.testing.assert_close(cached_prior(log_posteriors[:0], 0.5), logs([1 / 2, 1 / 2]))
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.01, math.nan])
+def test_a_decay_out_of_bounds_is_refused(decay: float) -> None:
+    with pytest.raises(ValueError, match="decay must be above 0"):
+        cached_prior(logs([[0.5, 0.5]]), decay)
+
+
+def some_experts(num_experts: int, *, rows: int, num_ids: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (4 * torch.randn(num_experts, rows, num_ids, generator=generator)).log_softmax(dim=-1)
+
+
+def test_one_expert_is_that_expert() -> None:
+    experts = some_experts(1, rows=3, num_ids=50)
+    weights = posterior(uniform_prior(1), torch.tensor([[-3.0, -4e5, 0.0]]))
+    assert weights.tolist() == [[0.0, 0.0, 0.0]]
+    torch.testing.assert_close(mixture_logprobs(experts, weights), experts[0].double(), rtol=0, atol=1e-12)
+
+
+def test_equal_experts_are_one_whatever_the_weights() -> None:
+    experts = some_experts(1, rows=2, num_ids=20).expand(3, 2, 20)
+    mixed = mixture_logprobs(experts, logs([[0.2, 1.0], [0.5, 0.0], [0.3, 0.0]]))
+    torch.testing.assert_close(mixed, experts[0].double(), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("num_experts", [1, 2, 5])
+def test_probabilities_sum_to_one(num_experts: int) -> None:
+    experts = some_experts(num_experts, rows=4, num_ids=1000)
+    generator = torch.Generator().manual_seed(1)
+    weights = posterior(uniform_prior(num_experts), -20 * torch.rand(num_experts, 4, generator=generator))
+    torch.testing.assert_close(weights.exp().sum(dim=0), torch.ones(4).double())
+    total = mixture_logprobs(experts, weights).exp().sum(dim=-1)
+    torch.testing.assert_close(total, torch.ones(4).double(), rtol=0, atol=1e-5)
+
+
+def test_a_text_that_one_expert_alone_finds_likely() -> None:
+    weights = posterior(uniform_prior(3), torch.tensor([-900.0, -12.0, -800.0]))
+    assert weights.argmax() == 1
+    assert weights[1].item() == 0.0
+    mixed = mixture_logprobs(some_experts(3, rows=1, num_ids=9)[:, 0], weights)
+    torch.testing.assert_close(mixed, some_experts(3, rows=1, num_ids=9)[1, 0].double(), rtol=0, atol=1e-12)
+
+
+def test_impossible_texts_and_tokens() -> None:
+    """-inf is a probability of 0, and never a NaN: not for an expert, a token, a prior, or all of them."""
+    assert posterior(uniform_prior(2), torch.tensor([NEVER, -5.0])).tolist() == [NEVER, 0.0]
+    nobody = posterior(logs([0.25, 0.75]), torch.tensor([NEVER, NEVER]))
+    torch.testing.assert_close(nobody, logs([0.25, 0.75]))
+    out_of_it = posterior(logs([0.0, 1.0]), torch.tensor([-1.0, -500.0]))
+    assert out_of_it.tolist() == [NEVER, 0.0]
+    neither = posterior(logs([0.0, 1.0]), torch.tensor([-1.0, NEVER]))
+    assert neither.tolist() == [NEVER, 0.0]
+    mixed = mixture_logprobs(logs([[0.5, 0.5, 0.0], [0.25, 0.75, 0.0]]), logs([1.0, 0.0]))
+    torch.testing.assert_close(mixed, logs([0.5, 0.5, 0.0]))
+    impossible = text_logprobs(torch.tensor([[-1.0, NEVER, -1.0], [-1.0, NEVER, -1.0]]), uniform_prior(2))
+    assert impossible.tolist() == [-1.0, NEVER, -1.0]
+
+
+def test_very_long_texts() -> None:
+    """A million tokens of -10 nats each: a difference of 1 nat counts all the same."""
+    weights = posterior(uniform_prior(2), torch.tensor([-1e7, -1e7 - 1.0], dtype=torch.float64))
+    torch.testing.assert_close(weights.exp(), torch.tensor([1.0, math.exp(-1.0)]).double() / (1 + math.exp(-1.0)))
+    tokens = torch.full((2, 100_000), -10.0)
+    tokens[1, -1] = -11.0
+    total = text_logprobs(tokens, uniform_prior(2)).sum()
+    by_chain_rule = torch.logsumexp(uniform_prior(2) + tokens.double().sum(dim=1), dim=0)
+    torch.testing.assert_close(total, by_chain_rule, rtol=1e-12, atol=1e-6)
+
+
+def test_a_text_obeys_the_chain_rule() -> None:
+    generator = torch.Generator().manual_seed(2)
+    tokens = -5 * torch.rand(3, 40, generator=generator).double()
+    prior = logs([0.7, 0.2, 0.1])
+    by_chain_rule = torch.logsumexp(prior + tokens.sum(dim=1), dim=0)
+    torch.testing.assert_close(text_logprobs(tokens, prior).sum(), by_chain_rule, rtol=1e-12, atol=0)

@@ -1,0 +1,222 @@
+"""The mixture engine against plain forward passes of every expert and the formulas written out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from generation_support import (
+    EMBEDDING_ROWS,
+    EOS_ID,
+    SETTINGS,
+    VOCAB_SIZE,
+    make_request,
+    save_model,
+    tiny_model,
+)
+
+from ftis_node.errors import EngineError, ModelError, NonFiniteError
+from ftis_node.generation.engines.mixture_decoder import Weighing
+from ftis_node.generation.engines.mixture_engine import MixtureEngine, open_mixture
+from ftis_node.generation.engines.torch_engine import TorchEngine
+from ftis_node.models import resolve_model
+from ftis_node.records.group import FinishReason, SamplingSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GREEDY = SamplingSettings(temperature=0.0)
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
+PRIOR = [0.5, 0.3, 0.2]
+EVEN = [1 / 3] * 3
+FIT = msgspec.structs.replace(SETTINGS, vocab_size=VOCAB_SIZE)
+
+OpenMixture = Callable[..., MixtureEngine]
+
+
+def weighing(prior: list[float], *, learns: bool = True) -> Weighing:
+    return Weighing(tuple(np.log(prior).tolist()), learns=learns)
+
+
+@pytest_asyncio.fixture
+async def open_tiny() -> AsyncIterator[OpenMixture]:
+    """`open_tiny(models, weighing)`: an engine that is closed when the test ends."""
+    opened: list[MixtureEngine] = []
+
+    def open_one(models: list[Any], how: Weighing, **changed: Any) -> MixtureEngine:
+        opened.append(MixtureEngine(models, msgspec.structs.replace(SETTINGS, **changed), how))
+        return opened[-1]
+
+    yield open_one
+    for engine in opened:
+        await engine.close()
+
+
+def three_experts() -> list[Any]:
+    """Of unlike size, and sharp enough that a few tokens tell them apart."""
+    return [tiny_model(seed=seed, num_layers=seed + 1, head_dim=16 * (1 + seed % 2)) for seed in range(3)]
+
+
+def expected_mixtures(
+    models: list[Any], prior: list[float], text: list[int], *, learns: bool, num_ids: int
+) -> np.ndarray[Any, Any]:
+    """Probabilities `[T, V]` after each token of `text`: plain forward passes, then products and sums."""
+    probabilities = []
+    for model in models:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([text]), use_cache=False).logits[0, :, :num_ids]
+        probabilities.append(torch.softmax(logits.double(), dim=-1).numpy())
+    weights, mixtures = np.array(prior), []
+    for place, following in enumerate([*text[1:], None]):
+        mixtures.append(sum(weight * each[place] for weight, each in zip(weights, probabilities, strict=True)))
+        if learns and following is not None:
+            weights = weights * np.array([each[place][following] for each in probabilities])
+            weights = weights / weights.sum()
+    return np.array(mixtures)
+
+
+def expected_logprobs(
+    models: list[Any], prior: list[float], text: list[int], *, learns: bool, num_ids: int, temperature: float = 1.0
+) -> np.ndarray[Any, Any]:
+    """Log-probs of `text[1:]` under the mixture."""
+    mixtures = expected_mixtures(models, prior, text, learns=learns, num_ids=num_ids)[:-1] ** (1 / temperature)
+    return np.log(mixtures[range(len(text) - 1), text[1:]] / mixtures.sum(axis=1))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+async def test_log_probs_are_those_of_the_mixture(open_tiny: OpenMixture, learns: bool, temperature: float) -> None:
+    """Ragged prompts, all at once in a batch too small for them: evidence is trimmed and joined with the rows."""
+    models = three_experts()
+    engine = open_tiny(models, weighing(PRIOR, learns=learns), max_batch=30)
+    sampling = SamplingSettings(temperature=temperature)
+    requests = [
+        make_request(prompt, max_tokens=4 + 7 * n, num_completions=3 + n, sampling=sampling)
+        for n, prompt in enumerate(PROMPTS)
+    ]
+    results = await asyncio.gather(*map(engine.generate, requests))
+    lengths = set()
+    for request, result in zip(requests, results, strict=True):
+        for completion in result.completions:
+            text = [*request.prompt_ids, *completion.token_ids.tolist()]
+            expected = expected_logprobs(
+                models, PRIOR, text, learns=learns, num_ids=EMBEDDING_ROWS, temperature=temperature
+            )[len(request.prompt_ids) - 1 :]
+            np.testing.assert_allclose(completion.logprobs, expected, atol=2e-5, rtol=0)
+            lengths.add(len(completion.token_ids))
+    assert len(lengths) > 3
+
+
+async def test_the_text_moves_the_weights(open_tiny: OpenMixture) -> None:
+    """Otherwise the test above could not tell a posterior from a prior."""
+    models, text = three_experts(), [*PROMPTS[1], *PROMPTS[3]]
+    prior = expected_logprobs(models, PRIOR, text, learns=False, num_ids=EMBEDDING_ROWS)
+    engine = open_tiny(models, weighing(PRIOR))
+    by_posterior = await engine.probe(text)
+    expected = expected_logprobs(models, PRIOR, text, learns=True, num_ids=EMBEDDING_ROWS)
+    np.testing.assert_allclose(by_posterior, expected, atol=2e-5)
+    assert np.abs(np.array(by_posterior) - prior).max() > 0.5
+    engine.weigh(weighing(PRIOR, learns=False))
+    np.testing.assert_allclose(await engine.probe(text), prior, atol=2e-5)
+
+
+async def test_greedy_takes_the_likeliest_of_the_mixture(open_tiny: OpenMixture) -> None:
+    models = three_experts()
+    engine = open_tiny(models, weighing(EVEN))
+    results = await asyncio.gather(
+        *(engine.generate(make_request(p, sampling=GREEDY, num_completions=1, max_tokens=12)) for p in PROMPTS)
+    )
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        tokens = result.completions[0].token_ids.tolist()
+        mixtures = expected_mixtures(models, EVEN, [*prompt, *tokens], learns=True, num_ids=EMBEDDING_ROWS)
+        assert tokens == mixtures[len(prompt) - 1 : -1].argmax(axis=1).tolist()
+
+
+async def test_one_expert_alone_is_the_torch_engine(open_tiny: OpenMixture) -> None:
+    model = tiny_model(seed=3)
+    plain = TorchEngine(model, SETTINGS)
+    mixture = open_tiny([model], weighing([1.0]))
+    try:
+        for sampling in (GREEDY, SamplingSettings(), SamplingSettings(temperature=0.7, top_p=0.9)):
+            requests = [make_request(prompt, sampling=sampling, max_tokens=20) for prompt in PROMPTS]
+            alone = await asyncio.gather(*map(plain.generate, requests))
+            mixed = await asyncio.gather(*map(mixture.generate, requests))
+            for one, other in zip(alone, mixed, strict=True):
+                for mine, theirs in zip(one.completions, other.completions, strict=True):
+                    assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+                    assert mine.logprobs.tolist() == theirs.logprobs.tolist()
+    finally:
+        await plain.close()
+
+
+async def test_an_expert_that_counts_for_nothing_changes_nothing(open_tiny: OpenMixture) -> None:
+    models = three_experts()
+    plain = open_tiny(models[:1], weighing([1.0]))
+    with np.errstate(divide="ignore"):
+        mixture = open_tiny(models, weighing([1.0, 0.0, 0.0]))
+    for prompt in PROMPTS:
+        request = make_request(prompt, sampling=GREEDY, max_tokens=20)
+        alone, mixed = await plain.generate(request), await mixture.generate(request)
+        assert alone.completions[0].token_ids.tolist() == mixed.completions[0].token_ids.tolist()
+        np.testing.assert_allclose(alone.completions[0].logprobs, mixed.completions[0].logprobs, atol=2e-5)
+
+
+async def test_a_seed_gives_the_same_tokens(open_tiny: OpenMixture) -> None:
+    engine = open_tiny(three_experts(), weighing(EVEN))
+    tokens = []
+    for seed in (1, 1, 2):
+        result = await engine.generate(make_request(PROMPTS[0], seed=seed))
+        tokens.append([completion.token_ids.tolist() for completion in result.completions])
+    assert tokens[0] == tokens[1] != tokens[2]
+
+
+async def test_paddings_of_unlike_width_are_cut(tmp_path: Path) -> None:
+    """Both fit the tokenizer; one is padded to 96 rows and its padding is likely, the other to 128."""
+    wide = tiny_model(seed=1)
+    wide.resize_token_embeddings(128, mean_resizing=False)
+    narrow = tiny_model(seed=0, tied=False, padded_rows_are_likely=True)
+    engine = MixtureEngine([narrow, wide], FIT, weighing([0.5, 0.5]))
+    try:
+        result = await engine.generate(make_request(PROMPTS[0], num_completions=16, max_tokens=20))
+    finally:
+        await engine.close()
+    for completion in result.completions:
+        assert completion.finish_reason is not FinishReason.ABORT
+        text = [*PROMPTS[0], *completion.token_ids.tolist()]
+        expected = expected_logprobs([narrow, wide], [0.5, 0.5], text, learns=True, num_ids=VOCAB_SIZE)
+        np.testing.assert_allclose(completion.logprobs, expected[len(PROMPTS[0]) - 1 :], atol=2e-5)
+
+
+async def test_models_of_unlike_size_are_opened_from_folders(tmp_path: Path) -> None:
+    sources = [
+        resolve_model(str(save_model(tmp_path / name, seed=seed, num_layers=seed)))
+        for name, seed in (("a", 1), ("b", 2))
+    ]
+    told: list[str] = []
+    engine = open_mixture(sources, FIT, weighing([0.5, 0.5]), on_progress=lambda _, what: told.append(what))
+    try:
+        result = await engine.generate(make_request(PROMPTS[0], num_completions=2, eos_ids=frozenset({EOS_ID})))
+        with pytest.raises(EngineError, match="no new weights"):
+            await engine.load_weights(tmp_path / "model.safetensors", 1)
+    finally:
+        await engine.close()
+    assert len(result.completions) == 2
+    assert told == ["loading a into the mixture", "loading b into the mixture"]
+    too_many = msgspec.structs.replace(FIT, vocab_size=EMBEDDING_ROWS + 1)
+    with pytest.raises(ModelError, match="a has 96 embeddings for the 97 ids"):
+        open_mixture(sources, too_many, weighing([0.5, 0.5]))
+
+
+async def test_a_broken_expert_is_told(open_tiny: OpenMixture) -> None:
+    models = three_experts()
+    with torch.no_grad():
+        models[1].model.norm.weight.fill_(float("nan"))
+    engine = open_tiny(models, weighing(EVEN))
+    with pytest.raises(NonFiniteError):
+        await engine.generate(make_request(PROMPTS[0]))

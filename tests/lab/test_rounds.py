@@ -1,0 +1,90 @@
+"""Rounds of a swarm whose members end one by one: an update keeps its size, and nobody waits for who has left."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftis_node.lab.lockstep import Lockstep, RoundGate
+from ftis_node.lab.rounds import Rounds
+from ftis_node.node.figures import Figures
+from ftis_node.node.slots import Slots
+
+ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))
+
+
+def test_those_who_stay_share_what_the_others_made() -> None:
+    assert [ROUNDS.shares(step) for step in (1, 2, 3, 4)] == [(2, 4), (3, 3), (6, 0), (0, 0)]
+    assert [ROUNDS.due(step) for step in (0, 1, 2, 3)] == [0, 2, 5, 11]
+
+
+def test_a_swarm_that_ends_as_one_takes_what_the_manifest_says() -> None:
+    sapo = Rounds(own=2, foreign=3, last_steps=(7, 7, 7, 7))
+    assert {sapo.shares(step) for step in range(1, 8)} == {(2, 3)}
+    assert sapo.is_even  # nothing is ever shared anew
+
+
+def test_an_update_must_be_shared_evenly_by_all_numbers_that_are_ever_there() -> None:
+    assert ROUNDS.is_even
+    assert not Rounds(own=3, foreign=6, last_steps=(1, 2, 3)).is_even  # 9 by two
+    assert Rounds(own=3, foreign=6, last_steps=(1, 3, 3, 3)).is_even  # 9 by three
+
+
+class Swarm:
+    """Three members with counts to turn up, entered into a lockstep."""
+
+    def __init__(self) -> None:
+        self.lockstep = Lockstep(ROUNDS)
+        self.senders = [SimpleNamespace(peer_id=name, groups_sent=0) for name in "abc"]
+        self.figures = [Figures() for _ in "abc"]
+        for sender, figures, last_step in zip(self.senders, self.figures, ROUNDS.last_steps, strict=True):
+            self.lockstep.enter(sender, figures, last_step=last_step)
+
+    def judge(self, receiver: int, sender: int, accepted: int) -> None:
+        self.figures[receiver].peer(self.senders[sender].peer_id).accepted = accepted
+
+    def is_complete(self, step: int) -> bool:
+        return self.lockstep._is_complete(step)
+
+
+def test_a_round_waits_for_those_who_are_there_and_for_nobody_else() -> None:
+    swarm = Swarm()
+    for sender in swarm.senders:
+        sender.groups_sent = 2
+    for receiver in range(3):
+        for sender in {0, 1, 2} - {receiver}:
+            assert not swarm.is_complete(1)
+            swarm.judge(receiver, sender, 2)
+    assert swarm.is_complete(1)
+    swarm.senders[1].groups_sent = swarm.senders[2].groups_sent = 5
+    swarm.judge(1, 2, 5)
+    assert not swarm.is_complete(2)  # c has not judged b's second round
+    swarm.judge(2, 1, 5)
+    assert swarm.is_complete(2)  # a made and judged nothing more
+    assert not swarm.is_complete(3)
+    swarm.senders[2].groups_sent = 11
+    assert swarm.is_complete(3)
+
+
+async def test_whoever_sends_without_training_waits_only_for_those_who_still_train() -> None:
+    swarm = Swarm()
+    for figures, step in zip(swarm.figures, (1, 2, 2), strict=True):
+        figures.step = step
+    await asyncio.wait_for(swarm.lockstep.begin(3), 1)
+    swarm.figures[2].step = 1
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(swarm.lockstep.begin(3), 0.05)
+
+
+async def test_a_gate_leaves_slots_for_the_next_round_and_none_after_the_last() -> None:
+    lockstep: Any = SimpleNamespace(rounds=ROUNDS, wait=lambda step: asyncio.sleep(0))
+    slots = Slots(2)
+    gate = RoundGate(lockstep, slots, last_step=2)
+    await gate.wait(1)
+    assert slots.capacity == 3
+    await gate.wait(2)
+    assert slots.capacity == 0
+    assert gate.shares(2) == (3, 3)

@@ -1,0 +1,70 @@
+"""Domains and budgets of real nodes over p2pd: told to others, kept by the home, and an end in order."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.node.support import ANY_PORT, MANIFEST, bootstrap, started
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.node.support import RunningNode
+
+START_S = 120.0
+NEAR, FAR = "arithmetic:add", "arithmetic:sub"
+
+
+def peers(node: RunningNode) -> dict[str, Any]:
+    """The rows of `peers --json`, by name."""
+    command = [sys.executable, "-m", "ftis_node", "peers", "--json", "--home", str(node.home)]
+    rows = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return {row["name"]: row for row in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(MANIFEST.format(patience_s=2.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"'))
+    with ExitStack() as stack:
+        address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
+        common = ("--model", str(tiny_models["s"]), "--run", str(run), "--peers", address, "--listen", ANY_PORT)
+        quick = "[swarm]\ndirectory_period_s = 1\n"
+        (tmp_path / "learner").mkdir()
+        (tmp_path / "learner" / "node.toml").write_text(quick)
+        learner = stack.enter_context(
+            started(tmp_path / "learner", "join", "--role", "learner", "--name", "learner", "--task", FAR, *common)
+        )
+        learner.wait_for(lambda: "--follow" in learner.log.read_text(), timeout_s=START_S)
+        peer_id = learner.status()["node"]["peer_id"]
+        (tmp_path / "made").mkdir()
+        (tmp_path / "made" / "node.toml").write_text(f'task = "{NEAR}"\n[budget]\ngenerate_tokens = 200\n{quick}')
+        follow = ("--role", "generator", "--follow", peer_id, "--name", "made", *common)
+        generator = stack.enter_context(started(tmp_path / "made", "join", *follow))
+        assert generator.wait(timeout_s=START_S) == 0, generator.log.read_text()[-3000:]
+        status = generator.status()
+        assert status["node"]["domain"] == NEAR
+        assert (status["budget"]["generate_tokens"]["limit"], status["budget"]["generate_tokens"]["left"]) == (200, 0)
+        assert {event["prompt"].split("/")[0] for event in generator.events("admitted")} == {NEAR}
+        learner.wait_for(lambda: learner.events("step"), timeout_s=60)
+        assert learner.status()["node"]["domain"] == FAR
+
+        groups = status["generation"]["groups_made"]
+        again = stack.enter_context(started(tmp_path / "made", "join", *follow, "--generate-tokens", "100000"))
+        again.wait_for(lambda: len(again.events("admitted")) > groups, timeout_s=START_S)
+        learner.wait_for(lambda: peers(learner).get("made", {}).get("domain") == NEAR, timeout_s=90)
+        again.stop()
+        learner.stop()
+        kept = stack.enter_context(
+            started(tmp_path / "learner", "join", "--role", "learner", "--learn-tokens", "1", *common)
+        )
+        assert kept.wait(timeout_s=START_S) == 0, "its tokens are used up already"
+        assert kept.status()["node"]["domain"] == FAR, "the home keeps it without --task"

@@ -1,0 +1,215 @@
+"""Nodes of unlike domains in one swarm: what they tell, what they pull first, what their steps are made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest, parse_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.delay import NO_DELAY
+from ftis_node.lab.in_process import InProcessMakers
+from ftis_node.lab.light_node import LightNode, light_group
+from ftis_node.lab.lockstep import Lockstep, RoundGate
+from ftis_node.lab.rounds import Rounds
+from ftis_node.lab.trial import HonestSender
+from ftis_node.node.build import built_parts
+from ftis_node.node.hear import Ear
+from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.node import rollout_loops
+from ftis_node.node.plan import plan_run
+from ftis_node.node.pull import PullLoop
+from ftis_node.node.train import TrainLoop
+from ftis_node.records.group import PromptRef
+from ftis_node.records.identity import Identity
+from ftis_node.telemetry.events import read_events
+from tests.gossip.helpers import eventually
+from tests.node.support import MANIFEST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ftis_node.node.parts import Parts
+
+NEAR, FAR = "arithmetic:add", "arithmetic:sub"
+RNG = np.random.default_rng(0)
+STEPS = 4
+
+pytestmark = pytest.mark.timeout(600)  # with the making of the models
+
+
+def light_manifest(share: float | None) -> RunManifest:
+    step = {"own_groups": 4, "foreign_groups": 4, "own_domain_share": share}
+    return RunManifest(name="light", task=f"{NEAR}+{FAR}", step=step)
+
+
+def manifest_of(share: float | None, **step: Any) -> RunManifest:
+    text = MANIFEST.format(patience_s=60.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"')
+    manifest = parse_manifest(text, source="test")
+    return manifest.model_copy(
+        update={
+            "step": manifest.step.model_copy(update={"own_domain_share": share} | step),
+            "eval": manifest.eval.model_copy(update={"every_steps": 0}),
+        }
+    )
+
+
+class LightSwarm:
+    """Light nodes by number, each of a domain."""
+
+    def __init__(self, folder: Path, manifest: RunManifest) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._swarm = LoopbackSwarm()
+
+    async def node(self, stack: AsyncExitStack, number: int, domain: str, **swarm: Any) -> LightNode:
+        """A running one, until the stack is closed."""
+        home, identity = Home(self._folder / str(number)), Identity.from_seed(bytes([number]) * 32)
+        home.create()
+        manifest = self._manifest
+        gossip = self._swarm.join(
+            identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards
+        )
+        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "linger_s": 0} | swarm)
+        node = LightNode(
+            home, identity, gossip, manifest=manifest, settings=settings, on_event=lambda *_: None, domain=domain
+        )
+        await node.start()
+        stack.push_async_callback(node.close)
+        return node
+
+    async def publish(self, node: LightNode, task: str, count: int) -> None:
+        """Groups about a task; returns when they are announced."""
+        before = node.parts.figures.groups_sent
+        for index in range(count):
+            group = light_group(node.parts.identity, self._manifest, RNG, num_tokens=4)
+            await node.publish(replace(group, prompt_ref=PromptRef(task, "train", index)))
+        await eventually(lambda: node.parts.figures.groups_sent == before + count)
+
+
+def told(node: LightNode, peer: LightNode) -> str | None:
+    """The domain of a peer by its record; None before it was read."""
+    figures = node.parts.figures.peers.get(peer.parts.identity.peer_id)
+    return None if figures is None or figures.record is None else figures.record.domain
+
+
+async def test_a_domain_is_told_and_shown_and_what_is_none_of_the_run_counts_as_none(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, light_manifest(None))
+    async with AsyncExitStack() as stack:
+        alice = await swarm.node(stack, 1, "")
+        honest, boaster = await swarm.node(stack, 2, NEAR), await swarm.node(stack, 3, "gsm8k+\x1b[2J")
+        await eventually(lambda: told(alice, honest) is not None and told(alice, boaster) is not None)
+        assert (told(alice, honest), told(alice, boaster), told(honest, alice)) == (NEAR, "", "")
+        row = alice.parts.figures.peers[honest.parts.identity.peer_id].as_dict()
+        assert row["domain"] == NEAR
+
+
+@pytest.mark.parametrize(
+    ("share", "pulled"), [(None, (0, 8)), (0.0, (0, 8)), (0.5, (4, 8)), (0.75, (6, 8)), (1.0, (8, 8))]
+)
+async def test_the_wanted_side_is_pulled_though_the_other_has_filled_the_stock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None, pulled: tuple[int, int]
+) -> None:
+    """A stock of 8: what is announced first fills it, and stands in until the wanted side has something."""
+    monkeypatch.setattr(Ear, "_is_duty", lambda *_: False)
+    swarm = LightSwarm(tmp_path, light_manifest(share))
+    async with AsyncExitStack() as stack:
+        reader = await swarm.node(stack, 1, NEAR, pull="needed")
+        near, far = await swarm.node(stack, 2, NEAR), await swarm.node(stack, 3, FAR)
+        await eventually(lambda: told(reader, near) is not None and told(reader, far) is not None)
+        await swarm.publish(far, FAR, 12)
+        tasks = reader.parts.reader.ready_foreign_tasks
+        await eventually(lambda: tasks() == {FAR: 8})
+        await swarm.publish(near, NEAR, 12)
+        if pulled[0]:
+            await eventually(lambda: tasks().get(NEAR) == pulled[0])
+        await asyncio.sleep(1.5)  # a look of the pull loop more
+        assert (tasks().get(NEAR, 0), tasks()[FAR]) == pulled
+
+
+async def _steps(
+    folder: Path, models: Mapping[str, Path], share: float | None, domains: tuple[str, ...], choice: str = "newest"
+) -> list[list[Counter[str]]]:
+    """Real nodes of these domains, round by round; for each node and step the tasks of its foreign groups."""
+    manifest, swarm = manifest_of(share, choice=choice), LoopbackSwarm()
+    run = _write(folder / "run.toml", manifest)
+    own, foreign = manifest.step.own_groups, manifest.step.foreign_groups
+    lockstep = Lockstep(Rounds(own, foreign, (STEPS,) * len(domains)))
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for number, domain in enumerate(domains):
+            home = Home(folder / str(number))
+            home.create()
+            plan = plan_run(run, domain, home=home)
+            settings = NodeSettings(
+                model=str(models["s"]), engine="torch", seed=number, generation={"threads": 1}, learner={"threads": 1}
+            )
+            makers = InProcessMakers(swarm, delay=NO_DELAY, seed=number)
+            parts = await stack.enter_async_context(built_parts(settings, plan, home, makers))
+            lockstep.enter(HonestSender(parts), parts.figures, last_step=STEPS)
+            nodes.append(parts)
+        async with asyncio.TaskGroup() as tasks:
+            for parts in nodes:
+                tasks.create_task(_live(parts, lockstep))
+        return [_foreign_tasks(parts) for parts in nodes]
+
+
+def _write(path: Path, manifest: RunManifest) -> str:
+    path.parent.mkdir()
+    path.write_text(manifest.to_toml())
+    return str(path)
+
+
+async def _live(parts: Parts, lockstep: Lockstep) -> None:
+    intake = IntakeLoop(parts)
+    loops = rollout_loops(parts, intake, PullLoop(parts, intake))
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
+        await TrainLoop(parts, RoundGate(lockstep, parts.slots, last_step=STEPS), last_step=STEPS).run()
+        for task in running:
+            task.cancel()
+
+
+def _foreign_tasks(parts: Parts) -> list[Counter[str]]:
+    """By the trail: what each step took of others, by task."""
+    events = parts.home.events
+    foreign = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if not event["own"]}
+    own = {event["group"]: event["prompt"] for event in read_events(events, name="admitted") if event["own"]}
+    assert {prompt.split("/")[0] for prompt in own.values()} == {parts.domain_name}, "it generates for its domain"
+    steps = [Counter[str]() for _ in range(STEPS)]
+    for event in read_events(events, name="taken"):
+        if event["group"] in foreign:
+            steps[event["step"] - 1][foreign[event["group"]].split("/")[0]] += 1
+    return steps
+
+
+@pytest.mark.parametrize(("share", "of_own"), [(0.75, 3), (0.25, 1), (0.0, 0), (1.0, 4)])
+async def test_real_nodes_reach_the_share_and_one_without_its_like_does_not_starve(
+    tmp_path: Path, tiny_models: Mapping[str, Path], share: float, of_own: int
+) -> None:
+    one, _, lone = await _steps(tmp_path / "swarm", tiny_models, share, (NEAR, NEAR, FAR))
+    assert one == [Counter({NEAR: of_own, FAR: 4 - of_own})] * STEPS
+    assert lone == [Counter({NEAR: 4})] * STEPS, "nobody else is of its domain: the others fill"
+
+
+async def test_without_a_preference_senders_take_turns(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
+    one, _, _ = await _steps(tmp_path / "swarm", tiny_models, None, (NEAR, NEAR, FAR))
+    assert one == [Counter({NEAR: 2, FAR: 2})] * STEPS
+
+
+async def test_a_draw_among_what_teaches_keeps_to_the_share_as_far_as_it_can(
+    tmp_path: Path, tiny_models: Mapping[str, Path]
+) -> None:
+    one, other, _ = await _steps(tmp_path / "swarm", tiny_models, 1.0, (NEAR, NEAR, FAR), choice="sapo")
+    for step in one + other:
+        assert step[FAR] == 0 or step[NEAR] < 4, "others only where its own domain has not enough that teaches"
+    assert sum(step[NEAR] for step in one + other) > 0

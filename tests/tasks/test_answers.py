@@ -1,0 +1,137 @@
+"""What a completion votes for: equal answers are equal text, and no text raises."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from ftis_node.tasks import TaskItem, load_task
+from ftis_node.tasks.answers import answer_in
+from ftis_node.tasks.math_answers import MAX_ANSWER_CHARS, plain_answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.tasks import Task
+
+HOSTILE = (
+    *("", " ", "\x00", "\ud800", "<answer>", "</answer><answer>", "$", "\\boxed{", "9" * 100_000, "-" * 10_000),
+    *(
+        "<think></think><answer></answer>",
+        "<think>" * 10_000,
+        "0" * 5000 + "." + "0" * 5000,
+        "1," * 20_000,
+        "((" * 5000,
+    ),
+    "<think></think><answer>" + "0" * 400 + "." + "0" * 90 + "x</answer>",
+    "<think></think><answer>9^{9^{9^9}}</answer>",
+)
+
+
+@pytest.fixture
+def gsm8k(tmp_path: Path) -> Task:
+    file = tmp_path / "test.jsonl"
+    file.write_text(json.dumps({"question": "36 + 36?", "answer": "add\n#### 72"}) + "\n")
+    return load_task(f"gsm8k:{file}", split="test")
+
+
+def said(answer: str) -> str:
+    return f"<think> so </think> <answer> {answer} </answer>"
+
+
+def test_arithmetic_votes_with_what_it_is_scored_by() -> None:
+    task = load_task("arithmetic", split="test")
+    assert answer_in(task, task[0], " 42\n") == "42"
+    assert answer_in(task, task[0], " \n") is None
+    assert answer_in(task, task[0], "042") == "042", "which scores otherwise than 42"
+
+
+@pytest.mark.parametrize(
+    "text", ["72", " 72 ", "$72$", "\\boxed{72}", "\\(72\\)", "+72", "72.", "72.00", "072", "$ 72 $"]
+)
+def test_a_number_is_one_number_however_it_is_written(gsm8k: Task, text: str) -> None:
+    assert answer_in(gsm8k, gsm8k[0], said(text)) == "72"
+    assert gsm8k.score(gsm8k[0], said(text)) == 1.0, "and the reward thinks so too"
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("1,000", "1000"),
+        ("1{,}000", "1000"),
+        ("12,345,678.50", "12345678.5"),
+        ("-0.0", "0"),
+        ("-0.50", "-0.5"),
+        ("000", "0"),
+        ("1,2", "1,2"),
+        ("72 clips", "72 clips"),
+        ("x  +\n1", "x + 1"),
+        ("\\frac{1}{2}", "\\frac{1}{2}"),
+        ("$5$ or $6$", "$5$ or $6$"),
+        ("1.2.3", "1.2.3"),
+        ("1e5", "1e5"),
+    ],
+)
+def test_what_is_no_plain_number_keeps_its_words(text: str, plain: str) -> None:
+    assert plain_answer(text) == plain
+
+
+def test_a_broken_format_has_no_answer(gsm8k: Task) -> None:
+    for text in ("72", "<answer>72</answer>", said("72") + " indeed", said("")):
+        assert answer_in(gsm8k, gsm8k[0], text) is None
+
+
+def test_reasoning_gym_votes_with_the_answer_block() -> None:
+    task = load_task("rg:leg_counting", split="test")
+    assert answer_in(task, task[0], said("14  legs\n")) == "14 legs"
+    assert answer_in(task, task[0], "14") is None
+
+
+def test_a_mixture_asks_the_part_that_the_problem_is_of(gsm8k: Task, tmp_path: Path) -> None:
+    task = load_task(f"arithmetic+gsm8k:{tmp_path / 'test.jsonl'}", split="test")
+    by_part = {task[index].ref.task: task[index] for index in range(2)}
+    assert answer_in(task, by_part["arithmetic"], "072") == "072"
+    assert answer_in(task, by_part["gsm8k"], said("072")) == "72"
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_never_raises(gsm8k: Task, text: str) -> None:
+    for task in (gsm8k, load_task("arithmetic", split="test"), load_task("rg:leg_counting", split="test")):
+        for each in (text, said(text)):
+            answer = answer_in(task, task[0], each)
+            assert answer is None or answer
+
+
+def test_a_long_answer_is_left_as_it_is() -> None:
+    assert plain_answer("0" * (MAX_ANSWER_CHARS + 1)) == "0" * (MAX_ANSWER_CHARS + 1)
+
+
+class Plain:
+    """Somebody's task."""
+
+    name = "plain"
+    split = "test"
+    isolate_scoring: ClassVar[bool] = False
+
+
+class Broken(Plain):
+    def answer_of(self, item: TaskItem, completion_text: str) -> Any:
+        raise ValueError(completion_text)
+
+
+class Numbers(Plain):
+    def answer_of(self, item: TaskItem, completion_text: str) -> Any:
+        return 7
+
+
+def test_a_task_without_the_method_votes_with_its_text() -> None:
+    item = load_task("arithmetic")[0]
+    assert answer_in(Plain(), item, " a\n\tb ") == "a b"  # type: ignore[arg-type]
+    assert answer_in(Plain(), item, " \n ") is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", [Broken(), Numbers()])
+def test_what_a_plugin_stumbles_over_is_no_answer(task: Any) -> None:
+    assert answer_in(task, load_task("arithmetic")[0], "x") is None
