@@ -86,7 +86,7 @@ async def stray(request: Stray, emit: Emitter) -> EchoReply:
 
 
 class Sleeper:
-    """Leaves a file named `cancelled` where a sleep was cancelled."""
+    """Leaves a file named `asleep` where a sleep began, and one named `cancelled` where it was cancelled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -94,6 +94,7 @@ class Sleeper:
     async def sleep(self, request: Sleep, emit: Emitter) -> EchoReply:
         if request.blocking:
             time.sleep(request.seconds)  # noqa: ASYNC251 - blocking is what is tested
+        (self.trace / "asleep").touch()
         try:
             for number in range(request.num_events):
                 emit(Tick(number=number))

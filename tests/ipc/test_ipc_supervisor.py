@@ -228,7 +228,7 @@ async def test_a_cancelled_caller_cancels_the_handler(make_supervisor: MakeSuper
     supervisor = make_supervisor()
     await supervisor.start()
     call = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
-    await supervisor.call(ECHO, EchoReply)
+    await eventually((tmp_path / "asleep").exists)
     call.cancel()
     await eventually((tmp_path / "cancelled").exists)
     assert call.cancelled()
