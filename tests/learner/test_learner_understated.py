@@ -15,7 +15,7 @@ from ftis_node.learner.objective import make_objective
 from ftis_node.learner.step import compute_logprobs
 
 LIMIT = 16.0
-LARGE_RATE = 0.03
+LARGE_RATE, NUM_UPDATES = 0.03, 5
 
 
 @pytest.fixture
@@ -61,15 +61,20 @@ def test_honest_ones_and_own_ones_are_believed(model_folder, tmp_path, groups):
 
 
 def test_what_a_later_update_learned_is_not_held_against_the_sender(model_folder, tmp_path, groups):
-    """Three large updates on one batch pull some completions up by more than the limit; the first pass counts."""
+    """Large updates on one batch pull some completions up by more than the limit; the first pass counts."""
 
     def trained(home, limit):
         boot = make_boot(
-            model_folder, home, method="tis", max_gain_nats=limit, updates_per_batch=3, learning_rate=LARGE_RATE
+            model_folder,
+            home,
+            method="tis",
+            max_gain_nats=limit,
+            updates_per_batch=NUM_UPDATES,
+            learning_rate=LARGE_RATE,
         )
         learner = Learner(boot)
         report = learner.train(groups, step=1).report
-        assert (report.num_updates, report.understated) == (3, ())
+        assert (report.num_updates, report.understated) == (NUM_UPDATES, ())
         return learner
 
     believing, judging = trained(tmp_path / "a", math.inf), trained(tmp_path / "b", LIMIT)
