@@ -94,9 +94,11 @@ class P2pdProcess:
         self._reader = watched_task(self._read_lines(), name="p2pd-output")  # unread, p2pd would stand still one day
 
     @classmethod
-    async def start(cls, arguments: Sequence[str], *, timeout_s: float) -> P2pdProcess:
+    async def start(cls, arguments: Sequence[str], *, timeout_s: float, on_one_core: bool = False) -> P2pdProcess:
         """Starts p2pd and waits until it is ready. Raises MachineError, with its last words, where that fails."""
         variables = {"GOLOG_LOG_LEVEL": "error", **os.environ, "GOLOG_LOG_FMT": "json"}
+        if on_one_core:
+            variables["GOMAXPROCS"] = "1"
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), str(p2pd_path())),
             *arguments,

@@ -140,7 +140,7 @@ async def open_session(station: Station, *, listen: Sequence[ListenAddress]) -> 
 
 
 async def _start_relay(station: Station, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
-    """Starts p2pd until its relay service has our limits, which takes three tries or so (`relaying.py`)."""
+    """Starts p2pd until its relay service has our limits, which takes a try or two (`relaying.py`)."""
     settings = station.settings
     for num_tries in range(1, settings.num_relay_tries + 1):
         process = await _start_p2pd(station, listen=listen)
@@ -189,7 +189,9 @@ async def _start_p2pd(station: Station, *, listen: Sequence[ListenAddress]) -> P
     failures = []
     for _ in range(settings.num_start_tries):
         try:
-            return await P2pdProcess.start(arguments, timeout_s=settings.start_timeout_s)
+            return await P2pdProcess.start(
+                arguments, timeout_s=settings.start_timeout_s, on_one_core=station.is_public
+            )
         except MachineError as error:
             failures.append(str(error))
             (folder / sockets.CONTROL_NAME).unlink(missing_ok=True)

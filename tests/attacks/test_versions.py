@@ -106,7 +106,11 @@ async def test_where_most_of_the_swarm_is_newer_the_node_says_that_it_is_behind(
         assert advice == f"2 of 3 members speak wire {NEWER}, this node {SCHEMA}: update ftis-node"
         swarm = (await victim.status())["swarm"]
         assert (swarm["peers_newer"], swarm["peers_older"]) == (2, 0)
-        assert advice in victim.node.log.read_text()
+
+        async def has_told_it() -> bool:  # the log hears of it when the members are looked at next
+            return advice in victim.node.log.read_text()
+
+        await victim.until(has_told_it)
         received = swarm["groups_received"]
 
         async def hears_its_own_kind() -> bool:
