@@ -3,8 +3,8 @@
 p2pd starts two relay services, one with the limits on its command line and one with libp2p's own (128 KiB or two
 minutes a connection, then it is cut), and the one that happens to come last answers. The one with our limits waits for
 an event in a goroutine of its own, so it comes last mostly where Go runs one goroutine at a time (GOMAXPROCS=1: 36 of
-40 starts on idle cores, 17 of 30 on busy ones; without it 5 of 40 and 8 of 30). So a bootstrap node's p2pd has one core,
-and the node asks itself, by a second p2pd that lives for a moment, and starts again where the wrong one has won.
+40 starts on idle cores, 17 of 30 on busy ones; without it 5 of 40 and 8 of 30). So a bootstrap node's p2pd has one
+core, and the node asks itself, by a second p2pd that lives for a moment, and starts again where the wrong one has won.
 
 A relay answers RESERVE with the limits that it will hold to. Messages of the protocol "hop":
 https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md
