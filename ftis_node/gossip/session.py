@@ -189,9 +189,7 @@ async def _start_p2pd(station: Station, *, listen: Sequence[ListenAddress]) -> P
     failures = []
     for _ in range(settings.num_start_tries):
         try:
-            return await P2pdProcess.start(
-                arguments, timeout_s=settings.start_timeout_s, on_one_core=station.is_public
-            )
+            return await P2pdProcess.start(arguments, timeout_s=settings.start_timeout_s, on_one_core=station.is_public)
         except MachineError as error:
             failures.append(str(error))
             (folder / sockets.CONTROL_NAME).unlink(missing_ok=True)
