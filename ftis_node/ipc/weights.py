@@ -115,24 +115,15 @@ class WeightStore:
 
     def load(self, version: int) -> dict[str, torch.Tensor]:
         """The tensors of a version, on the CPU. Raises ModelError where it is not there or damaged."""
+        from ftis_node.ipc.tensor_file import read_tensors
+
         target = self._target(version)
         if not is_complete(target):
             raise ModelError(f"weights of version {version} are not in {self._folder}")
-        return load_weights_file(_file_in(target))
+        return read_tensors(_file_in(target))
 
     def _target(self, version: int) -> Path:
         return self._folder / f"{PREFIX}{version:08d}"
-
-
-def load_weights_file(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one safetensors file, on the CPU. Raises ModelError where it is missing or damaged."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"weights in {path} cannot be read: {error}") from error
 
 
 def probe_token_ids(vocab_size: int, length: int = PROBE_LENGTH) -> tuple[int, ...]:

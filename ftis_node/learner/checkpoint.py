@@ -26,7 +26,7 @@ import torch
 from ftis_node import __version__
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, remove_leftovers
-from ftis_node.ipc.weights import load_weights_file
+from ftis_node.ipc.tensor_file import read_tensors
 from ftis_node.learner.checksum import check_file, read_checksums, write_checksums
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.optimizer import moment_shapes, moments_of, restore_moments
@@ -184,8 +184,8 @@ def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size
     _check_owner(path, state.owner, owner)
     for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
         check_file(path, name, sums)
-    weights = load_weights_file(path / WEIGHTS_FILE)
-    moments = load_weights_file(path / OPTIMIZER_FILE)
+    weights = read_tensors(path / WEIGHTS_FILE)
+    moments = read_tensors(path / OPTIMIZER_FILE)
     random_state, cuda_random_state = moments.pop(RANDOM_STATE, None), moments.pop(CUDA_RANDOM_STATE, None)
     if random_state is None:
         raise ModelError(f"{OPTIMIZER_FILE} has no {RANDOM_STATE}")
@@ -238,9 +238,9 @@ def restore_optimizer(
 ) -> None:
     """Put the moments back where they were, and torch's random states. Raises ConfigError for another form of them."""
     restore_moments(optimizer, trainable, checkpoint.moments)
-    torch.set_rng_state(checkpoint.random_state)
+    torch.set_rng_state(checkpoint.random_state.clone())  # of a view it reads the whole's first bytes (torch 2.13)
     if checkpoint.cuda_random_state is not None and _uses_gpu():
-        torch.cuda.set_rng_state(checkpoint.cuda_random_state)
+        torch.cuda.set_rng_state(checkpoint.cuda_random_state.clone())
 
 
 def _random_states() -> dict[str, Tensor]:

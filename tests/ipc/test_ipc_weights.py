@@ -13,7 +13,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.errors import ModelError
-from ftis_node.ipc.weights import WeightProof, WeightStore, load_weights_file, probe_token_ids, prove
+from ftis_node.ipc.tensor_file import read_tensors
+from ftis_node.ipc.weights import WeightProof, WeightStore, probe_token_ids, prove
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -51,7 +52,7 @@ def test_the_file_of_a_spent_version_is_written_over_unless_someone_holds_it(tmp
     assert third.stat().st_ino == file_number
     assert float(store.load(3)["b"][-1]) == 3.0
     store.publish(4, tensors(4.0))
-    assert float(load_weights_file(tmp_path / "held")["a"][0, 0]) == 2.0
+    assert float(read_tensors(tmp_path / "held")["a"][0, 0]) == 2.0
 
 
 def test_a_file_of_another_size_is_made_anew(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_damaged_weights_are_a_typed_error(tmp_path: Path, damage: str) -> None:
         path.unlink()
     else:
         path.write_bytes(content[:-3] if damage == "cut" else b"\xff" * 16 + content[16:])
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="is damaged"):
         store.load(1)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.generation.engines.published import check_published
-from ftis_node.ipc.weights import load_weights_file
+from ftis_node.ipc.tensor_file import read_tensors
 from ftis_node.models import tied_names
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def load_in_place(model: Any, path: Path) -> None:
     tied = tied_names(model)
     own = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     check_published(path, {name: tuple(tensor.shape) for name, tensor in own.items()}, optional=tied)
-    tensors = load_weights_file(path)
+    tensors = read_tensors(path)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])

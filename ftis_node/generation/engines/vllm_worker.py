@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftis_node.generation.engines.vllm_cpu_weights import DirectLoader, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
+from ftis_node.ipc.tensor_file import read_tensors
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
@@ -40,16 +36,8 @@ class WorkerExtension:
             self.ftis_direct.load(Path(path))
         else:
             logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)  # it warns of each tied or rotary layer, each time
-            self.model_runner.reload_weights(weights_iterator=_read_tensors(path))
+            self.model_runner.reload_weights(weights_iterator=iter(read_tensors(Path(path)).items()))
         _pack_tied_head(model)
-
-
-def _read_tensors(path: str) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():
-            yield name, file.get_tensor(name)
 
 
 def _pack_tied_head(model: Any) -> None:
