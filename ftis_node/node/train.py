@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peer_book import PeerBook
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule
+    from ftis_node.telemetry.events import EventTrail
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +94,7 @@ class TrainLoop:
         parts = self._parts
         own, foreign = self._gate.shares(step)
         groups, discarded = await parts.disk(parts.buffer.take, step, own=own, foreign=foreign, rule=self._rule(step))
-        for group in groups:
-            parts.events.write("taken", group=group.id, step=step)
+        write_taken(parts.events, groups, step=step)
         for passed_over in discarded:
             parts.events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
         return groups
@@ -234,6 +234,12 @@ class TrainLoop:
         if due and self._parts.settings.generates:
             with waiting_for("an evaluation"):  # each of its requests has a limit
                 await evaluate_tasks(self._parts, step=self.step)
+
+
+def write_taken(events: EventTrail, groups: Sequence[StoredGroup], *, step: int) -> None:
+    """A line a group, with where it came from: the line of its admission may be damaged one day, and the buffer too."""
+    for group in groups:
+        events.write("taken", group=group.id, step=step, sender=group.group.sender, number=group.group.number)
 
 
 def note_teachers(peers: PeerBook, groups: Sequence[StoredGroup]) -> None:

@@ -91,6 +91,8 @@ class Remembered:
         elif line.event == "taken" and line.group and line.step is not None:
             self._in_doubt.clear()
             self._taken[line.group] = line.step
+            if line.sender:  # a second time, for the line of its admission may be damaged
+                _put(self._admitted, line.group, (line.sender, line.number))
         elif line.event in ("start", "step_lost"):
             self._in_doubt |= self._taken
             self._taken.clear()
@@ -113,9 +115,12 @@ class Remembered:
     def _add_step(self, step: int) -> None:
         if step <= self.step:  # the learner fell back: what it had used since was given back
             self._used = {name: at for name, at in self._used.items() if at < step}
-        for name, at in (self._taken | self._in_doubt).items():
+        for name, at in self._in_doubt.items():
             if at == step:
-                _put(self._used, name, step)
+                _put(self._used, name, at)
+        for name, at in self._taken.items():
+            if at <= step:  # below it where the line of that step is damaged
+                _put(self._used, name, at)
         self._taken.clear()
         self._in_doubt.clear()
         self.step = step

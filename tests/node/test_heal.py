@@ -19,6 +19,7 @@ from ftis_node.node import upgrade
 from ftis_node.node.heal import rescue_files, set_right
 from ftis_node.node.peer_store import PeerStore
 from ftis_node.node.plan import plan_run
+from ftis_node.node.train import write_taken
 from ftis_node.records.identity import Identity
 from ftis_node.replay import soundness
 from ftis_node.replay.buffer import ReplayBuffer
@@ -64,8 +65,7 @@ def admit(buffer: ReplayBuffer, trail: EventTrail, groups: list[Accepted]) -> No
 
 
 def use(buffer: ReplayBuffer, trail: EventTrail, *, step: int) -> None:
-    for group in buffer.take(step, own=15, foreign=15).groups:
-        trail.write("taken", group=group.id, step=step)
+    write_taken(trail, buffer.take(step, own=15, foreign=15).groups, step=step)
     trail.write("step", step=step, loss=float("nan"))
 
 
@@ -191,10 +191,30 @@ def test_commits_that_a_write_ahead_log_lost_are_missed(home: Home, tmp_path: Pa
     assert len(told(home, "buffer_behind")) == 1, "told once"
 
 
+@pytest.mark.parametrize("name", ["admitted", "step"])
+def test_a_damaged_line_and_then_a_lost_buffer_bring_no_used_group_back(home: Home, name: str) -> None:
+    """`taken` says where the group came from, too, and a later step that this one was done."""
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    use(buffer, trail, step=2)
+    trail.write("taken", group=b"another", step=3)
+    trail.write("step", step=3, loss=0.5)
+    buffer.close()
+    trail.close()
+    lines = home.events.read_bytes().splitlines(keepends=True)
+    *_, at, _ = (number for number, line in enumerate(lines) if f'"event":"{name}"'.encode() in line)
+    lines[at] = b"\xff" * (len(lines[at]) - 1) + b"\n"
+    home.events.write_bytes(b"".join(lines))
+    home.replay.unlink()
+    heal(home)
+    buffer = ReplayBuffer(home.replay)
+    again = buffer.admit_many([(group, group.group.sender == ME.peer_id) for group in GROUPS])
+    buffer.close()
+    assert not any(again)
+
+
 def test_a_step_that_the_learner_lost_has_used_nothing(home: Home) -> None:
     buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
-    for group in buffer.take(2, own=5, foreign=5).groups:
-        trail.write("taken", group=group.id, step=2)
+    write_taken(trail, buffer.take(2, own=5, foreign=5).groups, step=2)
     trail.write("step_lost", step=2)
     buffer.reconcile(1)
     buffer.close()
