@@ -209,7 +209,10 @@ class WorkerLife:
                 self._take_event(call_id, body)
 
     def _take_event(self, call_id: int, body: bytes) -> None:
+        """To the call's own callback, or else the worker's; what a call tells after it was given up nobody hears."""
         pending = self._calls.get(call_id)
+        if pending is None and call_id != 0:  # 0: of no call, from the worker itself
+            return
         on_event = self._on_event if pending is None or pending.on_event is None else pending.on_event
         if on_event is not None and self._event_types is not None:
             on_event(unpack_body(body, self._event_types))

@@ -102,6 +102,7 @@ class Sleeper:
             if not request.num_events:
                 await asyncio.sleep(request.seconds)
         except asyncio.CancelledError:
+            emit(Tick(number=-1))
             (self.trace / "cancelled").touch()
             raise
         return EchoReply(payload=b"slept", pid=os.getpid())

@@ -78,6 +78,18 @@ async def test_events_without_a_callback_of_the_call_reach_the_supervisors(make_
     assert heard == [Tick(number=0), Tick(number=1)]
 
 
+async def test_events_of_a_call_that_was_given_up_reach_nobody(make_supervisor: MakeSupervisor, tmp_path: Path) -> None:
+    heard: list[Tick] = []
+    supervisor = make_supervisor(on_event=heard.append)
+    await supervisor.start()
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply, on_event=heard.append))
+    await eventually((tmp_path / "asleep").exists)
+    call.cancel()
+    await eventually((tmp_path / "cancelled").exists)  # and a tick is on its way
+    assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
+    assert (heard, supervisor.restarts) == ([], 0)
+
+
 async def test_a_failed_request_is_typed_and_the_worker_goes_on(make_supervisor: MakeSupervisor) -> None:
     supervisor = make_supervisor()
     await supervisor.start()
