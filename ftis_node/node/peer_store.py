@@ -10,6 +10,7 @@ import json
 import logging
 import sqlite3
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
@@ -117,7 +118,11 @@ class PeerStore:
 
 
 def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
-    """Writes the peers that can be read from `damaged` into a new file at `new`; how many there were."""
+    """Writes the peers that can be read from `damaged` into a new file at `new`; how many there were.
+
+    A ban outweighs a text: what is none is kept as far as it can be read.
+    """
+    damaged.text_factory = partial(str, encoding="utf-8", errors="replace")
     store = sqlite3.connect(new, isolation_level=None)
     num_peers = 0
     try:
@@ -134,7 +139,6 @@ def copy_peers(damaged: sqlite3.Connection, new: Path) -> int:
 def _counts(reasons: str) -> dict[str, int]:
     """Reasons by name, as they were saved; none where the disk has turned them to nonsense."""
     try:
-        counts = json.loads(reasons)
-    except ValueError:
+        return {str(name): int(count) for name, count in json.loads(reasons).items()}
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return {}
-    return {str(name): int(count) for name, count in counts.items()} if isinstance(counts, dict) else {}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_S = 60.0
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+NO_TEXT = "Could not decode to UTF-8"  # the error has no code: it is Python's own
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
 MAX_FILE_BYTES = 1 << 36  # a damaged header may say anything
@@ -54,10 +55,9 @@ def told(error: sqlite3.Error, path: Path) -> Exception:
 
     A full disk is told by who knows how (`config/disk_room.py`).
     """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if is_disk_full(error, path.parent):
         return error
-    if code in DAMAGE:
+    if is_damage(error):
         return DamagedError(f"{path} is damaged ({error}): the next start of the node saves what can be read of it")
     if is_busy(error):
         return MachineError(f"{path} is held by another program: end that (sqlite3? a backup?), and start again")
@@ -69,6 +69,11 @@ def is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in BUSY
 
 
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file is not what was written: its pages, or a text in them that is none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE or NO_TEXT in str(error)
+
+
 @contextmanager
 def telling_damage(root: Path) -> Iterator[None]:
     """Inside, an error of a database in `root` that is damaged, or held by another program, becomes one line.
@@ -78,26 +83,26 @@ def telling_damage(root: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in DAMAGE:
+        if is_damage(error):
             what = f"a database in {root} is damaged ({error}): start again, and what can be read of it is saved"
             raise FtisError(what) from error
-        if code in BUSY:
+        if is_busy(error):
             what = f"a database in {root} is held by another program: end that (sqlite3? a backup?), and start again"
             raise FtisError(what) from error
         raise
 
 
 def find_damage(path: Path) -> str:
-    """What SQLite's check of the whole file finds first; "" where it is sound, empty or missing.
+    """What SQLite's check of the whole file finds first, or a text that is none.
 
-    Raises MachineError where another program holds it.
+    "" where it is sound, empty or missing. Raises MachineError where another program holds it.
     """
     if not path.exists() or not path.stat().st_size:
         return ""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)
     try:
         found = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        _read_texts(connection)
     except sqlite3.DatabaseError as error:
         problem = told(error, path)
         if not isinstance(problem, DamagedError):
@@ -106,6 +111,18 @@ def find_damage(path: Path) -> str:
     finally:
         connection.close()
     return "" if found == "ok" else " ".join(found.split())
+
+
+def _read_texts(connection: sqlite3.Connection) -> None:
+    """SQLite takes whatever bytes for text; Python does not, and would say so in the middle of a step."""
+    columns = (
+        "SELECT tables.name, group_concat('\"' || columns.name || '\"')"
+        " FROM sqlite_master AS tables, pragma_table_info(tables.name) AS columns"
+        " WHERE tables.type = 'table' AND columns.type = 'TEXT' GROUP BY tables.name"
+    )
+    for table, names in connection.execute(columns).fetchall():
+        for _ in connection.execute(f'SELECT {names} FROM "{table}"'):
+            pass
 
 
 def rescue(path: Path, damaged: Path, *, copy: Callable[[sqlite3.Connection, Path], int]) -> Rescue | None:

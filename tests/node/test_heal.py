@@ -103,6 +103,13 @@ def ready_ids(home: Home) -> set[str]:
         reader.close()
 
 
+def execute(path: Path, statement: str) -> None:
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(statement)
+    db.close()
+
+
 def overwrite(path: Path, offset: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
@@ -118,7 +125,7 @@ def test_a_sound_home_is_left_alone(home: Home, caplog: pytest.LogCaptureFixture
     assert not home.damaged.exists()
 
 
-@pytest.mark.parametrize("harm", ["torn page", "cut off", "no database", "empty"])
+@pytest.mark.parametrize("harm", ["torn page", "cut off", "no text", "no database", "empty"])
 def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home: Home, harm: str) -> None:
     size = home.replay.stat().st_size
     match harm:
@@ -126,6 +133,8 @@ def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home
             overwrite(home.replay, size // PAGE // 2 * PAGE, os.urandom(PAGE))
         case "cut off":
             os.truncate(home.replay, size * 3 // 4)
+        case "no text":  # which SQLite's own check takes for sound
+            execute(home.replay, "UPDATE groups SET task = CAST(x'6d61ff6c' AS TEXT) WHERE number IN (9, 10, 50)")
         case "no database":
             home.replay.write_bytes(os.urandom(size))
         case "empty":
@@ -144,7 +153,7 @@ def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home
         assert told(home, "buffer_behind")[0]["num_lost"] == NUM_GROUPS
     else:
         (saved,) = told(home, "saved")
-        assert (saved["file"], saved["num_saved"] > 0) == ("replay.sqlite", harm in ("torn page", "cut off"))
+        assert (saved["file"], saved["num_saved"] > 0) == ("replay.sqlite", harm in ("torn page", "cut off", "no text"))
         kept = next(home.damaged.glob("*/replay.sqlite")).read_bytes()
         assert kept[: len(harmed)] == harmed or harm == "torn page", "the file as it was"
 
@@ -231,6 +240,26 @@ def test_lines_that_are_no_events_are_left_out_and_kept(home: Home) -> None:
     assert told(home, "saved")[0]["num_lost"] == 2
     assert (home.damaged / "events.jsonl").read_bytes() == b"".join(lines)
     assert len(told(home, "admitted")) == NUM_GROUPS
+
+
+@pytest.mark.parametrize(
+    "reasons", ["CAST(x'7b226c696564ff' AS TEXT)", "'{\"lied\": []}'", "'{\"lied\": 1e999}'", "'[7]'"]
+)
+def test_peers_whose_texts_are_none_keep_their_standing(home: Home, reasons: str) -> None:
+    store, standings = PeerStore(home.peers), Standings()
+    for number in range(3):
+        standings.note(f"peer{number}", Conduct.LIED, now=1e9)
+    store.save(standings)
+    store.close()
+    execute(home.peers, f"UPDATE peers SET reasons = {reasons} WHERE peer_id = 'peer1'")
+    heal(home)
+    again, store = Standings(), PeerStore(home.peers)
+    store.load(again, now=1e9)
+    store.close()
+    assert (
+        again.dossier("peer1").reputation == again.dossier("peer2").reputation == standings.dossier("peer2").reputation
+    )
+    assert again.dossier("peer2").reasons == standings.dossier("peer2").reasons
 
 
 def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
