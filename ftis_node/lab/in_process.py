@@ -222,7 +222,9 @@ class InProcessLearner:
         """Nothing to watch over."""
 
     async def stop(self) -> None:
-        """Nothing to end."""
+        """Saves what is not on disk yet, as the worker does."""
+        if self._learner is not None:
+            self._learner.save_if_behind()
 
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None

@@ -77,6 +77,7 @@ class RoundGate:
         self._lockstep = lockstep
         self._slots = slots
         self._last_step = last_step
+        self._slots.capacity = self.shares(1)[0]  # whoever ran ahead would be judged in another's place
 
     async def wait(self, step: int) -> bool:
         """Returns True when the round is complete. From here on there are as many slots as the next one takes: the step

@@ -154,18 +154,25 @@ def rescue(path: Path, damaged: Path, *, copy: Callable[[sqlite3.Connection, Pat
 
 
 def readable_rows(connection: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
-    """The rows of `table` in the order of their row ids, past those that cannot be read."""
-    place, hop = 0, 1
+    """The rows of `table`, each once, past those that cannot be read.
+
+    A damaged page may lead back to where the reading was: a row that comes again is damage, and passed like it.
+    """
+    place, hop, seen = 0, 1, set[int]()
     for _ in range(MAX_TRIES):
         try:
             query = f"SELECT rowid AS place, * FROM {table} NOT INDEXED WHERE rowid > ? ORDER BY rowid"
             for row in connection.execute(query, (place,)):
+                if row["place"] in seen:
+                    break
                 place, hop = row["place"], 1
+                seen.add(place)
                 yield row
+            else:
+                return
         except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError):
-            place, hop = place + hop, min(LONGEST_HOP, 2 * hop)
-        else:
-            return
+            pass
+        place, hop = place + hop, min(LONGEST_HOP, 2 * hop)
 
 
 def _unfinished(damaged: Path, name: str) -> Path | None:

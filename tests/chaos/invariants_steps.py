@@ -73,15 +73,15 @@ def versions_published(seen: Observation) -> Iterator[str]:
 
 
 def versions_claimed(seen: Observation) -> Iterator[str]:
-    """No own group claims a version that was not made by then."""
+    """No own group claims a version that was not made by then, but the one of the step under way."""
     newest = 0
     for event in seen.events:
         if event.name == "served":
             newest = max(newest, event["version"])
         elif event.name == "step":
-            newest = max(newest, event["policy_version"])
+            newest = max(newest, event["step"])
         elif event.name == "admitted" and event["own"] and event["policy_version"] > newest + 1:
-            yield f"own group {event['number']} claims version {event['policy_version']}, {newest} was the newest"
+            yield f"own group {event['number']} claims version {event['policy_version']}, step {newest} was the newest"
 
 
 def trail_parses(seen: Observation) -> Iterator[str]:

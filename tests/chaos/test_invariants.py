@@ -217,6 +217,13 @@ def test_a_crash_a_stop_and_what_a_node_tells_are_no_violations() -> None:
     assert names(replace(found_after, floor_step=2)) == {"no group is lost"}, "and of what comes then nothing may be"
 
 
+@pytest.mark.parametrize(("version", "is_made"), [(5, True), (6, False)])
+def test_a_step_that_changed_nothing_counts_in_the_numbers_of_versions(version: int, *, is_made: bool) -> None:
+    step = event("taken", group=f"{US}-4", step=4), event("step", step=4, policy_version=3)
+    seen = with_events(*step, admitted(5, version=version))(sound())
+    assert ("groups claim versions that were made" not in names(seen)) is is_made
+
+
 def test_a_step_that_a_crash_took_back_is_done_again_with_the_groups_of_then() -> None:
     events = [*life(1, 2, 3), event("step_lost", step=4), event("taken", group=f"{US}-3", step=2)]
     assert counted(events, saved=1).groups == {1: [f"{US}-1", f"{PEER}-1"], 2: [f"{US}-3"]}

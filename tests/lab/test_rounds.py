@@ -81,8 +81,9 @@ async def test_whoever_sends_without_training_waits_only_for_those_who_still_tra
 
 async def test_a_gate_leaves_slots_for_the_next_round_and_none_after_the_last() -> None:
     lockstep: Any = SimpleNamespace(rounds=ROUNDS, wait=lambda step: asyncio.sleep(0))
-    slots = Slots(2)
+    slots = Slots(8)
     gate = RoundGate(lockstep, slots, last_step=2)
+    assert slots.capacity == 2
     await gate.wait(1)
     assert slots.capacity == 3
     await gate.wait(2)

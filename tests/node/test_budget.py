@@ -139,7 +139,8 @@ async def live(
 ) -> Status:
     """One life of a whole node, real engine and learner; its last status."""
     made = NodeSettings(
-        model=str(model), engine="torch", generation={"threads": 1}, learner={"threads": 1}, swarm={"linger_s": 0.2},
+        model=str(model), engine="torch", generation={"threads": 1}, swarm={"linger_s": 0.2},
+        learner={"threads": 1, "checkpoint_every_steps": 100},  # a life saves at its end what it has done
         **settings,
     )  # fmt: skip
     makers = InProcessMakers(swarm or LoopbackSwarm(), delay=NO_DELAY, seed=0)
