@@ -40,8 +40,8 @@ ENVIRONMENT = {
     "FTIS_LIMITS__LOG_FILE_BYTES": str(256 << 10),
 }
 MODELS = {"s": 0.3, "m": 0.3}  # sizes, and the part of their usual training: nobody looks at what they learn
-# A step waits six seconds for more foreign groups than its peers make, then goes: the normal traffic leaves a machine
-# of two cores room for ten times as much, and nodes that got faster or slower would show.
+# A step waits fifteen seconds for more foreign groups than its peers make, then goes: the normal traffic leaves a
+# machine of two cores room for ten times as much, and nodes that got faster or slower would show.
 MANIFEST = """
 name = "soak"
 task = "arithmetic"
@@ -53,7 +53,7 @@ max_total_tokens = 64
 [step]
 own_groups = 4
 foreign_groups = 64
-patience_s = 6.0
+patience_s = 15.0
 max_age_s = 120.0
 [optimizer]
 learning_rate = 1e-5

@@ -68,6 +68,8 @@ def main() -> None:
     if arguments.table:
         sys.stdout.write(report.table() + "\n")
         return
+    if arguments.keep is not None and arguments.keep.exists():
+        parser.error(f"--keep: {arguments.keep} is there already: name a new folder")
     os.environ.update(ONE_THREAD)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # so that no node is left running
     with ExitStack() as stack:
