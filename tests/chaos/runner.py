@@ -71,9 +71,9 @@ class Runner:
                         break
                     told.put(self.play(planned))
             except BaseException as error:
-                told.put(error)
-                raise
-            told.put(None)
+                told.put(error)  # raised by whoever takes it, if anybody still does
+            else:
+                told.put(None)
 
         for name, planned_faults in lanes.items():
             threading.Thread(target=play, args=(planned_faults,), name=f"faults-{name}", daemon=True).start()
