@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ftis_node.errors import FtisError
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.text_codec import unpack_text_group
+from ftis_node.replay.checksums import checksum_of
 from ftis_node.replay.counts import kept_bytes
 from ftis_node.replay.database import Transaction, give_back_pages, open_writer
 from ftis_node.replay.forgotten import forget, is_forgotten, trim
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
-from ftis_node.replay.salvage import count_missing, release_damaged, take_again
+from ftis_node.replay.salvage import count_missing, is_sound, release_damaged, take_again
 from ftis_node.swarm.quotas import ShareCap
 
 if TYPE_CHECKING:
@@ -78,30 +80,27 @@ class ReplayBuffer:
         group = accepted.group
         if is_forgotten(self._db, group.sender, group.number):
             return False
-        done = self._db.execute(
-            "INSERT INTO groups (id, own, sender, number, state, task, prompt_index, model, policy_version,"
-            " created_at, admitted_at, num_tokens, rewards, prompt_ids, envelope, text_token_ids, weights_of)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            (
-                accepted.envelope.id,
-                int(own),
-                group.sender,
-                group.number,
-                State.READY,
-                group.prompt_ref.task,
-                group.prompt_ref.index,
-                group.model,
-                group.policy_version,
-                group.created_at,
-                time.time(),
-                group.num_tokens,
-                json.dumps(group.rewards),
-                np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
-                accepted.envelope_bytes,
-                _text_token_ids(accepted),
-                group.weights_of,
-            ),
-        )
+        row: dict[str, str | int | float | bytes | None] = {
+            "id": accepted.envelope.id,
+            "own": int(own),
+            "sender": group.sender,
+            "number": group.number,
+            "task": group.prompt_ref.task,
+            "prompt_index": group.prompt_ref.index,
+            "model": group.model,
+            "policy_version": group.policy_version,
+            "created_at": float(group.created_at),
+            "admitted_at": time.time(),
+            "num_tokens": group.num_tokens,
+            "rewards": json.dumps(group.rewards),
+            "prompt_ids": np.asarray(accepted.prompt_ids, dtype="<i4").tobytes(),
+            "text_token_ids": _text_token_ids(accepted),
+            "weights_of": group.weights_of,
+        }
+        row |= {"checksum": checksum_of(row), "envelope": accepted.envelope_bytes, "state": State.READY}
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        query = f"INSERT INTO groups ({names}) VALUES ({marks}) ON CONFLICT DO NOTHING"
+        done = self._db.execute(query, tuple(row.values()))
         if own and done.rowcount:
             self._add("last_number", group.number - self.last_number())
         return bool(done.rowcount)
@@ -302,9 +301,9 @@ class ReplayBuffer:
         ]
 
     def _load(self, group_id: bytes) -> StoredGroup:
-        row = self._db.execute(
-            "SELECT own, rewards, prompt_ids, envelope, text_token_ids FROM groups WHERE id = ?", (group_id,)
-        ).fetchone()
+        row = self._db.execute("SELECT * FROM groups WHERE id = ?", (group_id,)).fetchone()
+        if not is_sound(row):
+            raise FtisError(f"group {group_id.hex()[:12]} is not what was stored: start again, and it is left out")
         return StoredGroup(
             id=group_id,
             own=bool(row["own"]),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
+from ftis_node.replay.checksums import is_as_noted
 from ftis_node.replay.database import open_writer
 from ftis_node.replay.forgotten import forget, is_forgotten
 from ftis_node.replay.lifecycle import ReleaseReason, State
@@ -54,7 +55,8 @@ def copy_buffer(damaged: sqlite3.Connection, new: Path) -> int:
 
 
 def is_sound(row: sqlite3.Row) -> bool:
-    """Whether a row of `groups` holds what was stored: its envelope hashes to its id, and the rest can be parsed."""
+    """Whether a row of `groups` holds what was stored: its envelope hashes to its id, the rest has its checksum, or can
+    be parsed where an older version has left none."""
     try:
         envelope = open_envelope(row["envelope"])
         rewards = json.loads(row["rewards"])
@@ -67,6 +69,7 @@ def is_sound(row: sqlite3.Row) -> bool:
         and isinstance(rewards, list)
         and all(isinstance(reward, int | float) for reward in rewards)
         and len(row["prompt_ids"]) % 4 == 0
+        and is_as_noted(row)
     )
 
 

@@ -1,0 +1,37 @@
+"""A checksum of what this node has noted about a group: a disk may turn a bit of it, and SQLite's check sees nothing.
+
+The envelope is covered by its id, which is its hash. Beside it stand the prompt's ids, made here, the rewards, found
+here, and what the choice of a step goes by; a wrong one would be trained on, or end the learner.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Mapping
+
+NOTED = (
+    *("id", "own", "sender", "number", "task", "prompt_index", "model", "policy_version", "created_at", "admitted_at"),
+    *("num_tokens", "rewards", "prompt_ids", "text_token_ids", "weights_of"),
+)
+
+
+def add_column(db: sqlite3.Connection) -> None:
+    """Rows of an older version have no checksum, and that version leaves it out; so this is no schema of its own."""
+    if not any(row["name"] == "checksum" for row in db.execute("SELECT name FROM pragma_table_info('groups')")):
+        db.execute("ALTER TABLE groups ADD COLUMN checksum INTEGER")
+
+
+def checksum_of(row: Mapping[str, Any] | sqlite3.Row) -> int:
+    """CRC-32 of the columns that never change, as they are read back."""
+    return zlib.crc32(msgspec.msgpack.encode([row[name] for name in NOTED]))
+
+
+def is_as_noted(row: sqlite3.Row) -> bool:
+    """Whether a whole row of `groups` has its checksum, or none."""
+    return "checksum" not in row.keys() or row["checksum"] in (None, checksum_of(row))
