@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ACCEPT_TURNS = 3  # of the event loop, from a connection that is accepted to the stream that it becomes
 FLOOD_FACTOR = 4  # times the limits: so many open streams are told BUSY, those beyond are cut without a word
 
 
@@ -66,7 +67,7 @@ class StreamServer:
     async def close(self) -> None:
         """Ends all streams."""
         if self._server is not None:
-            self._server.close()
+            await _close_in_order(self._server)
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -163,3 +164,12 @@ class StreamServer:
         if kind is not Frame.REQUEST:
             raise RecordError("frame_kind", f"a stream that starts with {kind.name}")
         return request
+
+
+async def _close_in_order(server: asyncio.Server) -> None:
+    """What was accepted a moment ago becomes a stream first: in a closed server asyncio would drop it open."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(ACCEPT_TURNS):
+        await asyncio.sleep(0)
+    server.close()
