@@ -67,7 +67,7 @@ class StreamServer:
     async def close(self) -> None:
         """Ends all streams."""
         if self._server is not None:
-            await _close_in_order(self._server)
+            await close_in_order(self._server)
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -166,7 +166,7 @@ class StreamServer:
         return request
 
 
-async def _close_in_order(server: asyncio.Server) -> None:
+async def close_in_order(server: asyncio.Server) -> None:
     """What was accepted a moment ago becomes a stream first: in a closed server asyncio would drop it open."""
     for listening in server.sockets:
         asyncio.get_running_loop().remove_reader(listening.fileno())

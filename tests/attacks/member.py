@@ -16,6 +16,7 @@ from ftis_node.gossip import GossipLimits, session
 from ftis_node.gossip.bindings import p2pd_pb2, read_pbmsg_safe
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.names import protocol, service_of
+from ftis_node.gossip.streams import close_in_order
 from ftis_node.models.source import resolve_model
 from ftis_node.models.tokenizer import load_tokenizer
 from ftis_node.records.codec import hash_prompt
@@ -194,7 +195,7 @@ class ScriptedServer:
         self._server = await asyncio.start_unix_server(self._accept, path=path)
 
     async def close(self) -> None:
-        self._server.close()
+        await close_in_order(self._server)
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
