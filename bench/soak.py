@@ -54,7 +54,9 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             points = asyncio.run(soak(folder, options))
     minutes = max(point.minute for point in points)
-    series, warm_up = series_of(points), warm_up_minutes(minutes)
+    series, warm_up = series_of(points), options.warm_up or warm_up_minutes(minutes)
+    if warm_up >= minutes:
+        sys.exit(f"--warm-up {warm_up:g}: the soak has only {minutes:.0f} minutes")
     findings = findings_of(series, after=warm_up)
     sys.stdout.write(markdown(findings))
     if options.plot:
@@ -71,6 +73,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1.0, help="of the normal inbound groups; above 1 guests send")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--every-s", type=float, default=5.0, help="seconds between samples")
+    parser.add_argument("--warm-up", type=float, help="minutes that are not judged (default: a third, at most ten)")
     parser.add_argument("--out", type=Path, help="folder for homes, logs and samples.csv (default: none is kept)")
     parser.add_argument("--plot", type=Path, help="the picture's file")
     parser.add_argument("--read", type=Path, help="nothing is run: the samples.csv of an earlier soak")

@@ -64,7 +64,7 @@ limit = 32
 SETTINGS = """
 [buffer]
 max_ready_groups = 64
-max_disk_bytes = 1048576
+max_disk_bytes = 262144
 [learner]
 micro_batch_tokens = 64
 """
