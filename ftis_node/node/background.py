@@ -1,4 +1,4 @@
-"""Blocking work that may have to be abandoned: loading a tokenizer, fetching a model.
+"""Work and its end: blocking work that may have to be abandoned, and work that must not be left half done.
 
 A thread of the loop's own pool is waited for when the process ends, so a download of an hour would keep a stopped node
 alive. A daemon thread is not.
@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,3 +41,18 @@ async def in_background(function: Callable[P, R], *args: P.args, **kwargs: P.kwa
 
     threading.Thread(target=work, name=getattr(function, "__name__", "background"), daemon=True).start()
     return await outcome
+
+
+async def to_the_end(work: Coroutine[None, None, R]) -> R:
+    """The result of `work`. Cancelled meanwhile, it ends the work first and is cancelled then; a second time, at once.
+
+    Raises what the work raised, also where it is cancelled.
+    """
+    running = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        if not running.cancelled() and (error := running.exception()) is not None:
+            raise error from None
+        raise

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_SENDERS = 4096  # whose numbers are followed; the one longest silent is forgotten
 MAX_REFUSED = 4096
+MAX_TO_CONFIRM = 256
 
 
 class Members(NamedTuple):
@@ -50,6 +51,7 @@ class Ear:
         self._refused: dict[bytes, None] = {}  # not to be pulled again
         self._voices = Voices(max_per_minute=parts.settings.door.groups_a_minute)
         self.changed = asyncio.Event()
+        self.to_confirm: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(MAX_TO_CONFIRM)  # senders, and their groups
         self.heard_in_shard: Counter[int] = Counter()
         self.members: Members | None = None  # among whom duties go round; None: everything is pulled, or none is taken
 
@@ -67,6 +69,13 @@ class Ear:
             announcement = self.consider(message.sender, message.payload)
             if announcement is not None and announcement.sender is None:
                 self.heard(message.sender).note(announcement.number, at=time.monotonic())
+                self._confirm_again(message.sender, announcement)
+
+    def _confirm_again(self, sender: str, announcement: Announcement) -> None:
+        """A sender that announces again what is here was not told so, or has forgotten it with its former life."""
+        is_here = announcement.attempt and announcement.id not in self._refused
+        if is_here and self._is_stored(announcement.id, sender, announcement.number) and not self.to_confirm.full():
+            self.to_confirm.put_nowait((sender, announcement.id))
 
     def _is_listened_to(self, peer_id: str) -> bool:
         """Whether an announcement is looked at: its peer is not refused, and says no more than groups may be sent."""
@@ -137,8 +146,11 @@ class Ear:
 
     def has(self, want: Want) -> bool:
         """Whether a group is or was here, or was refused. A text has an id of its own, and one forgotten has none."""
+        return want.id in self._refused or self._is_stored(want.id, want.sender, want.number)
+
+    def _is_stored(self, group_id: bytes, sender: str, number: int) -> bool:
         reader = self._parts.reader
-        return want.id in self._refused or reader.is_known(want.id) or reader.has_number(want.sender, want.number)
+        return reader.is_known(group_id) or reader.has_number(sender, number)
 
     def _is_duty(self, announcement: Announcement, sender: str) -> bool:
         if self.members is None:

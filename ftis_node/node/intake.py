@@ -16,12 +16,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftis_node.node.background import to_the_end
 from ftis_node.node.health import Turn
 from ftis_node.node.waits import waiting_for
 from ftis_node.validation import Accepted, DoorContext, Refusal, Refused, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Sequence
 
     from ftis_node.node.parts import Parts
     from ftis_node.validation import Verdict
@@ -112,11 +113,14 @@ class IntakeLoop:
                 passed = [await self._judged.get()]
             while not self._judged.empty() and len(passed) < COMMIT_CAPACITY:
                 passed.append(self._judged.get_nowait())
-            groups = [(accepted, arrival.own) for arrival, accepted in passed]
-            admitted = await self._parts.disk(self._parts.buffer.admit_many, groups)
-            for (arrival, accepted), is_new in zip(passed, admitted, strict=True):
-                self._passed.discard(accepted.envelope.id)
-                self._acknowledge(arrival, accepted, is_new=is_new)
+            await to_the_end(self._commit(passed))  # what is stored when the node ends is counted, too
+
+    async def _commit(self, passed: Sequence[tuple[Arrival, Accepted]]) -> None:
+        groups = [(accepted, arrival.own) for arrival, accepted in passed]
+        admitted = await self._parts.disk(self._parts.buffer.admit_many, groups)
+        for (arrival, accepted), is_new in zip(passed, admitted, strict=True):
+            self._passed.discard(accepted.envelope.id)
+            self._acknowledge(arrival, accepted, is_new=is_new)
 
     def _acknowledge(self, arrival: Arrival, accepted: Accepted, *, is_new: bool) -> None:
         group = accepted.group

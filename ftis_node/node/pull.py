@@ -92,6 +92,7 @@ class PullLoop:
             tasks.create_task(self._ear.listen(), name="pull-listen")
             tasks.create_task(self._dispatch(tasks), name="pull-dispatch")
             tasks.create_task(self._repair.run(), name="pull-repair")
+            tasks.create_task(self._confirm_again(), name="pull-confirm")
 
     async def catch_up(self, peer_id: str) -> None:
         """Asks a new member for what was missed."""
@@ -307,8 +308,19 @@ class PullLoop:
                 self._ear.heard(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
         reachable = {batch.source.peer_id, *await self._parts.gossip.members()} if checked else set()
         for sender, ids in checked.items():
-            if sender in reachable and not await self._parts.gossip.confirm(sender, ids):
-                log.info("%s could not be told that %d groups arrived", sender, len(ids))
+            if sender in reachable:
+                await self._tell_arrived(sender, ids)
+
+    async def _confirm_again(self) -> None:
+        """What is announced again though it is here, until cancelled."""
+        while True:
+            with waiting_for("a group that is here already"):
+                sender, group_id = await self._ear.to_confirm.get()
+            await self._tell_arrived(sender, [group_id])
+
+    async def _tell_arrived(self, sender: str, ids: Sequence[bytes]) -> None:
+        if not await self._parts.gossip.confirm(sender, ids):
+            log.info("%s could not be told that %d groups arrived", sender, len(ids))
 
 
 def _announced_bytes(batch: Batch) -> int:

@@ -167,6 +167,11 @@ class ReplayReader:
         rows = self._db.execute("SELECT count(*) AS n FROM groups WHERE own = 1 AND state IN ('ready', 'taken')")
         return int(rows.fetchone()["n"])
 
+    def own_ready(self) -> list[bytes]:
+        """The ids of own groups that are READY, oldest first."""
+        rows = self._db.execute("SELECT id FROM groups WHERE own = 1 AND state = 'ready' ORDER BY arrival")
+        return [row["id"] for row in rows]
+
     def ready_counts(self) -> tuple[int, int]:
         """READY groups: (own, foreign)."""
         rows = self._db.execute("SELECT own, count(*) AS n FROM groups WHERE state = 'ready' GROUP BY own")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from tests.conftest import make_group
 from tests.validation.test_door import MANIFEST, _context, _resolve, _Scorer, _Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ftis_node.records.identity import Identity
@@ -50,51 +50,78 @@ class GatedDisk:
         return function(groups)
 
 
+@contextmanager
+def parts_on(folder: Path, disk: GatedDisk) -> Iterator[Any]:
+    """What an intake loop asks for, with a real door, buffer, trail and peer book."""
+    with ExitStack() as stack:
+        buffer = ReplayBuffer(folder / "replay.sqlite")
+        reader = ReplayReader(folder / "replay.sqlite")
+        events = EventTrail(folder / "events.jsonl")
+        peers = PeerBook(folder / "peers.sqlite", own_id="me", settings=DoorSection(), events=events)
+        for part in (buffer, reader, events, peers):
+            stack.callback(part.close)
+        yield SimpleNamespace(
+            manifest=MANIFEST,
+            tokenizer=_Tokenizer(),
+            task=SimpleNamespace(resolve=_resolve),
+            scorer=_Scorer(),
+            reader=reader,
+            buffer=buffer,
+            disk=disk,
+            figures=Figures(),
+            events=events,
+            peers=peers,
+            identity=SimpleNamespace(peer_id="me"),
+        )
+
+
+def sealed(identity: Identity, number: int) -> bytes:
+    """An envelope that passes."""
+    return seal_group(make_group(identity, number=number, run_id=MANIFEST.run_id), identity).to_bytes()
+
+
 async def test_what_was_judged_during_a_commit_is_stored_by_the_next(tmp_path: Path, identity: Identity) -> None:
-    buffer = ReplayBuffer(tmp_path / "replay.sqlite")
-    reader = ReplayReader(tmp_path / "replay.sqlite")
     disk = GatedDisk()
-    events = EventTrail(tmp_path / "events.jsonl")
-    peers = PeerBook(tmp_path / "peers.sqlite", own_id="me", settings=DoorSection(), events=events)
-    parts = SimpleNamespace(
-        manifest=MANIFEST,
-        tokenizer=_Tokenizer(),
-        task=SimpleNamespace(resolve=_resolve),
-        scorer=_Scorer(),
-        reader=reader,
-        buffer=buffer,
-        disk=disk,
-        figures=Figures(),
-        events=events,
-        peers=peers,
-        identity=SimpleNamespace(peer_id="me"),
-    )
-    intake = IntakeLoop(parts)  # type: ignore[arg-type]  # what the loop asks for is there
-    data = [
-        seal_group(make_group(identity, number=number, run_id=MANIFEST.run_id), identity).to_bytes()
-        for number in (1, 2, 3)
-    ]
-    running = asyncio.create_task(intake.run())
-    first = asyncio.create_task(intake.submit(data[0], origin="ann", own=False))
-    await disk.asked.wait()
-    rest = [asyncio.create_task(intake.submit(body, origin="ann", own=False)) for body in (data[1], data[2], data[2])]
-    junk = await intake.submit(b"junk", origin="ann", own=False)
-    assert isinstance(junk, Refused), "a refusal waits for no disk"
-    assert not first.done()
-    disk.gate.set()
-    verdicts = [await first, *[await task for task in rest]]
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
-    assert disk.commits == [1, 2], "what is on its way to the disk is a duplicate already"
-    assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True, True, True, False]
-    assert verdicts[3].refusal.reason == "duplicate"
-    assert reader.ready_counts() == (0, 3)
-    assert intake.stored.is_set()
-    peers.close()
-    events.close()
-    reader.close()
-    buffer.close()
+    with parts_on(tmp_path, disk) as parts:
+        intake = IntakeLoop(parts)
+        data = [sealed(identity, number) for number in (1, 2, 3)]
+        running = asyncio.create_task(intake.run())
+        first = asyncio.create_task(intake.submit(data[0], origin="ann", own=False))
+        await disk.asked.wait()
+        rest = [
+            asyncio.create_task(intake.submit(body, origin="ann", own=False)) for body in (data[1], data[2], data[2])
+        ]
+        junk = await intake.submit(b"junk", origin="ann", own=False)
+        assert isinstance(junk, Refused), "a refusal waits for no disk"
+        assert not first.done()
+        disk.gate.set()
+        verdicts = [await first, *[await task for task in rest]]
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        assert disk.commits == [1, 2], "what is on its way to the disk is a duplicate already"
+        assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True, True, True, False]
+        assert verdicts[3].refusal.reason == "duplicate"
+        assert parts.reader.ready_counts() == (0, 3)
+        assert intake.stored.is_set()
+
+
+async def test_what_is_being_stored_when_the_node_ends_is_counted(tmp_path: Path, identity: Identity) -> None:
+    disk = GatedDisk()
+    with parts_on(tmp_path, disk) as parts:
+        intake = IntakeLoop(parts)
+        running = asyncio.create_task(intake.run())
+        submitted = asyncio.create_task(intake.submit(sealed(identity, 1), origin="ann", own=False))
+        await disk.asked.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        disk.gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert isinstance(await submitted, Accepted)
+        assert parts.reader.ready_counts() == (0, 1)
+        assert parts.figures.groups_received == 1
+        assert '"admitted"' in (tmp_path / "events.jsonl").read_text()
 
 
 async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Identity) -> None:

@@ -169,6 +169,28 @@ async def test_what_nobody_confirmed_is_announced_again(tmp_path: Path) -> None:
         assert len(alice.parts.figures.unconfirmed) == 0
 
 
+async def test_what_is_announced_again_and_here_is_confirmed_again(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    alice_id = identity_of(1).peer_id
+    async with swarm.node(2) as bob:
+        tell = bob.gossip.confirm
+
+        async def is_lost(peer_id: str, ids: Any) -> bool:
+            return False
+
+        bob.gossip.confirm = is_lost  # type: ignore[method-assign]
+        async with swarm.node(1) as alice:
+            await swarm.publish(alice, 3)
+            await eventually(lambda: held(bob) == 3)
+            assert alice.parts.figures.groups_confirmed == 0
+        bob.gossip.confirm = tell  # type: ignore[method-assign]
+        async with swarm.node(1) as alice:
+            await eventually(lambda: alice.parts.figures.groups_confirmed == 3)
+            assert alice.parts.figures.groups_sent == 3, "announced again, so sent in this life"
+            assert len(alice.parts.figures.unconfirmed) == 0
+        assert bob.parts.figures.peer(alice_id).accepted == 3
+
+
 async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
