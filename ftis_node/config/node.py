@@ -188,7 +188,7 @@ class BufferSection(Section):
         description="Size of these together; the oldest of whoever has most go first.",
     )
     max_disk_bytes: int = Field(
-        default=4 << 30, ge=1 << 20, description="Size of the kept envelopes; used ones go first when it is reached."
+        default=4 << 30, ge=1 << 18, description="Size of the kept envelopes; used ones go first when it is reached."
     )
 
 
