@@ -17,6 +17,7 @@ from ftis_node.records.envelope import open_announcement
 from ftis_node.records.reading import SCHEMA
 from ftis_node.swarm.duty import duty_circle, is_on_duty
 from ftis_node.swarm.numbers import Heard
+from ftis_node.swarm.reminders import Reminders
 from ftis_node.swarm.reputation import Conduct
 from ftis_node.swarm.voices import Voices
 from ftis_node.swarm.wants import Want, Wants
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 MAX_SENDERS = 4096  # whose numbers are followed; the one longest silent is forgotten
 MAX_REFUSED = 4096
-MAX_TO_CONFIRM = 256
 
 
 class Members(NamedTuple):
@@ -51,7 +51,8 @@ class Ear:
         self._refused: dict[bytes, None] = {}  # not to be pulled again
         self._voices = Voices(max_per_minute=parts.settings.door.groups_a_minute)
         self.changed = asyncio.Event()
-        self.to_confirm: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(MAX_TO_CONFIRM)  # senders, and their groups
+        self.reminders = Reminders()
+        self.reminded = asyncio.Event()  # set when there is somebody to tell
         self.heard_in_shard: Counter[int] = Counter()
         self.members: Members | None = None  # among whom duties go round; None: everything is pulled, or none is taken
 
@@ -73,9 +74,11 @@ class Ear:
 
     def _confirm_again(self, sender: str, announcement: Announcement) -> None:
         """A sender that announces again what is here was not told so, or has forgotten it with its former life."""
-        is_here = announcement.attempt and announcement.id not in self._refused
-        if is_here and self._is_stored(announcement.id, sender, announcement.number) and not self.to_confirm.full():
-            self.to_confirm.put_nowait((sender, announcement.id))
+        if not announcement.attempt or announcement.id in self._refused:
+            return
+        if self._is_stored(announcement.id, sender, announcement.number):
+            self.reminders.add(sender, announcement.id)
+            self.reminded.set()
 
     def _is_listened_to(self, peer_id: str) -> bool:
         """Whether an announcement is looked at: its peer is not refused, and says no more than groups may be sent."""

@@ -315,8 +315,10 @@ class PullLoop:
         """What is announced again though it is here, until cancelled."""
         while True:
             with waiting_for("a group that is here already"):
-                sender, group_id = await self._ear.to_confirm.get()
-            await self._tell_arrived(sender, [group_id])
+                await self._ear.reminded.wait()
+            self._ear.reminded.clear()
+            while (due := self._ear.reminders.take()) is not None:
+                await self._tell_arrived(*due)
 
     async def _tell_arrived(self, sender: str, ids: Sequence[bytes]) -> None:
         if not await self._parts.gossip.confirm(sender, ids):
