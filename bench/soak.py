@@ -9,6 +9,9 @@ outside: memory, descriptors and threads of each process, disk and rows of each 
 (a third, at most ten minutes) each quantity has a slope with its 95 % interval, and a word: `flat`, `grows`, `falls`,
 or `unclear` where a short or restless series cannot tell. With `--rate R` honest guests send as much as makes R times
 the groups that a node got from its peers before they came. The last line is JSON; exit code 1 where something grows.
+
+The machine has a row of its own: the processor time of a loop that is always the same. It does not count, but where it
+grows, the machine became slower, and what is measured in milliseconds says little of the nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from soaking.guests import guests
 from soaking.plot import plot_soak
-from soaking.sampling import Point, Sampler
+from soaking.sampling import MACHINE, Point, Sampler, look_at_machine
 from soaking.swarm import swarm
 from soaking.verdicts import findings_of, markdown, per_minute, series_of, warm_up_minutes
 
@@ -117,12 +120,14 @@ class Record:
             for points in await asyncio.gather(*looks):
                 self.points += points
                 self._file.writerows(points)
+            self.points.append(look_at_machine(round(now, 3)))
+            self._file.writerow(self.points[-1])
             await asyncio.sleep(self._every_s)
 
 
 def summary(series: Sequence[Series], findings: Sequence[Finding], *, warm_up: float) -> dict[str, Any]:
     """What the JSON line says: rates of all nodes together, and each quantity with its verdict."""
-    words = [finding.word for finding in findings]
+    words = [finding.word for finding in findings if finding.series.who != MACHINE]
     rates = {
         f"{what.replace(' ', '_')}_per_minute": rate if rate is None else round(rate, 1)
         for what in ("steps", "own groups", "foreign groups", "refused groups")

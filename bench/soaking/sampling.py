@@ -30,6 +30,8 @@ ROLES = {
 TABLES = {"replay": ("groups", "forgotten", "totals"), "peers": ("peers",)}
 LAGS = {"event_loop_lag_s": "mean", "event_loop_lag_longest_s": "longest"}  # of the last minute
 MEBI = 1 << 20
+MACHINE = "machine"
+LOOP_ROUNDS = 100_000
 
 
 class Point(NamedTuple):
@@ -107,6 +109,14 @@ class Sampler:
         yield "done", "own groups", status["generation"]["groups_made"]
         yield "done", "foreign groups", status["swarm"]["groups_received"]
         yield "done", "refused groups", sum(status["swarm"]["groups_refused"].values())
+
+
+def look_at_machine(minute: float) -> Point:
+    """The processor time of a loop that is always the same: on shared hardware it grows with what others do there."""
+    began, total = time.thread_time(), 0
+    for number in range(LOOP_ROUNDS):
+        total += number
+    return Point(minute, MACHINE, "loop_ms", "", 1e3 * (time.thread_time() - began))
 
 
 def role_of(process: psutil.Process, *, daemon: int) -> str:

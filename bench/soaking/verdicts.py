@@ -1,7 +1,7 @@
 """From samples to a table: for each quantity the sum over the swarm's nodes, its trend after the warm-up, and a word.
 
 Nodes are summed, so a leak in one of them shows, and one false alarm in twenty is one in twenty quantities, not in a
-hundred. Of answers and lags the mean over nodes is taken; the bootstrap node stands by itself.
+hundred. Of answers and lags the mean over nodes is taken; the bootstrap node and the machine stand by themselves.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soaking.sampling import MACHINE
 from soaking.slopes import Bounds, trend
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ BOUNDS = {
     "answer_ms": Bounds(share=0.25, amount=10.0, coarse_share=1.0),
     "answer_bytes": Bounds(share=0.05, amount=2000.0),
     "lag_ms": Bounds(share=0.25, amount=5.0, coarse_share=1.0),
+    "loop_ms": Bounds(share=0.1, amount=0.5, coarse_share=1.0),
 }
+BY_THEMSELVES = {"bootstrap", MACHINE}
 MEANS = {"answer_ms", "answer_bytes", "lag_ms"}
 FIXED_MIB = 0.5  # files smaller than this on all nodes together are put together as `other`
 WARM_UP_SHARE, WARM_UP_MINUTES = 1 / 3, 10.0
@@ -76,7 +79,7 @@ def series_of(points: Iterable[Point]) -> list[Series]:
         if point.quantity == "disk_mib":
             largest[point.part] = max(largest[point.part], point.value)
     for point in points:
-        who = "bootstrap" if point.node == "bootstrap" else "nodes"
+        who = point.node if point.node in BY_THEMSELVES else "nodes"
         is_small = point.quantity == "disk_mib" and largest[point.part] < FIXED_MIB
         part = "other" if is_small else point.part
         at_moments[who, point.quantity, part][point.minute].append(point.value)

@@ -12,7 +12,8 @@ BENCH = str(Path(__file__).parents[2] / "bench")
 if BENCH not in sys.path:
     sys.path.insert(0, BENCH)
 
-from soaking.sampling import Point  # noqa: E402  found by the path above
+from soak import summary  # noqa: E402  found by the path above
+from soaking.sampling import MACHINE, Point, look_at_machine  # noqa: E402
 from soaking.slopes import Bounds, sen_slope, trend  # noqa: E402
 from soaking.verdicts import findings_of, series_of, warm_up_minutes  # noqa: E402
 
@@ -58,3 +59,13 @@ def test_nodes_are_summed_and_the_warm_up_is_left_out() -> None:
         (series,) = series_of([*points("node-0", 0.0), *points("node-1", leak)])
         (found,) = findings_of([series], after=warm_up_minutes(50))
         assert (found.word, round(found.trend.slope)) == (word, round(60 * leak))
+
+
+def test_a_machine_that_becomes_slower_shows_and_is_not_held_against_the_nodes() -> None:
+    slower = [Point(float(minute), MACHINE, "loop_ms", "", 30 + minute) for minute in MINUTES]
+    steady = [Point(float(minute), "node-0", "rss_mib", "daemon", 100.0) for minute in MINUTES]
+    found = findings_of(series := series_of([*slower, *steady]), after=10)
+    assert {(one.series.who, one.word) for one in found} == {(MACHINE, "grows"), ("nodes", "flat")}
+    said = summary(series, found, warm_up=10)
+    assert (said["flat"], said["num_grows"], said["num_flat"]) == (True, 0, 1)
+    assert look_at_machine(0.0).value > 0
