@@ -13,6 +13,7 @@ import asyncio
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -219,6 +220,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="no further cut after so long")
     parser.add_argument("--keep", type=Path, help="a new folder for the node's home and log; else they are removed")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C, so that no node is left running
 
     def say(line: str) -> None:
         sys.stdout.write(line + "\n")
