@@ -10,8 +10,8 @@ outside: memory, descriptors and threads of each process, disk and rows of each 
 or `unclear` where a short or restless series cannot tell. With `--rate R` honest guests send as much as makes R times
 the groups that a node got from its peers before they came. The last line is JSON; exit code 1 where something grows.
 
-The machine has a row of its own: the processor time of a loop that is always the same. It does not count, but where it
-grows, the machine became slower, and what is measured in milliseconds says little of the nodes.
+The machine has rows of its own: the processor time of a loop that is always the same, and the time that a host gives
+to others. They do not count, but where they grow, what is measured in milliseconds says little of the nodes.
 """
 
 from __future__ import annotations
@@ -120,8 +120,9 @@ class Record:
             for points in await asyncio.gather(*looks):
                 self.points += points
                 self._file.writerows(points)
-            self.points.append(look_at_machine(round(now, 3)))
-            self._file.writerow(self.points[-1])
+            about_machine = look_at_machine(round(now, 3))
+            self.points += about_machine
+            self._file.writerows(about_machine)
             await asyncio.sleep(self._every_s)
 
 

@@ -32,6 +32,7 @@ BOUNDS = {
     "answer_bytes": Bounds(share=0.05, amount=2000.0),
     "lag_ms": Bounds(share=0.25, amount=5.0, coarse_share=1.0),
     "loop_ms": Bounds(share=0.1, amount=0.5, coarse_share=1.0),
+    "stolen_percent": Bounds(share=0.25, amount=2.0, coarse_share=1.0),
 }
 BY_THEMSELVES = {"bootstrap", MACHINE}
 MEANS = {"answer_ms", "answer_bytes", "lag_ms"}

@@ -68,4 +68,6 @@ def test_a_machine_that_becomes_slower_shows_and_is_not_held_against_the_nodes()
     assert {(one.series.who, one.word) for one in found} == {(MACHINE, "grows"), ("nodes", "flat")}
     said = summary(series, found, warm_up=10)
     assert (said["flat"], said["num_grows"], said["num_flat"]) == (True, 0, 1)
-    assert look_at_machine(0.0).value > 0
+    looked = {point.quantity: point.value for point in look_at_machine(0.0)}
+    assert looked.keys() == {"loop_ms", "stolen_percent"}
+    assert looked["loop_ms"] > 0
