@@ -57,7 +57,8 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             points = asyncio.run(soak(folder, options))
     minutes = max(point.minute for point in points)
-    series, warm_up = series_of(points), options.warm_up or warm_up_minutes(minutes)
+    series = series_of(points)
+    warm_up = warm_up_minutes(minutes) if options.warm_up is None else options.warm_up
     if warm_up >= minutes:
         sys.exit(f"--warm-up {warm_up:g}: the soak has only {minutes:.0f} minutes")
     findings = findings_of(series, after=warm_up)

@@ -74,9 +74,7 @@ class Ear:
 
     def _confirm_again(self, sender: str, announcement: Announcement) -> None:
         """A sender that announces again what is here was not told so, or has forgotten it with its former life."""
-        if not announcement.attempt or announcement.id in self._refused:
-            return
-        if self._is_stored(announcement.id, sender, announcement.number):
+        if announcement.attempt and self._is_stored(announcement.id, sender, announcement.number):
             self.reminders.add(sender, announcement.id)
             self.reminded.set()
 

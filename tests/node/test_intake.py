@@ -15,6 +15,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
+from ftis_node.node.background import to_the_end
 from ftis_node.node.build import built_parts
 from ftis_node.node.figures import Figures
 from ftis_node.node.intake import IntakeLoop
@@ -122,6 +123,21 @@ async def test_what_is_being_stored_when_the_node_ends_is_counted(tmp_path: Path
         assert parts.reader.ready_counts() == (0, 1)
         assert parts.figures.groups_received == 1
         assert '"admitted"' in (tmp_path / "events.jsonl").read_text()
+
+
+async def test_what_fails_while_it_is_ended_is_told() -> None:
+    gate = asyncio.Event()
+
+    async def fail() -> None:
+        await gate.wait()
+        raise OSError("the disk is gone")
+
+    ending = asyncio.create_task(to_the_end(fail()))
+    await asyncio.sleep(0)
+    ending.cancel()
+    gate.set()
+    with pytest.raises(OSError, match="the disk is gone"):
+        await ending
 
 
 async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Identity) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.light_node import LightNode, light_group
 from ftis_node.node import reannounce, repair
 from ftis_node.node import shards as shards_loop
+from ftis_node.node.announce import announce, announcement_of
 from ftis_node.node.intake import IntakeLoop
 from ftis_node.node.pull import PullLoop
 from ftis_node.records.envelope import open_announcement
@@ -189,6 +191,22 @@ async def test_what_is_announced_again_and_here_is_confirmed_again(tmp_path: Pat
             assert alice.parts.figures.groups_sent == 3, "announced again, so sent in this life"
             assert len(alice.parts.figures.unconfirmed) == 0
         assert bob.parts.figures.peer(alice_id).accepted == 3
+
+
+async def test_only_what_is_announced_again_is_confirmed_again(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        await swarm.publish(alice, 1)
+        await eventually(lambda: bob.gossip.counters.confirmed_out == 1)
+        (group_id,) = alice.parts.reader.own_ready()
+        kept = alice.parts.reader.held(group_id)
+        assert kept is not None
+        said = announcement_of(alice.parts, kept)
+        await announce(alice.parts, said)
+        await asyncio.sleep(0.3)
+        assert bob.gossip.counters.confirmed_out == 1, "it may be late on its way: its sender was told"
+        await announce(alice.parts, replace(said, attempt=1))
+        await eventually(lambda: bob.gossip.counters.confirmed_out == 2)
 
 
 async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> None:
