@@ -76,10 +76,12 @@ class DashboardApp(App[None]):
             self._is_over.wait(self._period_s)
 
     def on_node_seen(self, message: NodeSeen) -> None:
-        """Every open screen that shows the node is written anew."""
+        """Every open screen that shows the node is written anew; one that is still being opened reads it itself."""
         self.reading = message.reading
+        if not self.is_running:
+            return
         for screen in self.screen_stack:
-            if (show := getattr(screen, "show", None)) is not None:
+            if screen.is_mounted and (show := getattr(screen, "show", None)) is not None:
                 show(message.reading)
 
     def peer_names(self) -> dict[str, str]:

@@ -257,6 +257,7 @@ async def test_what_began_too_many_versions_ago_is_cut_and_keeps_its_tokens(serv
     young = asyncio.create_task(engine.generate(make_request(PROMPTS[1], **options, request_id="young")))
     await engine.until(made + 4 * 20)
     await engine.load_weights(paths[1], 2)
+    await engine.until((await engine.look()).tokens_made + 4 * 2)
     assert not old.done()
     await engine.load_weights(paths[2], 3)
     async with asyncio.timeout(1):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.containers import VerticalScroll
-from textual.screen import Screen
 
+from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.events import event_line, worth_a_look
 from ftis_node.dashboard.view.plain import Span, Tone, line
 from ftis_node.dashboard.widgets.keys_line import KeysLine
@@ -16,19 +16,13 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.app import DashboardApp
     from ftis_node.dashboard.reading import Reading
 
 
-class EventsScreen(Screen[None]):
+class EventsScreen(Page):
     """Follows the end of the trail; `a` shows all lines."""
 
-    app: DashboardApp
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("a", "toggle_all", "all lines"),
-        ("escape", "app.pop_screen", "back"),
-        ("q", "app.quit", "quit"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [("a", "toggle_all", "all lines")]
 
     def __init__(self) -> None:
         super().__init__()

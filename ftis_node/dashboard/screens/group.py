@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.containers import VerticalScroll
-from textual.screen import Screen
 
+from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.groups import group_lines
 from ftis_node.dashboard.view.plain import Span, Tone, harmless, line
 from ftis_node.dashboard.widgets.keys_line import KeysLine
@@ -16,20 +16,14 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.app import DashboardApp
     from ftis_node.dashboard.groups import OpenGroup
     from ftis_node.dashboard.messages import GroupOpened
 
 
-class GroupScreen(Screen[None]):
+class GroupScreen(Page):
     """Scrolls with the arrow keys; `l` shows every token with its log-prob."""
 
-    app: DashboardApp
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("l", "toggle_tokens", "log-probs of tokens"),
-        ("escape", "app.pop_screen", "back"),
-        ("q", "app.quit", "quit"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [("l", "toggle_tokens", "log-probs of tokens")]
 
     def __init__(self, group_id: str) -> None:
         super().__init__()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.screen import Screen
 from textual.widgets import DataTable
 
+from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_row
 from ftis_node.dashboard.view.plain import harmless
 from ftis_node.dashboard.widgets.keys_line import KeysLine
@@ -17,19 +17,13 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.app import DashboardApp
     from ftis_node.dashboard.messages import GroupsListed
 
 
-class GroupsScreen(Screen[None]):
+class GroupsScreen(Page):
     """The list stands still while it is read; `r` reads it anew."""
 
-    app: DashboardApp
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("r", "reload", "read again"),
-        ("escape", "app.pop_screen", "back"),
-        ("q", "app.quit", "quit"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [("r", "reload", "read again")]
 
     def compose(self) -> ComposeResult:
         """One table."""

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual.containers import VerticalScroll
-from textual.screen import Screen
 
+from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.help import help_lines
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from ftis_node.dashboard.app import DashboardApp
 
 
-class HelpScreen(Screen[None]):
+class HelpScreen(Page):
     """One text that scrolls."""
-
-    app: DashboardApp
-    BINDINGS: ClassVar[list[BindingType]] = [("escape", "app.pop_screen", "back"), ("q", "app.quit", "quit")]
 
     def compose(self) -> ComposeResult:
         """One long text."""

@@ -2,55 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import on
-from textual.screen import Screen
+from textual.containers import VerticalScroll
 from textual.widgets import DataTable
 
+from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_row
 from ftis_node.dashboard.view.peers import ban_words, peer_lines
-from ftis_node.dashboard.view.plain import Span, Tone, line
+from ftis_node.dashboard.view.plain import Span, Tone, harmless, line
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.rows_table import RowsTable
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.binding import BindingType
 
-    from ftis_node.dashboard.app import DashboardApp
     from ftis_node.dashboard.messages import GroupsListed
     from ftis_node.dashboard.reading import Reading
 
 
-class PeerScreen(Screen[None]):
+class PeerScreen(Page):
     """Stays up to date while it is open."""
 
-    app: DashboardApp
     DEFAULT_CSS = """
+    PeerScreen VerticalScroll { height: auto; max-height: 80%; }
     PeerScreen TextLines { margin: 0 0 1 0; }
     PeerScreen RowsTable { border-top: solid $foreground 40%; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("escape", "app.pop_screen", "back"),
-        ("q", "app.quit", "quit"),
-    ]
 
     def __init__(self, peer_id: str) -> None:
         super().__init__()
         self.peer_id = peer_id
 
     def compose(self) -> ComposeResult:
-        """Figures above, groups below."""
-        yield TextLines(id="peer", wraps=True)
+        """Figures above, groups below; what is long scrolls in its own part."""
+        with VerticalScroll():
+            yield TextLines(id="peer", wraps=True)
         yield RowsTable(GROUP_COLUMNS, id="groups")
         yield KeysLine(("Enter", "open group"), ("Esc", "back"), ("q", "quit"))
 
     def on_mount(self) -> None:
         """The peer as last read, and its groups when they are found."""
-        self.query_one(RowsTable).border_title = "its newest groups in the buffer"
-        self.query_one(RowsTable).focus()
+        table = self.query_one(RowsTable)
+        table.border_title = "reading the buffer"
+        table.focus()
         if self.app.reading is not None:
             self.show(self.app.reading)
         self.app.load_groups(self, sender=self.peer_id)
@@ -65,10 +62,10 @@ class PeerScreen(Screen[None]):
         self.query_one("#peer", TextLines).write([*lines, line(), line(Span(ban_words(row), Tone.FAINT))])
 
     def on_groups_listed(self, message: GroupsListed) -> None:
-        """The groups were found."""
-        self.query_one(RowsTable).show_rows(
-            {group.id: group_row(group, self.app.peer_names()) for group in message.groups}
-        )
+        """The groups were found, or why there are none."""
+        table = self.query_one(RowsTable)
+        table.border_title = harmless(message.problem) or "its newest groups in the buffer"
+        table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
 
     @on(DataTable.RowSelected)
     def open_group(self, event: DataTable.RowSelected) -> None:

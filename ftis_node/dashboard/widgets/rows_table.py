@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.widgets import DataTable
 
@@ -31,19 +32,19 @@ class RowsTable(DataTable[Text]):
     def __init__(self, columns: Sequence[str], *, id: str) -> None:
         super().__init__(id=id, cursor_type="row", zebra_stripes=False, cell_padding=1)
         self._labels = columns
+        self._widths: tuple[int, ...] = ()
         self._shown: dict[str, Row] = {}
 
     def on_mount(self) -> None:
-        """The columns are as wide as what is in them."""
-        for label in self._labels:
-            self.add_column(label, key=label)
+        """The labels, before there are rows."""
+        self._refill({})
 
     def show_rows(self, rows: Mapping[str, Row]) -> None:
         """Puts these rows in place of the former ones; in place, where they are the same in the same order."""
         wanted = dict(rows)
         if wanted == self._shown:
             return
-        if list(wanted) == list(self._shown):
+        if list(wanted) == list(self._shown) and self._widths == self._widths_for(wanted):
             self._update_cells(wanted)
         else:
             self._refill(wanted)
@@ -55,15 +56,27 @@ class RowsTable(DataTable[Text]):
             return None
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
 
+    def _widths_for(self, rows: Mapping[str, Row]) -> tuple[int, ...]:
+        """Cells a column, as wide as what is in it.
+
+        The base class would measure them when it is idle, and keeps what is painted before that at the former widths.
+        """
+        columns = zip(*([cell_len(span.text) for span in row] for row in rows.values()), strict=True)
+        widest = [max(column) for column in columns] or [0] * len(self._labels)
+        return tuple(max(width, cell_len(label)) for width, label in zip(widest, self._labels, strict=True))
+
     def _update_cells(self, wanted: Mapping[str, Row]) -> None:
         for key, row in wanted.items():
             for label, span, former in zip(self._labels, row, self._shown[key], strict=True):
                 if span != former:
-                    self.update_cell(key, label, as_text((span,)), update_width=True)
+                    self.update_cell(key, label, as_text((span,)))
 
     def _refill(self, wanted: Mapping[str, Row]) -> None:
         selected, keys = self.selected_key(), list(wanted)
-        self.clear()
+        self._widths = self._widths_for(wanted)
+        self.clear(columns=True)
+        for label, width in zip(self._labels, self._widths, strict=True):
+            self.add_column(label, key=label, width=width)
         for key, row in wanted.items():
             self.add_row(*(as_text((span,)) for span in row), key=key)
         if selected is not None and selected in wanted:

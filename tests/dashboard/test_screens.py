@@ -1,0 +1,106 @@
+"""The screens while looks at the node come thick and fast: none that comes too early or too late ends the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from textual.app import App
+
+from ftis_node.config.home import Home
+from ftis_node.dashboard import groups
+from ftis_node.dashboard.app import DashboardApp
+from ftis_node.dashboard.messages import NodeSeen
+from ftis_node.dashboard.screens.peer import PeerScreen
+from ftis_node.dashboard.view.plain import Span
+from ftis_node.dashboard.widgets.rows_table import RowsTable
+from tests.dashboard.made_up import GROUP, RUNNING, SUMMARY, Still
+from tests.dashboard.svg_text import text_of_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from textual.app import ComposeResult
+
+    from ftis_node.dashboard.reading import Reading
+
+KEYS = ("enter", "escape", "g", "e", "a", "question_mark", "r", "l", "down")
+
+
+class Restless:
+    """A node that is another one at each look."""
+
+    def __init__(self) -> None:
+        self._num_looks = 0
+
+    def look(self, *, with_history: bool = True) -> Reading:
+        """The peers come and go."""
+        self._num_looks += 1
+        return replace(RUNNING, peers=RUNNING.peers[: self._num_looks % 3], taken_at=RUNNING.taken_at + self._num_looks)
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+async def test_looks_that_come_while_screens_open_and_close_end_nothing(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "list_groups", lambda home, sender=None: [SUMMARY])
+    monkeypatch.setattr(groups, "open_group", lambda home, group_id, decoder: GROUP)
+    keys = random.Random(seed)
+    app = DashboardApp(Home(tmp_path), Restless, period_s=0.001)
+    async with app.run_test(size=(80, 24)) as pilot:
+        for _ in range(25):
+            for _ in range(keys.randint(1, 3)):
+                app.simulate_key(keys.choice(KEYS))
+            await pilot.pause(keys.random() * 0.02)
+        await pilot.pause(0.1)
+        assert app.is_running and app.reading is not None
+
+
+async def test_a_look_while_a_screen_is_being_opened_waits_for_it(tmp_path: Path) -> None:
+    app = DashboardApp(Home(tmp_path), Restless, period_s=600.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        page = PeerScreen(RUNNING.peers[0]["peer_id"])
+        app.push_screen(page)
+        assert not page.is_mounted
+        app.on_node_seen(NodeSeen(RUNNING))
+        await pilot.pause(0.05)
+        assert RUNNING.peers[0]["peer_id"] in text_of_rows(app.export_screenshot())
+        page.action_back()
+        page.action_back()
+        assert len(app.screen_stack) == 1
+
+
+async def test_many_reasons_leave_room_for_a_peers_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "list_groups", lambda home, sender=None: [SUMMARY])
+    many = {f"reason_{number}": number + 1 for number in range(30)}
+    reading = replace(RUNNING, peers=({**RUNNING.peers[0], "groups_refused": many},))
+    app = DashboardApp(Home(tmp_path), lambda: Still(reading), period_s=600.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.1)
+        await pilot.press("enter")
+        async with asyncio.timeout(20):
+            while SUMMARY.id[:8] not in (shown := text_of_rows(app.export_screenshot())):
+                await pilot.pause(0.05)
+        assert "peer id" in shown and "standing" in shown and "reason_29" in shown
+
+
+class TableApp(App[None]):
+    """One table."""
+
+    def compose(self) -> ComposeResult:
+        """It is empty at first."""
+        yield RowsTable(("time", "problem"), id="rows")
+
+
+async def test_rows_that_are_painted_at_once_are_as_wide_as_what_is_in_them() -> None:
+    app = TableApp()
+    async with app.run_test(size=(40, 8)) as pilot:
+        table = app.query_one(RowsTable)
+        for problem in ("arithmetic/12345678", "sums/1", "geometry/123456789"):
+            table.show_rows({"one": (Span("15:52"), Span(problem))})
+            table.render_lines(table.size.region)  # as a frame does that is drawn before the table is idle
+            await pilot.pause(0.05)
+            assert problem in text_of_rows(app.export_screenshot())
