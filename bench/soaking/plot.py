@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PANELS = {
     "rss_mib": "resident memory, MiB",
+    "cpu_percent": "processor time, % of a core",
     "disk_mib": "disk of the homes, MiB",
     "descriptors": "open descriptors",
     "threads": "threads",

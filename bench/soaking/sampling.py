@@ -50,6 +50,8 @@ class Sampler:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._lives: dict[str, set[int]] = defaultdict(set)
+        self._cpu_s: dict[int, float] = {}
+        self._looked_at = 0.0
 
     def look(self, minute: float) -> list[Point]:
         """All figures of the node now. A process that ends meanwhile is passed over."""
@@ -60,16 +62,21 @@ class Sampler:
 
     def _processes(self) -> Iterator[tuple[str, str, float]]:
         sums: dict[tuple[str, str], float] = defaultdict(float)
+        now = time.monotonic()
+        since_s, self._looked_at = now - self._looked_at, now
         for process in self._node.processes():
             try:
                 role = role_of(process, daemon=self._node.child.process.pid)
                 with process.oneshot():
-                    memory = process.memory_full_info()
+                    memory, cpu = process.memory_full_info(), process.cpu_times()
                     seen = {"rss_mib": memory.rss / MEBI, "uss_mib": memory.uss / MEBI}
                     seen |= {"descriptors": process.num_fds(), "threads": process.num_threads()}
             except psutil.NoSuchProcess:
                 continue
             self._lives[role].add(process.pid)
+            before, self._cpu_s[process.pid] = self._cpu_s.get(process.pid), cpu.user + cpu.system
+            if before is not None:
+                seen["cpu_percent"] = 100 * (cpu.user + cpu.system - before) / since_s
             for quantity, value in seen.items():
                 sums[quantity, role] += value
         for (quantity, role), value in sums.items():

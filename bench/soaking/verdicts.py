@@ -26,6 +26,7 @@ BOUNDS = {
     "uss_mib": Bounds(amount=4.0),
     "descriptors": Bounds(amount=2.0),
     "threads": Bounds(amount=2.0),
+    "cpu_percent": Bounds(share=0.1, amount=5.0, coarse_share=1.0),
     "disk_mib": Bounds(amount=1.0),
     "rows": Bounds(share=0.05, amount=200.0),
     "answer_ms": Bounds(share=0.25, amount=10.0, coarse_share=1.0),
