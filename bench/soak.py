@@ -10,8 +10,8 @@ outside: memory, descriptors and threads of each process, disk and rows of each 
 or `unclear` where a short or restless series cannot tell. With `--rate R` honest guests send as much as makes R times
 the groups that a node got from its peers before they came. The last line is JSON; exit code 1 where something grows.
 
-The machine has rows of its own: the processor time of a loop that is always the same, and the time that a host gives
-to others. They do not count, but where they grow, what is measured in milliseconds says little of the nodes.
+The machine has rows of its own, which do not count: the processor time of a loop that is always the same, and the time
+that a host gives to others. Where the host took more than 5 %, lags and answers are not judged for a minute and a half.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from soaking.guests import guests
 from soaking.plot import plot_soak
 from soaking.sampling import MACHINE, Point, Sampler, look_at_machine
 from soaking.swarm import swarm
-from soaking.verdicts import findings_of, markdown, per_minute, series_of, warm_up_minutes
+from soaking.verdicts import disturbances, findings_of, is_calm, markdown, per_minute, series_of, warm_up_minutes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,12 +144,20 @@ def summary(series: Sequence[Series], findings: Sequence[Finding], *, warm_up: f
     return {
         "flat": "grows" not in words and "unclear" not in words,
         "warm_up_minutes": round(warm_up, 1),
+        "calm_share": round(calm_share(series, after=warm_up), 3),
         "restarts": round(restarts),
         **rates,
         "inbound_ratio": round(inbound / before, 2) if inbound and before else None,
         **counts,
         "quantities": [finding.as_dict() for finding in findings],
     }
+
+
+def calm_share(series: Sequence[Series], *, after: float) -> float:
+    """Of the judged time, how much the nodes had the machine for: by it lags and answers are judged."""
+    minutes = [minute for one in series if one.who == MACHINE for minute in one.minutes if minute >= after]
+    disturbed = disturbances(series)
+    return sum(is_calm(minute, disturbed) for minute in minutes) / len(minutes) if minutes else 1.0
 
 
 def say(text: str) -> None:

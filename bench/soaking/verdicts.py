@@ -2,6 +2,10 @@
 
 Nodes are summed, so a leak in one of them shows, and one false alarm in twenty is one in twenty quantities, not in a
 hundred. Of answers and lags the mean over nodes is taken; the bootstrap node and the machine stand by themselves.
+
+What is measured in milliseconds tells of the nodes only where they have the machine. Samples of it that lie up to
+DISTURBED_MINUTES after the host took more than DISTURBED_PERCENT of the time are not judged; where less than half of
+the time is left by that, the word is `unclear`.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ BOUNDS = {
 }
 BY_THEMSELVES = {"bootstrap", MACHINE}
 MEANS = {"answer_ms", "answer_bytes", "lag_ms"}
+TIMED = {"answer_ms", "lag_ms"}
+DISTURBED_PERCENT, DISTURBED_MINUTES = 5.0, 1.5  # lags are those of the last minute
 FIXED_MIB = 0.5  # files smaller than this on all nodes together are put together as `other`
 WARM_UP_SHARE, WARM_UP_MINUTES = 1 / 3, 10.0
 
@@ -97,15 +103,38 @@ def _merged(quantity: str, moments: dict[float, list[float]]) -> tuple[list[floa
 
 def findings_of(series: Sequence[Series], *, after: float) -> list[Finding]:
     """What is bounded, judged from minute `after` on; series that are too short are left out."""
+    disturbed = disturbances(series)
     found = []
     for one in series:
         if one.quantity not in BOUNDS:
             continue
         late = [(minute, value) for minute, value in zip(one.minutes, one.values, strict=True) if minute >= after]
-        known = trend([minute for minute, _ in late], [value for _, value in late])
+        judged = [sample for sample in late if is_calm(sample[0], disturbed)] if one.quantity in TIMED else late
+        is_enough = 2 * len(judged) >= len(late)
+        known = _trend(judged if is_enough else late)
         if known is not None:
-            found.append(Finding(one, known, known.word(BOUNDS[one.quantity])))
+            found.append(Finding(one, known, known.word(BOUNDS[one.quantity]) if is_enough else "unclear"))
     return found
+
+
+def disturbances(series: Iterable[Series]) -> list[float]:
+    """The minutes at which the host had taken much of the time since the look before."""
+    return [
+        minute
+        for one in series
+        if one.quantity == "stolen_percent"
+        for minute, percent in zip(one.minutes, one.values, strict=True)
+        if percent > DISTURBED_PERCENT
+    ]
+
+
+def is_calm(minute: float, disturbed: Iterable[float]) -> bool:
+    """Whether none of these minutes is this one, or lies shortly before it."""
+    return not any(minute - DISTURBED_MINUTES <= other <= minute for other in disturbed)
+
+
+def _trend(samples: Sequence[tuple[float, float]]) -> Trend | None:
+    return trend([minute for minute, _ in samples], [value for _, value in samples])
 
 
 def per_minute(

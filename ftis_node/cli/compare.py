@@ -47,7 +47,7 @@ MethodsOption = Annotated[
         autocompletion=some_of(*METHODS),
     ),
 ]
-ShareOption = Annotated[str, typer.Option("--share", help="vertical, horizontal, sapo:I/J; comma-separated.")]
+ShareOption = Annotated[str, typer.Option("--share", help="vertical, filled, horizontal, sapo:I/J; comma-separated.")]
 DelayOption = Annotated[
     str, typer.Option("--delay", help="none, fixed:K, lognormal:MIN-MAX, in steps; comma-separated.")
 ]

@@ -179,6 +179,12 @@ class StepSection(Section):
         "from the positive ones by the ratio of the mean log-probs (meant for `nois`, `tis` and `ftis`).",
     )
 
+    fill: bool = Field(
+        default=False,
+        description="Whether own groups stand in for foreign ones that did not come or were refused, so that a step "
+        "keeps its size: what was missing in one step is generated for the next (docs/how-it-works.md). False is no "
+        "part of the run id.",
+    )
     own_domain_share: float | None = Field(
         default=None,
         ge=0,
@@ -187,6 +193,14 @@ class StepSection(Section):
         "(docs/domains.md): 1 its own first, 0 others' first. What one side has not got the other fills. Unset: no "
         "preference, and no part of the run id.",
     )
+
+    @model_validator(mode="after")
+    def _only_own_prompts_fill(self) -> StepSection:
+        if self.fill and self.share == "horizontal":
+            raise ValueError(
+                'fill means nothing where all answer the same prompts (share = "horizontal"): leave it out'
+            )
+        return self
 
     @model_validator(mode="after")
     def _domains_have_prompts_of_their_own(self) -> StepSection:
@@ -202,6 +216,8 @@ class StepSection(Section):
         values: dict[str, Any] = serialize(self)
         if self.own_domain_share is None:
             values.pop("own_domain_share", None)
+        if not self.fill:
+            values.pop("fill", None)
         return values
 
     @model_validator(mode="after")

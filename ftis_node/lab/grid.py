@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ALONE = "alone"
 ALONE_METHOD = "grpo"  # its own completions only: at ratio 1, all clipped and truncated methods are the same
 SAPO = re.compile(r"sapo:(\d+)/(\d+)")
+FILLED = "filled"  # vertical, and own groups stand in for foreign ones that were refused
 FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
 
 
@@ -176,12 +177,13 @@ class Setting:
                 raise UsageError(f"{nodes} nodes cannot share groups of {sampling['group_size']} completions evenly")
             sampling["group_size"] //= nodes
             step.update(own_groups=total, foreign_groups=total * (nodes - 1), share="horizontal")
-        elif self.share == "vertical":
+        elif self.share in ("vertical", FILLED):
             if total % nodes:
                 raise UsageError(f"{nodes} nodes cannot share {total} prompts an update evenly")
-            step.update(own_groups=total // nodes, foreign_groups=total - total // nodes)
+            own, fill = total // nodes, base.step.fill or self.share == FILLED
+            step.update(own_groups=own, foreign_groups=total - own, fill=fill)
         else:
-            raise UsageError(f"no sharing {self.share!r}: use vertical, horizontal or sapo:I/J")
+            raise UsageError(f"no sharing {self.share!r}: use vertical, {FILLED}, horizontal or sapo:I/J")
 
     def _method(self) -> MethodSection:
         if self.method == ALONE:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ftis_node.lab.rounds import Quota
+from ftis_node.node.fill import Fill
 from ftis_node.swarm.reasons import AFTER_THE_DOOR
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.rounds import Rounds
     from ftis_node.node.figures import Figures
-    from ftis_node.node.slots import Slots
+    from ftis_node.node.parts import Parts
 
 POLL_S = 0.004
 
@@ -36,7 +38,12 @@ class Place(NamedTuple):
 
     sender: Participant
     last_step: int
+    quota: Quota
     figures: Figures | None
+
+    def due(self, step: int) -> int:
+        """Groups that it has made when this step's round is complete."""
+        return self.quota.due(min(step, self.last_step))
 
 
 class Lockstep:
@@ -46,9 +53,15 @@ class Lockstep:
         self.rounds = rounds
         self._places: list[Place] = []
 
-    def enter(self, sender: Participant, figures: Figures | None = None, *, last_step: int) -> None:
+    def enter(
+        self, sender: Participant, figures: Figures | None = None, *, last_step: int, quota: Quota | None = None
+    ) -> None:
         """Counts on this sender up to `last_step`; with `figures`, as a node that judges what others send."""
-        self._places.append(Place(sender, last_step, figures))
+        self._places.append(Place(sender, last_step, quota or Quota(self.rounds), figures))
+
+    def due(self, peer_id: str, step: int) -> int:
+        """Groups that this sender has made when the round of `step` is complete."""
+        return next(place.due(step) for place in self._places if place.sender.peer_id == peer_id)
 
     async def wait(self, step: int) -> None:
         """Returns when the round of step `step` is complete."""
@@ -60,7 +73,9 @@ class Lockstep:
         await _until(lambda: all(place.figures.step >= step - 1 for place in judges if place.figures))
 
     def _is_complete(self, step: int) -> bool:
-        due = [self.rounds.due(min(step, place.last_step)) for place in self._places]
+        if not all(place.quota.is_known(min(step, place.last_step)) for place in self._places):
+            return False
+        due = [place.due(step) for place in self._places]
         if any(place.sender.groups_sent < number for place, number in zip(self._places, due, strict=True)):
             return False
         return all(
@@ -71,24 +86,39 @@ class Lockstep:
 
 
 class RoundGate:
-    """One member's `node.gate.StepGate`: it steps with the others, and makes no more groups than its rounds take."""
+    """One member's `node.gate.StepGate`: it steps with the others, and makes no more groups than its rounds take.
 
-    def __init__(self, lockstep: Lockstep, slots: Slots, *, last_step: int) -> None:
+    Where the run has `step.fill` it makes up for what the door refused: `quota` says what it makes of each round.
+    """
+
+    def __init__(self, lockstep: Lockstep, quota: Quota, parts: Parts, *, last_step: int) -> None:
         self._lockstep = lockstep
-        self._slots = slots
+        self._quota = quota
+        self._parts = parts
         self._last_step = last_step
-        self._slots.capacity = self.shares(1)[0]  # whoever ran ahead would be judged in another's place
+        self._fill = Fill()
+        self._parts.slots.capacity = self.shares(1)[0]  # whoever ran ahead would be judged in another's place
 
     async def wait(self, step: int) -> bool:
         """Returns True when the round is complete. From here on there are as many slots as the next one takes: the step
         that follows frees them."""
         await self._lockstep.wait(step)
-        self._slots.capacity = self.shares(step + 1)[0] if step < self._last_step else 0
+        if self._parts.manifest.step.fill:
+            self._plan(step)
+        self._parts.slots.capacity = self.shares(step + 1)[0] if step < self._last_step else 0
         return True
 
     def shares(self, step: int) -> tuple[int, int]:
         """The round's own and foreign groups."""
-        return self._lockstep.rounds.shares(step)
+        return self._quota.shares(step)
+
+    def _plan(self, step: int) -> None:
+        """What is missing of this round is made in the next. Groups of the next that are here already do not count."""
+        ready = self._parts.reader.ready_foreign()
+        senders = [sender for sender, number in ready if number <= self._lockstep.due(sender, step)]
+        self._fill.note(self.shares(step)[1], senders)
+        own, _ = self._fill.shares(*self._lockstep.rounds.shares(step + 1))
+        self._quota.plan(step + 1, own)
 
 
 def _num_judged(figures: Figures) -> int:

@@ -36,3 +36,33 @@ class Rounds:
         steps = {1, *(last + 1 for last in self.last_steps)}
         counts = {sum(last >= step for last in self.last_steps) for step in steps} - {0, len(self.last_steps)}
         return all((self.own + self.foreign) % count == 0 for count in counts)
+
+
+class Quota:
+    """What one sender makes and takes, step by step: what the rounds say, until it `plan`s a step otherwise.
+
+    One that `plans` each of its steps is waited for until it has.
+    """
+
+    def __init__(self, rounds: Rounds, *, plans: bool = False) -> None:
+        self._rounds = rounds
+        self._plans = plans
+        self._own = {1: rounds.shares(1)[0]}
+
+    def plan(self, step: int, own: int) -> None:
+        """In `step` it makes `own` groups, and takes as many fewer or more of others."""
+        self._own[step] = own
+
+    def is_known(self, step: int) -> bool:
+        """Whether what it makes in `step` is settled."""
+        return not self._plans or step in self._own
+
+    def shares(self, step: int) -> tuple[int, int]:
+        """Own and foreign groups of this step."""
+        own, foreign = self._rounds.shares(step)
+        planned = self._own.get(step, own)
+        return planned, own + foreign - planned
+
+    def due(self, step: int) -> int:
+        """Groups that it has made by the end of this step."""
+        return sum(self.shares(each)[0] for each in range(1, step + 1))

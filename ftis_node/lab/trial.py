@@ -25,7 +25,7 @@ from ftis_node.lab.byzantine import ByzantineNode
 from ftis_node.lab.exam import take_exam
 from ftis_node.lab.in_process import InProcessGeneration, InProcessMakers
 from ftis_node.lab.lockstep import Lockstep, RoundGate
-from ftis_node.lab.rounds import Rounds
+from ftis_node.lab.rounds import Quota, Rounds
 from ftis_node.lab.trial_result import TrialResult, read_member
 from ftis_node.node.build import built_parts
 from ftis_node.node.intake import IntakeLoop
@@ -117,11 +117,12 @@ class HonestSender:
 
 
 class Node(NamedTuple):
-    """A member that was built, and the rounds that it keeps to."""
+    """A member that was built, the rounds that it keeps to, and what it makes of them."""
 
     member: Member
     parts: Parts
     lockstep: Lockstep
+    quota: Quota
 
 
 def run_trial(
@@ -160,10 +161,11 @@ async def _run(
             plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs, domain_spec=member.domain)
             makers = InProcessMakers(swarm, delay=trial.delay, seed=trial.seed * len(trial.members) + index)
             parts = await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers))
-            nodes.append(Node(member, parts, together))
+            quota = Quota(together.rounds, plans=trial.manifest.step.fill and member.lie is None)
+            nodes.append(Node(member, parts, together, quota))
         await _live_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
-        results = [read_member(node.member.name, node.parts, rounds=node.lockstep.rounds) for node in honest]
+        results = [read_member(node.member.name, node.parts, due=node.lockstep.due) for node in honest]
         if trial.exam is None:
             return results, []
         learners = {node.member.name: node.parts.learner for node in honest}
@@ -175,7 +177,8 @@ async def _live_together(trial: Trial, nodes: Sequence[Node], on_progress: Calla
     for node in nodes:
         if node.member.lie is None:
             last_step = trial.last_step(node.member)
-            node.lockstep.enter(HonestSender(node.parts), node.parts.figures, last_step=last_step)
+            sender = HonestSender(node.parts)
+            node.lockstep.enter(sender, node.parts.figures, last_step=last_step, quota=node.quota)
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(_watch([node.parts.figures for node in nodes], on_progress))
@@ -189,7 +192,7 @@ async def _live_together(trial: Trial, nodes: Sequence[Node], on_progress: Calla
 
 
 async def _live(trial: Trial, node: Node, index: int) -> None:
-    member, parts, lockstep = node
+    member, parts, lockstep, quota = node
     last_step = trial.last_step(member)
     if member.lie is not None:
         assert isinstance(parts.generation, InProcessGeneration)
@@ -199,7 +202,7 @@ async def _live(trial: Trial, node: Node, index: int) -> None:
         return
     intake = IntakeLoop(parts)
     loops = rollout_loops(parts, intake, PullLoop(parts, intake))
-    gate = RoundGate(lockstep, parts.slots, last_step=last_step)
+    gate = RoundGate(lockstep, quota, parts, last_step=last_step)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
         await TrainLoop(parts, gate, last_step=last_step).run()

@@ -9,7 +9,8 @@ import msgspec
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
-    from ftis_node.lab.rounds import Rounds
+    from collections.abc import Callable
+
     from ftis_node.node.parts import Parts
 
 STEP_FIGURES = ("reward_mean", "own_reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm")
@@ -83,8 +84,8 @@ class TrialResult(msgspec.Struct, frozen=True):
     exam: list[ExamResult] = []
 
 
-def read_member(name: str, parts: Parts, *, rounds: Rounds) -> MemberResult:
-    """The figures of a member that has ended. Each node of the swarm sends what the rounds say."""
+def read_member(name: str, parts: Parts, *, due: Callable[[str, int], int]) -> MemberResult:
+    """The figures of a member that has ended. `due`: how many groups a sender has made for the steps up to one."""
     events = read_events(parts.home.events)
     steps = [event for event in events if event["event"] == "step"]
     admitted = [event for event in events if event["event"] == "admitted"]
@@ -92,8 +93,11 @@ def read_member(name: str, parts: Parts, *, rounds: Rounds) -> MemberResult:
 
     def tokens(step: int, *, own: bool) -> int:
         """Of groups made for steps up to this one; later ones may be here already."""
-        due = rounds.due(step)
-        return sum(event["num_tokens"] for event in admitted if event["own"] == own and event["number"] <= due)
+        return sum(
+            event["num_tokens"]
+            for event in admitted
+            if event["own"] == own and event["number"] <= due(event["sender"], step)
+        )
 
     state = parts.learner.state
     assert state is not None, "a learner that took steps has a state"

@@ -80,9 +80,9 @@ def makes_more(parts: Parts) -> bool:
     return parts.settings.generates and not (parts.budget.is_used_up and not parts.slots.waiting)
 
 
-def shares_of_next_step(parts: Parts) -> tuple[int, int]:
-    """How many own and foreign groups the next step takes, by who signed them."""
-    needs = StepNeeds.of(parts.manifest)
+def shares_of_next_step(parts: Parts, needs: StepNeeds | None = None) -> tuple[int, int]:
+    """How many own and foreign groups the next step takes, by who signed them. `needs`: the run's, where not given."""
+    needs = needs or StepNeeds.of(parts.manifest)
     if not parts.settings.generates or makes_more(parts) or not needs.foreign:
         return shares_of_step(needs, generates=parts.settings.generates)
     own_left, _ = parts.reader.ready_counts()

@@ -10,9 +10,11 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.node.budget import makes_more, shares_of_next_step
+from ftis_node.node.fill import Fill
 from ftis_node.node.patience import Outlook, StepNeeds, may_start, never_starts, stand_in
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
@@ -46,6 +48,7 @@ class PatientGate:
         self._started_at = time.monotonic()
         self._own_ready_since: float | None = None
         self._with_members_at = self._started_at
+        self._fill = Fill()
         self._needs = StepNeeds.of(parts.manifest)
 
     async def wait(self, step: int) -> bool:
@@ -54,8 +57,10 @@ class PatientGate:
         while True:
             self._intake.stored.clear()
             await self._release_unusable()
+            self._needs = self._wanted()
             outlook = await self._outlook()
             if may_start(self._needs, outlook):
+                self._plan_next()
                 return True
             if self._parts.settings.generates and not makes_more(self._parts) and never_starts(self._needs, outlook):
                 log.info("no more groups are generated, and none will come for step %d: the node ends", step)
@@ -66,7 +71,24 @@ class PatientGate:
 
     def shares(self, step: int) -> tuple[int, int]:
         """The run's, or what stands in for own groups where no more are made."""
-        return shares_of_next_step(self._parts)
+        return shares_of_next_step(self._parts, self._needs)
+
+    def _wanted(self) -> StepNeeds:
+        """The run's; with `step.fill`, own groups in place of the foreign ones that were missing before."""
+        needs = StepNeeds.of(self._parts.manifest)
+        if not self._parts.manifest.step.fill or not makes_more(self._parts):
+            return needs
+        own, foreign = self._fill.shares(needs.own, needs.foreign)
+        return replace(needs, own=own, foreign=foreign)
+
+    def _plan_next(self) -> None:
+        """A step starts: what is missing of it is generated for the next one."""
+        step = self._parts.manifest.step
+        if not step.fill or not makes_more(self._parts):
+            return
+        self._fill.note(self._needs.foreign, [sender for sender, _ in self._parts.reader.ready_foreign()])
+        own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
+        self._parts.slots.resize(own * (1 + step.steps_ahead))
 
     async def _outlook(self) -> Outlook:
         own_ready, foreign_ready = self._parts.reader.ready_counts()

@@ -36,6 +36,11 @@ class Slots:
         self.waiting -= 1
         self._changed.set()
 
+    def resize(self, capacity: int) -> None:
+        """So many slots from now on; what is under way beyond them comes to its end."""
+        self.capacity = capacity
+        self._changed.set()
+
     def hold(self, held: int) -> None:
         """The buffer holds `held` own groups now, after a release or a resume."""
         self._held = held

@@ -178,6 +178,11 @@ class ReplayReader:
         counts = {row["own"]: row["n"] for row in rows}
         return counts.get(1, 0), counts.get(0, 0)
 
+    def ready_foreign(self) -> list[tuple[str, int]]:
+        """Sender and running number of each READY foreign group."""
+        rows = self._db.execute("SELECT sender, number FROM groups WHERE state = 'ready' AND own = 0")
+        return [(row["sender"], row["number"]) for row in rows]
+
     def ready_foreign_tasks(self) -> dict[str, int]:
         """READY foreign groups by the task that their prompt names."""
         rows = self._db.execute(

@@ -30,7 +30,7 @@ from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 
 QUICK = Timing(
-    start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=1.0, stop_grace_s=2.0, terminate_grace_s=0.5
+    start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=4.0, stop_grace_s=2.0, terminate_grace_s=0.5
 )
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 

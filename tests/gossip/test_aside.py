@@ -35,7 +35,7 @@ async def test_who_is_cancelled_while_it_waits_ends_at_once() -> None:
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)
     assert not deaf.has_ended
     (left,) = asyncio.all_tasks() - {asyncio.current_task()}
     await ended(left)

@@ -62,7 +62,7 @@ async def test_rubbish_on_a_stream_is_counted(
     num_before = victim.counters.serve_errors.get(reason, 0)
     assert attacker._link.session is not None
     fetch = protocol("r", Service.FETCH)
-    async with attacker._link.session.control.stream(victim.peer_id, fetch, timeout_s=5) as (reader, writer):
+    async with attacker._link.session.control.stream(victim.peer_id, fetch, timeout_s=30) as (reader, writer):
         writer.write(sent)
         assert await asyncio.wait_for(reader.read(), 10) == b""
     await eventually(lambda: victim.counters.serve_errors.get(reason, 0) == num_before + 1)

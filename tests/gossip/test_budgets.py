@@ -91,7 +91,7 @@ async def test_a_peer_that_reads_a_byte_a_second_is_cut_and_costs_little_memory(
         session: Any = slow._link.session
         fetch = protocol("r", Service.FETCH)
         before = psutil.Process().memory_info().rss
-        async with session.control.stream(server.peer_id, fetch, timeout_s=5) as (reader, writer):
+        async with session.control.stream(server.peer_id, fetch, timeout_s=30) as (reader, writer):
             request = pack_ids(shelf.ids, limits=limits)
             await write_frame(writer, Frame.REQUEST, request, idle_s=1)
             reading = asyncio.create_task(_read_slowly(reader))
@@ -110,7 +110,7 @@ async def test_one_peers_silent_streams_leave_the_doorway_to_others(tmp_path: Pa
         server.serve(shelf.lookup)
         session: Any = flooder._link.session
         fetch = protocol("r", Service.FETCH)
-        streams = [session.control.stream(server.peer_id, fetch, timeout_s=5) for _ in range(12)]
+        streams = [session.control.stream(server.peer_id, fetch, timeout_s=30) for _ in range(12)]
         for stream in streams:
             await stream.__aenter__()
         await eventually(lambda: server.counters.serve_errors.get("flood", 0) == 8)

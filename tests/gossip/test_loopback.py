@@ -70,7 +70,7 @@ async def test_an_idle_server_is_given_up_before_the_whole_time_is_over() -> Non
 
     server, client = await _nodes(LoopbackSwarm(), "server", "client", limits=GossipLimits(idle_timeout_s=0.1))
     server.serve(slow)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         assert (await client.fetch("server", [bytes(32)], timeout_s=60)).outcome is FetchOutcome.TIMED_OUT
 
 

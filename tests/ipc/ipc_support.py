@@ -13,7 +13,7 @@ from ftis_node.ipc.supervisor import Supervisor
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 
 QUICK = Timing(
-    start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=1.0, stop_grace_s=2.0, terminate_grace_s=0.5
+    start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=4.0, stop_grace_s=2.0, terminate_grace_s=0.5
 )
 PATIENT = RestartPolicy(first_delay_s=0.05, max_quick_deaths=3)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ftis_node.lab.lockstep import Lockstep, RoundGate
-from ftis_node.lab.rounds import Rounds
+from ftis_node.lab.rounds import Quota, Rounds
 from ftis_node.node.figures import Figures
 from ftis_node.node.slots import Slots
 
@@ -73,16 +73,56 @@ async def test_whoever_sends_without_training_waits_only_for_those_who_still_tra
     swarm = Swarm()
     for figures, step in zip(swarm.figures, (1, 2, 2), strict=True):
         figures.step = step
-    await asyncio.wait_for(swarm.lockstep.begin(3), 1)
+    await asyncio.wait_for(swarm.lockstep.begin(3), 30)
     swarm.figures[2].step = 1
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(swarm.lockstep.begin(3), 0.05)
 
 
+def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
+    swarm = Swarm()
+    quota = Quota(ROUNDS, plans=True)
+    swarm.lockstep.enter(SimpleNamespace(peer_id="d", groups_sent=9), last_step=3, quota=quota)
+    for sender in swarm.senders:
+        sender.groups_sent = 11
+    for receiver in range(3):
+        for sender in range(3):
+            swarm.judge(receiver, sender, 11)
+    assert not swarm.is_complete(2)
+    quota.plan(2, 4)
+    assert (quota.shares(2), quota.due(2), swarm.lockstep.due("d", 2)) == ((4, 2), 6, 6)
+    assert swarm.is_complete(2)
+    assert not swarm.is_complete(3)
+
+
+async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> None:
+    """Groups of the next round that are here already are no plenty."""
+    rounds = Rounds(own=2, foreign=4, last_steps=(3, 3, 3))
+    due = {("a", 1): 2, ("a", 2): 5}
+    lockstep: Any = SimpleNamespace(
+        rounds=rounds, wait=lambda step: asyncio.sleep(0), due=lambda sender, step: due[sender, step]
+    )
+    quota, parts = Quota(rounds, plans=True), _parts(fill=True, ready=[("a", 1), ("a", 2), ("a", 3)])
+    gate = RoundGate(lockstep, quota, parts, last_step=3)
+    await gate.wait(1)
+    assert (gate.shares(1), gate.shares(2), parts.slots.capacity) == ((2, 4), (3, 3), 3)
+    await gate.wait(2)
+    assert gate.shares(3) == (3, 3)
+
+
+def _parts(*, fill: bool, ready: list[tuple[str, int]]) -> Any:
+    return SimpleNamespace(
+        slots=Slots(8),
+        manifest=SimpleNamespace(step=SimpleNamespace(fill=fill)),
+        reader=SimpleNamespace(ready_foreign=lambda: ready),
+    )
+
+
 async def test_a_gate_leaves_slots_for_the_next_round_and_none_after_the_last() -> None:
     lockstep: Any = SimpleNamespace(rounds=ROUNDS, wait=lambda step: asyncio.sleep(0))
-    slots = Slots(8)
-    gate = RoundGate(lockstep, slots, last_step=2)
+    parts = _parts(fill=False, ready=[])
+    slots = parts.slots
+    gate = RoundGate(lockstep, Quota(ROUNDS), parts, last_step=2)
     assert slots.capacity == 2
     await gate.wait(1)
     assert slots.capacity == 3

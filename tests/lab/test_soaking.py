@@ -68,6 +68,20 @@ def test_a_machine_that_becomes_slower_shows_and_is_not_held_against_the_nodes()
     assert {(one.series.who, one.word) for one in found} == {(MACHINE, "grows"), ("nodes", "flat")}
     said = summary(series, found, warm_up=10)
     assert (said["flat"], said["num_grows"], said["num_flat"]) == (True, 0, 1)
+    assert said["calm_share"] == 1.0
     looked = {point.quantity: point.value for point in look_at_machine(0.0)}
     assert looked.keys() == {"loop_ms", "stolen_percent"}
     assert looked["loop_ms"] > 0
+
+
+@pytest.mark.parametrize(("num_disturbed", "word"), [(20, "flat"), (60, "unclear"), (0, "grows")])
+def test_lags_are_not_judged_while_the_host_has_the_machine(num_disturbed: int, word: str) -> None:
+    """They grow with what the host takes: in the last of 40 minutes, or in most of them."""
+    host = [
+        Point(float(m), MACHINE, "stolen_percent", "", 9.0 * (i >= 100 - num_disturbed)) for i, m in enumerate(MINUTES)
+    ]
+    lags = [Point(float(m), "node-0", "lag_ms", "mean", 3.0 + (m - 10 if m >= 40 else 0)) for m in MINUTES]
+    if not num_disturbed:
+        lags = [point._replace(value=3.0 + point.minute) for point in lags]
+    found = {one.series.quantity: one.word for one in findings_of(series_of([*host, *lags]), after=10)}
+    assert found["lag_ms"] == word

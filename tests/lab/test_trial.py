@@ -164,6 +164,17 @@ def test_a_liar_is_met_at_the_door_or_in_the_loss(experiment: Experiment, lie: s
             assert (member.steps["truncated_fraction"][0] or 0) > 0
 
 
+def test_honest_nodes_make_up_for_a_liars_share_where_the_run_says_so(experiment: Experiment) -> None:
+    result = run_trial(only(experiment, shares=("filled",), lies=("rewards",), num_nodes=(4,), steps=3))
+    own = PROMPTS // 4
+    for member in result.members:
+        others = [other for other in result.members if other is not member]
+        assert member.own_groups == own + 2 * (own + 1), "from the second step on one more, by three honest nodes"
+        assert member.own_groups + member.foreign_groups == PROMPTS - own + 2 * PROMPTS
+        received = member.curve("arithmetic:add")[-1].tokens_received
+        assert received == sum(other.curve("arithmetic:add")[-1].tokens_generated for other in others)
+
+
 def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny_models: dict[str, Path]) -> None:
     model = str(tiny_models["s"])
     pair = Pair("peft", (PairMember("full", model), PairMember("lora", model, lora=True)))

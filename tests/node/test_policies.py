@@ -15,6 +15,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.node.background import in_background
 from ftis_node.node.budget import GenerateBudget
 from ftis_node.node.figures import Figures
+from ftis_node.node.fill import Fill
 from ftis_node.node.gate import PatientGate
 from ftis_node.node.patience import Outlook, StepNeeds, may_start, shares_of_step, stand_in
 from ftis_node.node.prompts import PromptOrder
@@ -33,7 +34,7 @@ async def test_no_more_is_under_way_than_there_are_slots() -> None:
     await asyncio.sleep(0)
     assert not third.done(), "a stored group holds its slot"
     slots.hold(1)
-    await asyncio.wait_for(third, 1)
+    await asyncio.wait_for(third, 30)
     assert slots.waiting == 2
 
 
@@ -43,7 +44,7 @@ async def test_a_cancelled_group_gives_its_slot_back() -> None:
     waiting = asyncio.create_task(slots.charge())
     await asyncio.sleep(0)
     slots.cancel()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
     assert slots.waiting == 1
 
 
@@ -126,29 +127,93 @@ async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
     await asyncio.sleep(0.05)
 
 
-async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled() -> None:
-    """Both in the same step of the loop, as when a signal meets an admission."""
+def test_what_is_missing_is_shared_out_over_all_who_send() -> None:
+    fill = Fill()
+    assert fill.shares(4, 12) == (4, 12)
+    fill.note(12, ["a"] * 4 + ["b"] * 4)
+    assert fill.shares(4, 12) == (6, 10), "4 are missing, and three make more: 2 each, rounded up"
+    fill.note(10, ["a"] * 6 + ["b"] * 6)
+    assert fill.extra == 2, "2 more than wanted came: less than one for each of three"
+    fill.note(10, ["a"] * 7 + ["b"] * 8)
+    assert fill.extra == 1, "13 came since the last step"
+    fill.note(11, [])
+    assert fill.shares(4, 12) == (16, 0), "nobody sends: never more than what is foreign"
 
+
+def test_a_stock_that_lies_there_is_no_plenty() -> None:
+    fill = Fill()
+    fill.note(4, ["a"] * 2)
+    extra = fill.extra
+    for _ in range(3):
+        fill.note(3, ["a"] * 30)
+    assert fill.extra == 0 < extra, "27 more came than were wanted, once"
+    fill.extra = 2
+    fill.note(3, ["a"] * 30)
+    assert fill.extra == 2, "they lay there before"
+
+
+def _gate_parts(**changes: Any) -> Any:
     async def at_once(work: Any, *arguments: Any, **options: Any) -> Any:
         return work(*arguments, **options)
 
-    stored = asyncio.Event()
-    parts: Any = SimpleNamespace(
-        manifest=parse_manifest(MANIFEST.format(patience_s=60), source="test"),
-        figures=SimpleNamespace(policy_version=0),
-        identity=SimpleNamespace(peer_id="me"),
-        settings=NodeSettings(model="m"),
-        disk=at_once,
-        buffer=SimpleNamespace(release_stale=lambda freshness: [], evict_foreign=lambda keep, keep_bytes, cap: []),
-        peers=SimpleNamespace(share_cap=lambda: None),
-        reader=SimpleNamespace(ready_counts=lambda: (0, 0)),
-        budget=GenerateBudget(),
-        gossip=SimpleNamespace(members=partial(asyncio.sleep, 0, [])),
+    parts = {
+        "manifest": parse_manifest(MANIFEST.format(patience_s=60), source="test"),
+        "figures": SimpleNamespace(policy_version=0),
+        "identity": SimpleNamespace(peer_id="me"),
+        "settings": NodeSettings(model="m"),
+        "disk": at_once,
+        "buffer": SimpleNamespace(release_stale=lambda freshness: [], evict_foreign=lambda keep, keep_bytes, cap: []),
+        "peers": SimpleNamespace(share_cap=lambda: None),
+        "reader": SimpleNamespace(ready_counts=lambda: (0, 0)),
+        "budget": GenerateBudget(),
+        "slots": Slots(8),
+        "gossip": SimpleNamespace(members=partial(asyncio.sleep, 0, [])),
+    }
+    return SimpleNamespace(**parts | changes)
+
+
+async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step() -> None:
+    ready: dict[str, Any] = {"own": 4, "foreign": ["a"]}
+    reader = SimpleNamespace(
+        ready_counts=lambda: (ready["own"], len(ready["foreign"])),
+        ready_foreign=lambda: [(sender, number) for number, sender in enumerate(ready["foreign"])],
     )
+    text = MANIFEST.format(patience_s=0).replace("patience_s", "fill = true\npatience_s")
+    parts = _gate_parts(
+        manifest=parse_manifest(text, source="test"),
+        reader=reader,
+        gossip=SimpleNamespace(members=lambda: asyncio.sleep(0, ["a"])),
+    )
+    gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]
+    assert await asyncio.wait_for(gate.wait(1), 30)
+    assert gate.shares(1) == (4, 4), "this step is smaller"
+    assert parts.slots.capacity == 2 * 6, "3 are missing, and two make more"
+    ready.update(own=5, foreign=["a", "a"])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(gate.wait(2), 0.05)
+    ready.update(own=6)
+    assert await asyncio.wait_for(gate.wait(2), 30)
+    assert gate.shares(2) == (6, 2)
+
+
+async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says() -> None:
+    parts = _gate_parts(
+        manifest=parse_manifest(MANIFEST.format(patience_s=0), source="test"),
+        reader=SimpleNamespace(ready_counts=lambda: (4, 1)),
+    )
+    gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]
+    for step in (1, 2):
+        assert await asyncio.wait_for(gate.wait(step), 30)
+        assert (gate.shares(step), parts.slots.capacity) == ((4, 4), 8)
+
+
+async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled() -> None:
+    """Both in the same step of the loop, as when a signal meets an admission."""
+    stored, parts = asyncio.Event(), _gate_parts()
     waiting = asyncio.create_task(PatientGate(parts, SimpleNamespace(stored=stored)).wait(1))  # type: ignore[arg-type]
     await asyncio.sleep(0.01)
     stored.set()
     await asyncio.sleep(0)
     waiting.cancel()
-    await asyncio.wait({waiting}, timeout=1)
+    await asyncio.wait({waiting}, timeout=30)
     assert waiting.cancelled()
