@@ -31,8 +31,15 @@ def test_the_run_id_depends_on_every_value() -> None:
         RunManifest(name="a", task="math500"),
         RunManifest(name="a", task="gsm8k", method={"cap": 3.0}),
         RunManifest(name="a", task="gsm8k", step={"foreign_groups": 4}),
+        RunManifest(name="a", task="gsm8k", step={"fill": True}),
     ]
-    assert len({manifest.run_id for manifest in [base, *changed]}) == 5
+    assert len({manifest.run_id for manifest in [base, *changed]}) == 6
+
+
+def test_keys_that_are_younger_than_a_run_leave_its_id_where_they_say_nothing() -> None:
+    step = RunManifest(name="a", task="gsm8k", step={"fill": False, "own_domain_share": None}).model_dump()["step"]
+    assert not {"fill", "own_domain_share"} & step.keys()
+    assert RunManifest(name="a", task="gsm8k", step={"fill": True}).model_dump()["step"]["fill"] is True
 
 
 def test_the_run_id_is_the_documented_hash() -> None:
@@ -55,6 +62,7 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[sampling]\ngroup_size = 1', "sampling.group_size"),
         ('name = "a"\ntask = "x"\n[method]\nname = "ppo"', "method.name"),
         ('name = "a"\ntask = "x"\n[step]\nown_groups = 0\nforeign_groups = 0', "a step would take nothing"),
+        ('name = "a"\ntask = "x"\n[step]\nfill = true\nshare = "horizontal"', "means nothing where all answer"),
         ('name = "a"\ntask = "x"\n[sampling]\nmax_prompt_tokens = 760', "no completion has room"),
         ('name = "a"\ntask = "x"\n' + TOO_LARGE, "max_envelope_bytes"),
         ('name = "a"\ntask = "x"\n[method]\nkl_threshold = 5.0', "go together"),
