@@ -35,9 +35,10 @@ def run(arguments: argparse.Namespace, folder: Path, say: Callable[[str], None])
     for name, why in faults.missing(known).items():
         say(f"left out: {name}: {why}")
     outcomes: list[Outcome] = []
-    with Swarm.running(folder, cached_models(arguments.models or folder / "models"), vllm=arguments.vllm) as swarm:
+    models = cached_models(arguments.models or folder / "models")
+    with Swarm.running(folder, models, vllm=arguments.vllm, roles=arguments.roles) as swarm:
         runner, started_at = Runner(swarm, known), time.monotonic()
-        say(f"seed {arguments.seed}: {', '.join(node.name for node in swarm.nodes)} in {folder}")
+        say(f"seed {arguments.seed}: {', '.join(f'{node.name} ({node.role})' for node in swarm.nodes)} in {folder}")
         planned = schedule.first(arguments.faults, faults.fitting(known, swarm), seed=arguments.seed)
         for outcome in runner.play_all(schedule.lanes(planned), stop_after_s=60 * arguments.minutes):
             outcomes.append(outcome)
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the nodes' homes and logs in this new folder")
     parser.add_argument("--models", type=Path, help="folder of the tiny models, made where it is empty")
     parser.add_argument("--vllm", action="store_true", help="the first node generates by vLLM, its core a process")
+    parser.add_argument("--roles", action="store_true", help="one node only trains, one only generates, for that one")
     parser.add_argument("--table", action="store_true", help="print the table of faults and end")
     arguments = parser.parse_args()
     if arguments.table:

@@ -35,6 +35,16 @@ def _any_node(_: SwarmNode) -> bool:
     return True
 
 
+def trains(node: SwarmNode) -> bool:
+    """Whether it has a learner, and takes the groups of others."""
+    return node.role != "generator"
+
+
+def generates(node: SwarmNode) -> bool:
+    """Whether it has a generation worker."""
+    return node.role != "learner"
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One kind of harm.

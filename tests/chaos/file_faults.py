@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.chaos.fault import Ends, Fault
+from tests.chaos.fault import Ends, Fault, trains
 from tests.chaos.observe import watch_of
 
 if TYPE_CHECKING:
@@ -220,11 +220,12 @@ FAULTS = (
            partial(harm, name="run.toml", how=cut_off),
            "The manifest of --run takes its place if the checkpoints are of that run; else one line, exit code 2."),
     Fault("checkpoint-turned", "files", FELL_BACK, CHECKPOINTS + "test_damaged_checkpoint_is_passed_over_by_name",
-          partial(harm_checkpoint, how=turn_bytes), Ends.RESTARTS),
+          partial(harm_checkpoint, how=turn_bytes), Ends.RESTARTS, fits=trains),
     Fault("checkpoint-cut", "files", FELL_BACK, CHECKPOINTS + "test_damaged_checkpoint_is_passed_over_by_name",
-          partial(harm_checkpoint, how=cut_off), Ends.RESTARTS),
+          partial(harm_checkpoint, how=cut_off), Ends.RESTARTS, fits=trains),
     Fault("all-checkpoints-cut", "files", REFUSES,
-          CHECKPOINTS + "test_nothing_readable_is_an_error_not_a_new_beginning", harm_all_checkpoints, Ends.REFUSES),
+          CHECKPOINTS + "test_nothing_readable_is_an_error_not_a_new_beginning", harm_all_checkpoints, Ends.REFUSES,
+          fits=trains),
     Fault("key-turned", "files", REFUSES, HEAL + "test_a_turned_bit_in_the_key_is_no_other_peer",
           harm_key, Ends.REFUSES),
     Fault("settings-damaged", "files", REFUSES,

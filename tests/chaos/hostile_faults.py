@@ -25,7 +25,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.swarm.shards import bucket_of
 from tests.attacks.member import Maker, Member, joined, spoil
 from tests.attacks.victim import Victim
-from tests.chaos.fault import Fault
+from tests.chaos.fault import Fault, trains
 
 if TYPE_CHECKING:
     import random
@@ -171,7 +171,8 @@ def _ids(count: int) -> Iterable[bytes]:
 
 def _fault(name: str, promise: str, attack: Callable[[Attack], Awaitable[None]], shown_by: str) -> Fault:
     shown_by = f"tests/attacks/{shown_by}"
-    return Fault(name=name, kind="members", promise=promise, shown_by=shown_by, inject=partial(inject, attack=attack))
+    hurt = partial(inject, attack=attack)
+    return Fault(name=name, kind="members", promise=promise, shown_by=shown_by, inject=hurt, fits=trains)
 
 
 FAULTS = (

@@ -51,7 +51,7 @@ def _of_document(said: Mapping[str, Any], seen: Observation) -> Iterator[str]:
         worker_state = said[section]["state"]
         if worker_state == "ready" and not _has(seen, role):
             yield f"the {role} is said to be ready, and there is none"
-        if not seen.is_running and worker_state != "stopped":
+        if not seen.is_running and worker_state not in ("stopped", "off"):  # off: its role does without
             yield f"the {role} of a node that does not run is said to be {worker_state}"
     yield from _of_step(said["learner"]["step"], seen)
 

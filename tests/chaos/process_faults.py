@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.chaos.fault import Ends, Fault
+from tests.chaos.fault import Ends, Fault, generates, trains
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,8 +114,14 @@ def _vllm_missing() -> str:
     return "" if find_spec("vllm") else "vLLM is not installed"
 
 
-def _fault(name: str, promise: str, inject: Callable[[Scene], None], shown_by: str = SHOWN_BY) -> Fault:
-    return Fault(name=name, kind="processes", promise=promise, shown_by=shown_by, inject=inject)
+def _fault(
+    name: str,
+    promise: str,
+    inject: Callable[[Scene], None],
+    shown_by: str = SHOWN_BY,
+    fits: Callable[[SwarmNode], bool] = lambda _: True,
+) -> Fault:
+    return Fault(name=name, kind="processes", promise=promise, shown_by=shown_by, inject=inject, fits=fits)
 
 
 RESUMES = "It resumes at its newest step with every group that it had acknowledged."
@@ -126,9 +132,9 @@ FAULTS = (
     Fault("restart", "processes", "It ends in order within ten seconds, exit code 0, and goes on where it was.",
           "tests/node/test_stop.py::test_sigterm_at_any_moment_ends_the_node_in_order", terminate, Ends.RESTARTS),
     _fault("kill-generator", "A new worker makes what was being made again; no running number is lost.",
-           partial(kill, role="generation worker"), KILLED_WORKER),
+           partial(kill, role="generation worker"), KILLED_WORKER, fits=generates),
     _fault("kill-learner", "A new worker loads the newest checkpoint; the step's groups are trained on, once.",
-           partial(kill, role="learner worker"), KILLED_WORKER),
+           partial(kill, role="learner worker"), KILLED_WORKER, fits=trains),
     _fault("kill-network", "p2pd is started again under the same peer id, and the peers are dialled.",
            partial(kill, role="p2pd")),
     Fault("kill-engine-core", "processes", "The generation worker notices and is started again.", SHOWN_BY,
@@ -136,9 +142,9 @@ FAULTS = (
     _fault("stop-daemon", "After up to 30 s it goes on as if nothing had been, with the same workers.",
            partial(stop_and_continue, role="daemon")),
     _fault("stop-generator", "It goes on, or is found hung and started again; the learner trains meanwhile.",
-           partial(stop_and_continue, role="generation worker")),
+           partial(stop_and_continue, role="generation worker"), fits=generates),
     _fault("stop-learner", "It goes on, or is found hung and started again from the newest checkpoint.",
-           partial(stop_and_continue, role="learner worker")),
+           partial(stop_and_continue, role="learner worker"), fits=trains),
     _fault("stop-network", "p2pd goes on, or is found hung and started again; own groups are trained on meanwhile.",
            partial(stop_and_continue, role="p2pd")),
     Fault("stop-engine-core", "processes", "It goes on, or is found hung and started again.", SHOWN_BY,

@@ -146,16 +146,16 @@ class Runner:
 
     def _recovers(self, node: SwarmNode, fault: Fault, problems: list[str]) -> bool:
         """Waits for workers that are ready and for steps that were begun after the fault."""
-        first_step: int | None = None
+        first: int | None = None
 
-        def steps() -> bool:
-            nonlocal first_step
-            step = node.step()
-            if first_step is None:
-                first_step = step
-            return step is not None and first_step is not None and step >= first_step + NEW_STEPS and node.is_well()
+        def works() -> bool:
+            nonlocal first
+            done = node.work()
+            if first is None:
+                first = done
+            return done is not None and first is not None and done >= first + NEW_STEPS and node.is_well()
 
-        if node.wait_for(steps, timeout_s=fault.recovers_within_s):
+        if node.wait_for(works, timeout_s=fault.recovers_within_s):
             return True
         state = "stands" if node.is_running else "ended"
         problems.append(f"no new steps in {fault.recovers_within_s:.0f} s, the daemon {state}: {node.last_words()}")

@@ -4,7 +4,8 @@ Every node announces itself by a line (`line.py`) of its own, so a link can be c
 
     node a --dials--> line of b --> node b          (127.0.0.1: lines)      (127.0.0.1x: nodes)
 
-Nodes are started by the same command each time, as a service manager would.
+Nodes are started by the same command each time, as a service manager would. With roles, one of the three generates
+for itself and trains, one only trains, and one only generates, with the weights of the one that only trains.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ LOOK_S = 0.2
 START_S = 600.0  # a busy machine
 STOP_S = 120.0  # ten are promised of an idle machine
 TINY_SCALE = 0.4
+OWN_GROUPS = 4
 MODELS = {"a": "s", "b": "m", "c": "s"}  # by node: the size of its model
-ROLES = {
+ROLES = {"a": "learner", "b": "full", "c": "generator"}  # by node, in a swarm with roles: c follows a
+PROCESSES = {
     "ftis_node.generation.worker": "generation worker",
     "ftis_node.learner.worker": "learner worker",
     "p2pd": "p2pd",
@@ -52,7 +55,7 @@ max_prompt_tokens = 32
 max_completion_tokens = 6
 max_total_tokens = 48
 [step]
-own_groups = 4
+own_groups = {own_groups}
 foreign_groups = 4
 patience_s = 4.0
 [optimizer]
@@ -79,8 +82,8 @@ directory_period_s = 5.0
 class SwarmNode:
     """One node: its home, its command, and its process while it runs."""
 
-    def __init__(self, name: str, home: Path, arguments: tuple[str, ...], line: Line) -> None:
-        self.name, self.home, self.arguments, self.line = name, home, arguments, line
+    def __init__(self, name: str, home: Path, arguments: tuple[str, ...], line: Line, *, role: str = "full") -> None:
+        self.name, self.home, self.arguments, self.line, self.role = name, home, arguments, line, role
         self._running = ExitStack()
         self._starting = threading.Lock()
         self._is_over = False
@@ -145,7 +148,7 @@ class SwarmNode:
             return "daemon"
         words = process.cmdline()
         name = Path(words[0]).name if words else process.name()
-        return next((role for mark, role in ROLES.items() if mark in words or mark in name), "other")
+        return next((role for mark, role in PROCESSES.items() if mark in words or mark in name), "other")
 
     def status(self) -> dict[str, Any] | None:
         """`/status` as its own HTTP port says it now; None where nobody answers there."""
@@ -157,18 +160,22 @@ class SwarmNode:
             return None
 
     def is_well(self) -> bool:
-        """Whether it says that it runs, with both workers ready."""
+        """Whether it says that it runs, with the workers of its role ready."""
         status = self.status()
         return (
             status is not None
             and status["node"]["state"] == "running"
-            and {status["generation"]["state"], status["learner"]["state"]} == {"ready"}
+            and {status["generation"]["state"], status["learner"]["state"]} <= {"ready", "off"}
         )
 
-    def step(self) -> int | None:
-        """The step it says that its learner has done last; None where nobody answers."""
-        status = self.status()
-        return None if status is None else int(status["learner"]["step"])
+    def work(self) -> int | None:
+        """The step it says that its learner has done last, or how many steps' groups others have of one that only
+        generates; None where nobody answers."""
+        if (status := self.status()) is None:
+            return None
+        if self.role == "generator":
+            return int(status["swarm"]["groups_confirmed"]) // OWN_GROUPS
+        return int(status["learner"]["step"])
 
     def wait_for(self, condition: Callable[[], Any], *, timeout_s: float) -> Any:
         """What `condition` gives as soon as it is true; None when the time is over or the daemon ended."""
@@ -188,8 +195,9 @@ class SwarmNode:
 class Swarm:
     """The meeting point and the nodes. `with Swarm.running(folder, models) as swarm`."""
 
-    def __init__(self, folder: Path, models: Mapping[str, Path], *, vllm: bool = False) -> None:
+    def __init__(self, folder: Path, models: Mapping[str, Path], *, vllm: bool = False, roles: bool = False) -> None:
         self.folder, self.models, self._vllm = folder, dict(models), vllm
+        self._roles = ROLES if roles else {}
         self.nodes: list[SwarmNode] = []
         self.meeting_point: SwarmNode
         self.at_the_meeting_point = (
@@ -199,12 +207,14 @@ class Swarm:
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls, folder: Path, models: Mapping[str, Path], *, vllm: bool = False) -> Iterator[Swarm]:
-        """A swarm in which every node trains; killed with all it started when the block ends.
+    def running(
+        cls, folder: Path, models: Mapping[str, Path], *, vllm: bool = False, roles: bool = False
+    ) -> Iterator[Swarm]:
+        """A swarm in which every node is at work; killed with all it started when the block ends.
 
-        With `vllm` the first node generates by vLLM, whose core is a process of its own.
+        With `vllm` the first node generates by vLLM, whose core is a process of its own. With `roles` each has its own.
         """
-        swarm = cls(folder, models, vllm=vllm)
+        swarm = cls(folder, models, vllm=vllm, roles=roles)
         with swarm._stack:
             swarm._start()
             yield swarm
@@ -219,17 +229,25 @@ class Swarm:
 
     def _start(self) -> None:
         run = self.folder / "run.toml"
-        run.write_text(MANIFEST)
+        run.write_text(MANIFEST.format(own_groups=OWN_GROUPS))
         self.meeting_point, address = self._start_meeting_point()
         for position, (name, size) in enumerate(MODELS.items()):
             arguments = ("--model", str(self.models[size]), "--run", str(run), "--peers", address, "--name", name)
             if self._vllm and position == 0:
                 arguments += ("--engine", "vllm")
-            self.nodes.append(self._make(name, position + 2, "join", *arguments, "--seed", str(position)))
-        for node in self.nodes:
+            role = self._roles.get(name, "full")
+            arguments += ("--seed", str(position), "--role", role)
+            if role == "generator":
+                arguments += ("--follow", self._peer_id_of_the_learner())
+            self.nodes.append(node := self._make(name, position + 2, "join", *arguments, role=role))
             node.start()
         for node in self.nodes:
-            assert node.wait_for(lambda node=node: node.step() or 0, timeout_s=START_S), node.last_words()
+            assert node.wait_for(lambda node=node: node.work() or 0, timeout_s=START_S), node.last_words()
+
+    def _peer_id_of_the_learner(self) -> str:
+        learner = next(node for node in self.nodes if node.role == "learner")
+        assert learner.wait_for(learner.is_well, timeout_s=START_S), learner.last_words()
+        return str((learner.status() or {})["node"]["peer_id"])
 
     def _start_meeting_point(self) -> tuple[SwarmNode, str]:
         meeting_point = self._make("meet", 1, "bootstrap", "--address-file", str(self.folder / "address"))
@@ -238,7 +256,7 @@ class Swarm:
         peer = meeting_point.process.first_line().rpartition("/p2p/")[2]
         return meeting_point, f"{meeting_point.line.address}/p2p/{peer}"
 
-    def _make(self, name: str, number: int, command: str, *arguments: str) -> SwarmNode:
+    def _make(self, name: str, number: int, command: str, *arguments: str, role: str = "full") -> SwarmNode:
         """A node that listens on 127.0.0.1<number>, and its line."""
         host = f"127.0.0.{10 + number}"
         port = _free_port(host)
@@ -248,7 +266,7 @@ class Swarm:
         if command == "join":
             (home / "node.toml").write_text(SETTINGS.format(announced=line.address))
         listen = ("--listen", f"/ip4/{host}/tcp/{port}")
-        node = SwarmNode(name, home, (command, *arguments, *listen), line)
+        node = SwarmNode(name, home, (command, *arguments, *listen), line, role=role)
         self._stack.callback(node.end)
         return node
 

@@ -40,7 +40,7 @@ class FakeNode:
     def is_well(self) -> bool:
         return self.is_running
 
-    def step(self) -> int | None:
+    def work(self) -> int | None:
         self.steps += not self.is_stuck
         return self.steps if self.is_running else None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -69,3 +71,16 @@ def test_every_fault_names_a_test_that_exists() -> None:
         functions = ast.walk(ast.parse((ROOT / path).read_text()))
         names = {one.name for one in functions if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
         assert name in names, f"{fault.name}: {fault.shown_by}"
+
+
+def test_a_node_is_harmed_only_in_what_its_role_has() -> None:
+    def harmed(role: str) -> set[str]:
+        node: Any = SimpleNamespace(role=role, roles=dict)
+        return {fault.name for fault in ALL_FAULTS if fault.fits(node)}
+
+    assert harmed("full") - harmed("learner") == {"kill-generator", "stop-generator"}
+    assert {fault.kind for fault in ALL_FAULTS if fault.name in harmed("full") - harmed("generator")} == {
+        *("processes", "files", "members"),
+    }
+    assert not {"kill-learner", "checkpoint-cut", "liar"} & harmed("generator")
+    assert {"kill-daemon", "cut-off", "database-turned", "clock-hours-back"} <= harmed("learner") & harmed("generator")
