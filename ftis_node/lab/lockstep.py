@@ -91,10 +91,10 @@ class RoundGate:
     Where the run has `step.fill` it makes up for what the door refused: `quota` says what it makes of each round.
     """
 
-    def __init__(self, lockstep: Lockstep, quota: Quota, parts: Parts, *, last_step: int) -> None:
+    def __init__(self, lockstep: Lockstep, parts: Parts, *, last_step: int, quota: Quota | None = None) -> None:
         self._lockstep = lockstep
-        self._quota = quota
         self._parts = parts
+        self._quota = quota or Quota(lockstep.rounds)
         self._last_step = last_step
         self._fill = Fill()
         self._parts.slots.capacity = self.shares(1)[0]  # whoever ran ahead would be judged in another's place

@@ -103,7 +103,7 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
         rounds=rounds, wait=lambda step: asyncio.sleep(0), due=lambda sender, step: due[sender, step]
     )
     quota, parts = Quota(rounds, plans=True), _parts(fill=True, ready=[("a", 1), ("a", 2), ("a", 3)])
-    gate = RoundGate(lockstep, quota, parts, last_step=3)
+    gate = RoundGate(lockstep, parts, last_step=3, quota=quota)
     await gate.wait(1)
     assert (gate.shares(1), gate.shares(2), parts.slots.capacity) == ((2, 4), (3, 3), 3)
     await gate.wait(2)
@@ -122,7 +122,7 @@ async def test_a_gate_leaves_slots_for_the_next_round_and_none_after_the_last() 
     lockstep: Any = SimpleNamespace(rounds=ROUNDS, wait=lambda step: asyncio.sleep(0))
     parts = _parts(fill=False, ready=[])
     slots = parts.slots
-    gate = RoundGate(lockstep, Quota(ROUNDS), parts, last_step=2)
+    gate = RoundGate(lockstep, parts, last_step=2)
     assert slots.capacity == 2
     await gate.wait(1)
     assert slots.capacity == 3
