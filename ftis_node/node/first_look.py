@@ -80,6 +80,20 @@ def trained_runs(home: Home) -> list[str]:
     return [run_id for run_id in run_ids if isinstance(run_id, str)]
 
 
+def told_runs(home: Home) -> list[str]:
+    """`trained_runs`; of a home that has trained nothing (a generator's never does) the run that its last status names.
+
+    Empty where that cannot be read either.
+    """
+    if trained := trained_runs(home):
+        return trained
+    try:
+        run_id = json.loads(home.status.read_bytes())["run"]["id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [run_id] if isinstance(run_id, str) and run_id and marked_schema(home) == HOME_SCHEMA else []
+
+
 def check_room(home: Home, source: ModelSource, settings: NodeSettings) -> None:
     """Raises MachineError where the home's disk has no room for one checkpoint more."""
     needed, free = RESERVE_BYTES, free_bytes(home.root)

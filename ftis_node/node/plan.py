@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ftis_node.config.manifest import RunManifest, load_manifest, parse_manifest, preset_for_task
 from ftis_node.errors import ConfigError, DamagedError, TaskError
 from ftis_node.node.find_run import is_run_id
-from ftis_node.node.first_look import trained_runs
+from ftis_node.node.first_look import told_runs, trained_runs
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
 from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
 from ftis_node.tasks.spec import FILE_TASKS
@@ -118,7 +118,7 @@ def _from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
 def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
     """The manifest in the home; None in a new one, and where it is damaged and the start says which run is meant.
 
-    Only the checkpoints know then whether that is the home's run. Raises DamagedError.
+    Only the checkpoints, or the last status, know then whether that is the home's run. Raises DamagedError.
     """
     if not home.run_toml.exists():
         return None
@@ -130,10 +130,11 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
         why = f"it is of run {manifest.run_id}, the checkpoints are of another"
     except (ConfigError, UnicodeDecodeError) as error:
         why = str(error).removeprefix(f"{home.run_toml}").lstrip(": ")
+    told = told_runs(home)
     if not is_given:
-        which = f"run {trained[0]}" if trained else "this home's run"
+        which = f"run {told[0]}" if told else "this home's run"
         raise DamagedError(f"{home.run_toml} is damaged ({why}): start once with --run and the manifest of {which}")
-    if trained:
+    if told:
         log.warning("%s is damaged (%s): the manifest that --run gives takes its place", home.run_toml, why)
         return None
     raise DamagedError(f"{home.run_toml} is damaged ({why}) and nothing was trained yet: remove it")
@@ -146,9 +147,11 @@ def _check_same_run(manifest: RunManifest, own: RunManifest | None, home: Home) 
             f"{home.root} belongs to run {own.name} ({own.run_id[:12]}, task {own.task}), not to {manifest.name} "
             f"({manifest.run_id[:12]}, task {manifest.task}): give another --home for another run"
         )
-    trained = trained_runs(home) if own is None else []
-    if trained and manifest.run_id not in trained:
+    if own is not None:
+        return
+    told = told_runs(home) if home.run_toml.exists() else trained_runs(home)  # it is there, and damaged
+    if told and manifest.run_id not in told:
         raise ConfigError(
-            f"{home.root} belongs to run {trained[0]}, not to {manifest.name} ({manifest.run_id}): give the manifest "
+            f"{home.root} belongs to run {told[0]}, not to {manifest.name} ({manifest.run_id}): give the manifest "
             "of that run, or another --home"
         )

@@ -218,7 +218,7 @@ FAULTS = (
            "Lines that are no events are left out, the trail as it was is kept aside."),
     _saved("manifest-turned", "test_a_damaged_manifest_is_refused_until_the_run_is_named",
            partial(harm, name="run.toml", how=cut_off),
-           "The manifest of --run takes its place if the checkpoints are of that run; else one line, exit code 2."),
+           "The manifest of --run takes its place if the home is of that run; else one line, exit code 2."),
     Fault("checkpoint-turned", "files", FELL_BACK, CHECKPOINTS + "test_damaged_checkpoint_is_passed_over_by_name",
           partial(harm_checkpoint, how=turn_bytes), Ends.RESTARTS, fits=trains),
     Fault("checkpoint-cut", "files", FELL_BACK, CHECKPOINTS + "test_damaged_checkpoint_is_passed_over_by_name",

@@ -13,6 +13,7 @@ from tests.chaos import invariants
 from tests.chaos.history import counted
 from tests.chaos.invariants import AT_ONE_MOMENT, FROM_ONE_TO_ANOTHER, broken, check
 from tests.chaos.invariants_groups import two_of_a_number
+from tests.chaos.invariants_steps import versions_claimed
 from tests.chaos.observe import Observation
 from tests.chaos.observe_buffer import Buffer, Row
 from tests.chaos.observe_processes import Process
@@ -222,6 +223,18 @@ def test_a_step_that_changed_nothing_counts_in_the_numbers_of_versions(version: 
     step = event("taken", group=f"{US}-4", step=4), event("step", step=4, policy_version=3)
     seen = with_events(*step, admitted(5, version=version))(sound())
     assert ("groups claim versions that were made" not in names(seen)) is is_made
+
+
+@pytest.mark.parametrize(("served", "is_made"), [(7, True), (6, False)])
+def test_a_version_of_anothers_learner_may_be_claimed_just_before_it_is_told(served: int, *, is_made: bool) -> None:
+    events = (
+        event("start", peer=US),
+        event("served", version=5),
+        admitted(1, version=7),
+        event("served", version=served),
+    )
+    found = list(versions_claimed(replace(sound(), events=events)))
+    assert (not found) is is_made
 
 
 def test_a_step_that_a_crash_took_back_is_done_again_with_the_groups_of_then() -> None:

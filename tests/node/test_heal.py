@@ -384,6 +384,23 @@ def test_a_damaged_manifest_is_refused_until_the_run_is_named(home: Home, harm: 
     assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
 
 
+def test_a_home_that_has_trained_nothing_knows_its_run_by_its_last_status(home: Home) -> None:
+    """As a generator's: it has no checkpoints."""
+    manifest = load_manifest("arithmetic-ftis")
+    mark_schema(home, HOME_SCHEMA)
+    home.run_toml.write_text(manifest.to_toml()[:40])
+    with pytest.raises(DamagedError, match="nothing was trained yet: remove it"):
+        plan_run("arithmetic-ftis", None, home=home)
+    home.status.write_text(f'{{"run": {{"id": "{manifest.run_id}"}}}}')
+    with pytest.raises(DamagedError, match=f"--run and the manifest of run {manifest.run_id}"):
+        plan_run(None, None, home=home)
+    with pytest.raises(ConfigError, match=f"belongs to run {manifest.run_id}"):
+        plan_run("gsm8k-ftis", None, home=home)
+    assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
+    home.run_toml.unlink()
+    assert plan_run("gsm8k-ftis", None, home=home).manifest.name == "gsm8k-ftis", "removed by hand: another run"
+
+
 def test_a_clock_that_is_set_back_makes_no_ban_longer(home: Home) -> None:
     store, standings = PeerStore(home.peers), Standings()
     standings.ban("peer", 600.0, now=1e9)
