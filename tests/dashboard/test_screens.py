@@ -17,6 +17,7 @@ from ftis_node.dashboard.messages import NodeSeen
 from ftis_node.dashboard.screens.peer import PeerScreen
 from ftis_node.dashboard.view.plain import Span
 from ftis_node.dashboard.widgets.rows_table import RowsTable
+from ftis_node.errors import ConfigError
 from tests.dashboard.made_up import GROUP, RUNNING, SUMMARY, Still
 from tests.dashboard.svg_text import text_of_rows
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ftis_node.dashboard.reading import Reading
+    from ftis_node.replay.reader import GroupSummary
 
 KEYS = ("enter", "escape", "g", "e", "a", "question_mark", "r", "l", "down")
 
@@ -85,6 +87,20 @@ async def test_many_reasons_leave_room_for_a_peers_groups(tmp_path: Path, monkey
             while SUMMARY.id[:8] not in (shown := text_of_rows(app.export_screenshot())):
                 await pilot.pause(0.05)
         assert "peer id" in shown and "standing" in shown and "reason_29" in shown
+
+
+async def test_why_a_peers_groups_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(home: Home, sender: str | None = None) -> list[GroupSummary]:
+        raise ConfigError("the buffer is away")
+
+    monkeypatch.setattr(groups, "list_groups", fail)
+    app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), period_s=600.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.1)
+        await pilot.press("enter")
+        async with asyncio.timeout(20):
+            while "the buffer is away" not in text_of_rows(app.export_screenshot()):
+                await pilot.pause(0.05)
 
 
 class TableApp(App[None]):
