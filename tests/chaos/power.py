@@ -3,7 +3,8 @@
 A real node with a tiny model trains beside one peer. At each cut every process of it dies at once; the same command
 starts it again, as systemd would. Then it must be at work within 30 s, go on at the newest complete step, and have kept
 whatever it acknowledged (`kept.py`) or told its peer (`power_witness.py`). A line a cut; the last line is JSON.
-Exit code 1 where anything was lost or late. `cpu_s` is what a start costs, whatever else the machine does meanwhile.
+Exit code 1 where anything was lost or late. `cpu_s` is what a start costs, whatever else the machine does meanwhile;
+`stolen_percent` what its host gave to others during the starts, and each line says it of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
 from tests.attacks.member import Maker
 from tests.chaos.kept import Kept, events_in, losses, read_kept, wrong_resumption
-from tests.chaos.power_cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts
+from tests.chaos.power_cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts, stolen_seconds
 from tests.chaos.power_witness import Witness, witness
 from tests.node.support import ANY_PORT, started
 
@@ -74,6 +75,7 @@ class Outcome:
 
     at_work_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+    stolen_percent: list[float] = field(default_factory=list)
     num_by_kind: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
@@ -94,6 +96,7 @@ class Outcome:
             "late": self.num_late,
             "at_work_s": _spread(self.at_work_s),
             "cpu_s": _spread(self.cpu_s),
+            "stolen_percent": _spread(self.stolen_percent),
             "load": round(os.getloadavg()[2], 1),
             "cores": os.cpu_count(),
             "steps": self.kept.newest_step,
@@ -156,14 +159,16 @@ async def run_cuts(
 async def _one_life(victim: Victim, cut: Cut | None, peer: Witness, outcome: Outcome) -> str:
     """From the command to a cut, or to an orderly end where there is none; what happened, as a line."""
     before, told, num_violations = outcome.kept, dict(peer.told), len(outcome.violations)
-    began_at = time.monotonic()
+    began_at, stolen_before_s = time.monotonic(), stolen_seconds()
     with started(victim.home, *victim.command) as node:
         line = "cut while starting"
         if cut is None or cut.kind != "start-up":
             took_s = await _until_at_work(victim, node, before, began_at=began_at)
             outcome.at_work_s.append(took_s)
             outcome.cpu_s.append(cpu_seconds(node))
-            line = f"at work after {took_s:.1f} s, steps from {before.newest_step}"
+            stolen = (stolen_seconds() - stolen_before_s) / took_s
+            outcome.stolen_percent.append(100 * stolen)
+            line = f"at work after {took_s:.1f} s (the host took {stolen:.0%}), steps from {before.newest_step}"
             banned = await asyncio.to_thread(victim.ban_somebody)
             before = Kept(**{**_fields(before), "banned": before.banned | {banned}})
         if cut is None:

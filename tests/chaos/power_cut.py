@@ -89,6 +89,11 @@ def cpu_seconds(node: RunningNode) -> float:
     return sum(each.user + each.system for each in times)
 
 
+def stolen_seconds() -> float:
+    """What the host of a virtual machine has given to others since the machine began, a core (Linux; elsewhere 0)."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0)) / (psutil.cpu_count() or 1)
+
+
 def _family(node: RunningNode) -> list[psutil.Process]:
     try:
         return node.processes()
