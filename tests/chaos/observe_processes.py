@@ -100,10 +100,13 @@ def strays_of(node: Watched, former: Collection[Process], family: Collection[Pro
 def leftovers_of(node: Watched) -> dict[tuple[str, int], str]:
     """Files that a dead life may have left, by path and inode: temporary names, sockets that nobody listens on.
 
-    Of a node that does not run, the folder of its sockets and its weights in memory are left over as such.
+    Of a node that does not run, the folder of its sockets and its weights in memory are left over as such. The weights
+    that a generator was fetching are kept on purpose, to go on with: those of one version.
     """
     home = Home(node.home)
     found = {Path(path) for pattern in TEMPORARY_NAMES for path in _named(pattern, node.home)}
+    if len(fetched := {path for path in found if path.parent.name == "partial"}) == 1:
+        found -= fetched
     found |= {path for path in _files_in(home.sockets) if _is_dead_socket(path)}
     if not node.is_running:
         found |= {folder for folder in (home.sockets, weights_in_memory(node.home)) if folder.exists()}

@@ -192,6 +192,15 @@ class StandIn:
     pid: int = field(default_factory=os.getpid)
 
 
+def test_weights_on_their_way_are_no_leftover_but_those_of_two_versions_are(tmp_path: Path) -> None:
+    node, partial = StandIn(tmp_path), tmp_path / "weights" / "followed" / "partial"
+    partial.mkdir(parents=True)
+    (partial / "ab.part").touch()
+    assert leftovers_of(node) == {}
+    (partial / "cd.part").touch()
+    assert {Path(words).name for words in leftovers_of(node).values()} == {"ab.part", "cd.part"}
+
+
 def test_a_socket_is_left_when_nobody_listens_and_a_process_when_it_is_under_no_daemon(tmp_path: Path) -> None:
     node, sockets = StandIn(tmp_path), Home(tmp_path).sockets
     sockets.mkdir()
