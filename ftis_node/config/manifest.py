@@ -195,19 +195,13 @@ class StepSection(Section):
     )
 
     @model_validator(mode="after")
-    def _only_own_prompts_fill(self) -> StepSection:
-        if self.fill and self.share == "horizontal":
-            raise ValueError(
-                'fill means nothing where all answer the same prompts (share = "horizontal"): leave it out'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _domains_have_prompts_of_their_own(self) -> StepSection:
-        if self.own_domain_share is not None and self.share == "horizontal":
-            raise ValueError(
-                'own_domain_share means nothing where all answer the same prompts (share = "horizontal"): leave it out'
-            )
+    def _some_need_prompts_of_their_own(self) -> StepSection:
+        given = {"fill": self.fill, "own_domain_share": self.own_domain_share is not None}
+        for name, is_given in given.items():
+            if is_given and self.share == "horizontal":
+                raise ValueError(
+                    f'{name} means nothing where all answer the same prompts (share = "horizontal"): leave it out'
+                )
         return self
 
     @model_serializer(mode="wrap")

@@ -73,19 +73,24 @@ class PatientGate:
         """The run's, or what stands in for own groups where no more are made."""
         return shares_of_next_step(self._parts, self._needs)
 
+    @property
+    def _fills(self) -> bool:
+        """Whether own groups may stand in for foreign ones: not of a node that generates none, or no more."""
+        return self._parts.manifest.step.fill and makes_more(self._parts)
+
     def _wanted(self) -> StepNeeds:
         """The run's; with `step.fill`, own groups in place of the foreign ones that were missing before."""
         needs = StepNeeds.of(self._parts.manifest)
-        if not self._parts.manifest.step.fill or not makes_more(self._parts):
+        if not self._fills:
             return needs
         own, foreign = self._fill.shares(needs.own, needs.foreign)
         return replace(needs, own=own, foreign=foreign)
 
     def _plan_next(self) -> None:
         """A step starts: what is missing of it is generated for the next one."""
-        step = self._parts.manifest.step
-        if not step.fill or not makes_more(self._parts):
+        if not self._fills:
             return
+        step = self._parts.manifest.step
         self._fill.note(self._needs.foreign, [sender for sender, _ in self._parts.reader.ready_foreign()])
         own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
         self._parts.slots.resize(own * (1 + step.steps_ahead))

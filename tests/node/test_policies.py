@@ -48,6 +48,15 @@ async def test_a_cancelled_group_gives_its_slot_back() -> None:
     assert slots.waiting == 1
 
 
+async def test_more_slots_are_taken_at_once() -> None:
+    slots = Slots(1, held=1)
+    waiting = asyncio.create_task(slots.charge())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    slots.resize(2)
+    await asyncio.wait_for(waiting, 30)
+
+
 def test_a_data_file_is_walked_through_without_repeats() -> None:
     order = PromptOrder(100, seed=0, peer_id="a")
     assert sorted(order.index(k) for k in range(100)) == list(range(100))
