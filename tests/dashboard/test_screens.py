@@ -61,6 +61,14 @@ async def test_looks_that_come_while_screens_open_and_close_end_nothing(
         assert app.is_running and app.reading is not None
 
 
+async def test_looks_that_come_while_the_dashboard_ends_do_no_harm(tmp_path: Path) -> None:
+    waits = random.Random(1)
+    for _ in range(20):
+        app = DashboardApp(Home(tmp_path), Restless, period_s=0.0005)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.pause(waits.random() * 0.1)
+
+
 async def test_a_look_while_a_screen_is_being_opened_waits_for_it(tmp_path: Path) -> None:
     app = DashboardApp(Home(tmp_path), Restless, period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:

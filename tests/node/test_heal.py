@@ -397,6 +397,9 @@ def test_a_home_that_has_trained_nothing_knows_its_run_by_its_last_status(home: 
     with pytest.raises(ConfigError, match=f"belongs to run {manifest.run_id}"):
         plan_run("gsm8k-ftis", None, home=home)
     assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
+    mark_schema(home, HOME_SCHEMA - 1)
+    with pytest.raises(DamagedError, match="nothing was trained yet"):
+        plan_run("arithmetic-ftis", None, home=home)  # run ids were others then
     home.run_toml.unlink()
     assert plan_run("gsm8k-ftis", None, home=home).manifest.name == "gsm8k-ftis", "removed by hand: another run"
 
