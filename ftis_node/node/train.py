@@ -6,6 +6,7 @@ unblocked by: intake
 
 The slots of a step are freed only after the generator serves the new version. A group that a dead learner had in hand
 goes back to READY unless the learner's checkpoint, which names the groups of its last step, shows that it was trained.
+One that the learner failed on several times is released, so that no group can hold the node up.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from ftis_node.errors import WorkerDiedError
+from ftis_node.errors import WorkerDiedError, WorkerTaskError
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.node.budget import is_learned_out
 from ftis_node.node.evaluations import evaluate_tasks
@@ -26,6 +27,7 @@ from ftis_node.node.makers import dtype_of
 from ftis_node.node.mismatch import Change, MismatchWatch, limits_of, warning_of
 from ftis_node.node.tracking import track_step
 from ftis_node.node.waits import waiting_for
+from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.reputation import Conduct
@@ -132,8 +134,12 @@ class TrainLoop:
             await self._note(reply.report)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.finish(reply)
+        except WorkerTaskError:
+            await parts.disk(parts.buffer.note_failed, step)
+            raise
         except WorkerDiedError as error:
             parts.events.write("step_lost", step=step, error=str(error))
+            await parts.disk(parts.buffer.note_failed, step)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.give_up()
             with waiting_for("the learner worker"):
@@ -173,6 +179,7 @@ class TrainLoop:
         returned = await self._parts.disk(self._parts.buffer.reconcile, state.step, last_groups)
         if returned:
             log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
+        await self._release_poisoned()
         self._parts.slots.hold(self._parts.reader.own_held())
         if state.last_report is not None and state.step > self.step:
             await self._note(
@@ -183,6 +190,14 @@ class TrainLoop:
         if state.weights is not None:
             with waiting_for(f"weights {state.policy_version} in the generator"):
                 await self._give_weights(self._parts, state.weights, state.proof)
+
+    async def _release_poisoned(self) -> None:
+        """What the learner failed on again and again is in no further step, or the node would never get past it."""
+        poisoned = await self._parts.disk(self._parts.buffer.release_poisoned)
+        for group_id in poisoned:
+            self._parts.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
+        if poisoned:
+            log.warning("the learner failed %d times on the same %d groups: left out", MAX_FAILED_STEPS, len(poisoned))
 
     async def _note(self, report: StepReport) -> None:
         """The step's figures: into the event trail, the status, the trackers and, where something is wrong, the log."""

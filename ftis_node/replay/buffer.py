@@ -19,6 +19,7 @@ from ftis_node.records.text_codec import unpack_text_group
 from ftis_node.replay.checksums import checksum_of
 from ftis_node.replay.counts import kept_bytes
 from ftis_node.replay.database import Transaction, give_back_pages, open_writer
+from ftis_node.replay.failures import note_failed, release_poisoned
 from ftis_node.replay.forgotten import forget, is_forgotten, trim
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
 from ftis_node.replay.salvage import count_missing, is_sound, release_damaged, take_again
@@ -194,6 +195,16 @@ class ReplayBuffer:
             [(*trained, step, group_id, *trained) for group_id in ids],
         )
         return len(strayed)
+
+    def note_failed(self, step: int) -> None:
+        """The learner failed in `step`: counted for each of its groups, which stay TAKEN until `reconcile`."""
+        with self._transaction():
+            note_failed(self._db, step)
+
+    def release_poisoned(self) -> list[bytes]:
+        """READY -> RELEASED(poisoned) for groups that the learner failed on too often; returns their ids."""
+        with self._transaction():
+            return release_poisoned(self._db)
 
     def release_damaged(self) -> list[bytes]:
         """READY, TAKEN -> RELEASED(damaged) for groups that are not what was stored; returns their ids."""

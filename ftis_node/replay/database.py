@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.errors import ConfigError
-from ftis_node.replay import checksums, counts, forgotten
+from ftis_node.replay import checksums, counts, failures, forgotten
 from ftis_node.replay.soundness import BUSY_TIMEOUT_S, told
 
 SCHEMA_VERSION = 3
@@ -69,6 +69,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             _upgrade_once(connection, step)
         connection.executescript(f"BEGIN; {SCHEMA} {forgotten.SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         checksums.add_column(connection)
+        failures.add_column(connection)
         counts.start_counting(connection)
     except sqlite3.DatabaseError as error:
         connection.close()

@@ -2,7 +2,7 @@
 
     WAITING --admit--> READY --take(step)--> TAKEN --release(trained)--> RELEASED
        |                 |                     `----give_back-----------> READY
-       |                 `--release(stale | evicted | discarded | damaged | delivered | audit)-> RELEASED
+       |                 `--release(stale | evicted | discarded | poisoned | damaged | delivered | audit)-> RELEASED
        `--cancel (a slot is given back; nothing was stored)
 
 A slot is charged before a group exists (WAITING, in memory only: nothing was acknowledged, so a crash loses nothing)
@@ -41,6 +41,7 @@ class ReleaseReason(StrEnum):
     EVICTED = "evicted"  # newer groups needed its place
     REFUSED = "refused"  # the learner refused the step it was in
     DISCARDED = "discarded"  # the run's rule passed it over
+    POISONED = "poisoned"  # the learner failed in several steps that had it
     AUDIT = "audit"  # its log-probs are not those of the weights that it claims
     DAMAGED = "damaged"  # it is not what was stored: a disk lost or turned bytes
     DELIVERED = "delivered"  # a peer has it, and nobody trains on it here

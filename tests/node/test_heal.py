@@ -216,9 +216,10 @@ def test_a_group_that_is_not_what_was_stored_is_let_go(home: Home, harm: str) ->
     assert told(home, "released")[0]["reason"] == "damaged"
 
 
+@pytest.mark.parametrize("column", ["checksum", "failed_steps"])
 @pytest.mark.parametrize("is_torn", [True, False])
-def test_groups_of_a_version_without_checksums_are_kept(home: Home, *, is_torn: bool) -> None:
-    execute(home.replay, "ALTER TABLE groups DROP COLUMN checksum")
+def test_groups_of_a_version_that_noted_less_are_kept(home: Home, *, is_torn: bool, column: str) -> None:
+    execute(home.replay, f"ALTER TABLE groups DROP COLUMN {column}")
     before = ready_ids(home)
     if is_torn:
         overwrite(home.replay, 8 * PAGE, os.urandom(PAGE))

@@ -83,7 +83,11 @@ async def _at_once(work: Any, *arguments: Any, **options: Any) -> Any:
 async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_turns: bool, calls: list[str]) -> None:
     workers = _Workers(outcome)
     nothing: Any = SimpleNamespace(
-        release_step=lambda step, reason: None, prune=lambda **_: None, reconcile=lambda step, last_groups: 0
+        release_step=lambda step, reason: None,
+        prune=lambda **_: None,
+        reconcile=lambda step, last_groups: 0,
+        note_failed=lambda step: None,
+        release_poisoned=list,
     )
     parts: Any = SimpleNamespace(
         settings=NodeSettings(model="m", dtype="float32"),

@@ -17,6 +17,7 @@ from ftis_node.errors import ConfigError, DamagedError
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, choose_foreign, choose_own
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.validation import Accepted
@@ -152,6 +153,34 @@ def test_the_checkpoint_decides_what_a_crash_undid(path: Path, buffer: ReplayBuf
     assert resumed.reconcile(2) == 0, "the checkpoint holds step 2: its groups are trained"
     assert reader.figures().trained_foreign == 3
     resumed.close()
+
+
+def test_what_the_learner_fails_on_again_and_again_is_let_go(path: Path) -> None:
+    first_life = ReplayBuffer(path)
+    fill(first_life, own=2, ann=1)
+    first_life.close()
+    for _ in range(MAX_FAILED_STEPS):  # each failure ends the node
+        with closing(ReplayBuffer(path)) as buffer:
+            assert buffer.release_poisoned() == []
+            taken = {group.id for group in buffer.take(1, own=1, foreign=1).groups}
+            buffer.note_failed(1)
+            assert buffer.release_poisoned() == [], "the checkpoint may still show that they were trained"
+            buffer.reconcile(0)
+    with closing(ReplayBuffer(path)) as buffer, closing(ReplayReader(path)) as reader:
+        assert set(buffer.release_poisoned()) == taken
+        assert len(taken) == 2
+        assert reader.ready_counts() == (1, 0), "what was in none of these steps stays"
+        assert reader.figures().released == {"poisoned": 2}
+
+
+def test_a_failure_after_the_checkpoint_takes_nothing_from_it(buffer: ReplayBuffer, reader: ReplayReader) -> None:
+    fill(buffer, own=1)
+    buffer.take(1, own=1, foreign=0)
+    for _ in range(MAX_FAILED_STEPS):
+        buffer.note_failed(1)
+    buffer.reconcile(1)
+    assert buffer.release_poisoned() == []
+    assert reader.figures().released == {"trained": 1}
 
 
 @pytest.mark.parametrize("every_steps", [1, 3])

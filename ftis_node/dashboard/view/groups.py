@@ -33,6 +33,7 @@ FATES = {
     "stale": "released unused: its weights were too old",
     "evicted": "released unused: the buffer was full",
     "discarded": "passed over: the run's choice took others",
+    "poisoned": "released unused: the learner failed in several steps that had it",
     "refused": "in a step that the learner refused",
     "audit": "released unused: its log-probs are not those of the weights that it claims",
     "delivered": "a peer has it: nobody trains here",
