@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from textual.app import App
+from textual.events import InputEvent
 
 from ftis_node.dashboard.messages import GroupOpened, GroupsListed, NodeSeen
 from ftis_node.dashboard.screens.main import MainScreen
@@ -15,10 +16,12 @@ from ftis_node.errors import FtisError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from textual.events import Event
     from textual.screen import Screen
 
     from ftis_node.config.home import Home
     from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.screens.page import Page
     from ftis_node.models.decoder import Decoder
 
 PERIOD_S = 1.0
@@ -50,6 +53,7 @@ class DashboardApp(App[None]):
         self._period_s = period_s
         self._once = once
         self._is_over = threading.Event()
+        self._is_leaving = False
         self._decoder: Decoder | None = None
         self.reading: Reading | None = None
 
@@ -74,6 +78,21 @@ class DashboardApp(App[None]):
         while not self._is_over.is_set():
             self.post_message(NodeSeen(watcher.look()))
             self._is_over.wait(self._period_s)
+
+    async def action_quit(self) -> None:
+        """Ends the dashboard. Keys that were pressed after it are for nobody: there will be no screen to take them."""
+        self._is_leaving = True
+        self.exit()
+
+    async def on_event(self, event: Event) -> None:
+        """Every event that the application itself gets."""
+        if not (self._is_leaving and isinstance(event, InputEvent)):
+            await super().on_event(event)
+
+    def open_page(self, page: Page) -> None:
+        """Shows a page above the screen that is shown now."""
+        if not self._is_leaving:
+            self.push_screen(page)
 
     def on_node_seen(self, message: NodeSeen) -> None:
         """Every open screen that shows the node is written anew; one that is still being opened reads it itself."""
@@ -125,22 +144,22 @@ class DashboardApp(App[None]):
         from ftis_node.dashboard.screens.group import GroupScreen
 
         if group_id is not None:
-            self.push_screen(GroupScreen(group_id))
+            self.open_page(GroupScreen(group_id))
 
     def action_show_groups(self) -> None:
         """Shows the newest groups."""
         from ftis_node.dashboard.screens.groups import GroupsScreen
 
-        self.push_screen(GroupsScreen())
+        self.open_page(GroupsScreen())
 
     def action_show_events(self) -> None:
         """Shows the event trail."""
         from ftis_node.dashboard.screens.events import EventsScreen
 
-        self.push_screen(EventsScreen())
+        self.open_page(EventsScreen())
 
     def action_show_help(self) -> None:
         """Shows keys and words."""
         from ftis_node.dashboard.screens.help import HelpScreen
 
-        self.push_screen(HelpScreen())
+        self.open_page(HelpScreen())

@@ -227,10 +227,11 @@ async def test_completions_in_flight_across_an_update_say_so_one_by_one(serve: S
     engine = await serve()
     path = Path(WeightStore(tmp_path).publish(1, file_tensors(model_of(seed=1))).path)
     made = (await engine.look()).tokens_made
-    long = make_request(PROMPTS[0], max_tokens=400, eos_ids=NEVER, num_completions=2, request_id="long")
-    mixed = make_request(PROMPTS[1], max_tokens=400, eos_ids=frozenset({0}), num_completions=16, request_id="mixed")
+    long = make_request(PROMPTS[0], max_tokens=480, eos_ids=NEVER, num_completions=2, request_id="long")
+    rare = frozenset({64})  # one token in 200: some end before the update, some after it
+    mixed = make_request(PROMPTS[1], max_tokens=480, eos_ids=rare, num_completions=24, request_id="mixed")
     running = [asyncio.create_task(engine.generate(request)) for request in (long, mixed)]
-    await engine.until(made + 18 * 60)
+    await engine.until(made + 26 * 80)
     await engine.load_weights(path, 1)
     across, both = await asyncio.gather(*running)
     after = await engine.generate(make_request(PROMPTS[0]))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
+    from ftis_node.dashboard.app import DashboardApp
     from ftis_node.dashboard.reading import Reading
 
 WIDE, TALL = 130, 40
@@ -31,6 +32,7 @@ WIDE, TALL = 130, 40
 class MainScreen(Screen[None]):
     """Head, curves, figures, peers, events."""
 
+    app: DashboardApp
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-low"), (TALL, "-tall")]
     DEFAULT_CSS = """
@@ -87,4 +89,4 @@ class MainScreen(Screen[None]):
     def open_peer(self, event: DataTable.RowSelected) -> None:
         """Enter on a peer."""
         if event.row_key.value is not None:
-            self.app.push_screen(PeerScreen(event.row_key.value))
+            self.app.open_page(PeerScreen(event.row_key.value))
