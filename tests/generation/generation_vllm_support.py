@@ -248,12 +248,14 @@ class DistantEngine:
     async def look(self) -> Sight:
         return await self._supervisor.call(Look(), Sight)
 
-    async def until(self, tokens_made: int) -> Sight:
-        """Return when the engine has sampled that many tokens in all."""
+    async def until(self, tokens_made: int, *, num_running: int = 0) -> Sight:
+        """Return when the engine has sampled that many tokens in all, and works on so many completions at once."""
         async with asyncio.timeout(30):
-            while (sight := await self.look()).tokens_made < tokens_made:  # noqa: ASYNC110 - in another process
+            while True:
+                sight = await self.look()
+                if sight.tokens_made >= tokens_made and sight.num_running >= num_running:
+                    return sight
                 await asyncio.sleep(0.005)
-        return sight
 
 
 def make_client(
