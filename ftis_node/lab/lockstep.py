@@ -68,9 +68,9 @@ class Lockstep:
         await _until(lambda: self._is_complete(step))
 
     async def begin(self, step: int) -> None:
-        """Returns when every node that is still there has done the step before: for those who send without training."""
-        judges = [place for place in self._places if place.figures is not None and place.last_step >= step]
-        await _until(lambda: all(place.figures.step >= step - 1 for place in judges if place.figures))
+        """Returns when every node has done the step before, or its last one."""
+        judges = [(place.figures, min(step - 1, place.last_step)) for place in self._places if place.figures]
+        await _until(lambda: all(figures.step >= done for figures, done in judges))
 
     def _is_complete(self, step: int) -> bool:
         if not all(place.quota.is_known(min(step, place.last_step)) for place in self._places):
@@ -91,21 +91,22 @@ class RoundGate:
     Where the run has `step.fill` it makes up for what the door refused: `quota` says what it makes of each round.
     """
 
-    def __init__(self, lockstep: Lockstep, parts: Parts, *, last_step: int, quota: Quota | None = None) -> None:
+    def __init__(self, lockstep: Lockstep, parts: Parts, *, quota: Quota | None = None) -> None:
         self._lockstep = lockstep
         self._parts = parts
         self._quota = quota or Quota(lockstep.rounds)
-        self._last_step = last_step
         self._fill = Fill()
-        self._parts.slots.capacity = self.shares(1)[0]  # whoever ran ahead would be judged in another's place
+        self._parts.slots.capacity = self.shares(1)[0]
 
     async def wait(self, step: int) -> bool:
-        """Returns True when the round is complete. From here on there are as many slots as the next one takes: the step
-        that follows frees them."""
+        """Returns True when the round is complete. Its groups are made once everybody has done the step before: whoever
+        takes that step late would find them among those of its own round."""
+        await self._lockstep.begin(step)
+        self._parts.slots.resize(self.shares(step)[0])
         await self._lockstep.wait(step)
         if self._parts.manifest.step.fill:
             self._plan(step)
-        self._parts.slots.capacity = self.shares(step + 1)[0] if step < self._last_step else 0
+        self._parts.slots.resize(0)
         return True
 
     def shares(self, step: int) -> tuple[int, int]:

@@ -202,7 +202,7 @@ async def _live(trial: Trial, node: Node, index: int) -> None:
         return
     intake = IntakeLoop(parts)
     loops = rollout_loops(parts, intake, PullLoop(parts, intake))
-    gate = RoundGate(lockstep, parts, last_step=last_step, quota=quota)
+    gate = RoundGate(lockstep, parts, quota=quota)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
         await TrainLoop(parts, gate, last_step=last_step).run()

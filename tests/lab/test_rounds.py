@@ -100,12 +100,15 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
     rounds = Rounds(own=2, foreign=4, last_steps=(3, 3, 3))
     due = {("a", 1): 2, ("a", 2): 5}
     lockstep: Any = SimpleNamespace(
-        rounds=rounds, wait=lambda step: asyncio.sleep(0), due=lambda sender, step: due[sender, step]
+        rounds=rounds,
+        begin=lambda step: asyncio.sleep(0),
+        wait=lambda step: asyncio.sleep(0),
+        due=lambda sender, step: due[sender, step],
     )
     quota, parts = Quota(rounds, plans=True), _parts(fill=True, ready=[("a", 1), ("a", 2), ("a", 3)])
-    gate = RoundGate(lockstep, parts, last_step=3, quota=quota)
+    gate = RoundGate(lockstep, parts, quota=quota)
     await gate.wait(1)
-    assert (gate.shares(1), gate.shares(2), parts.slots.capacity) == ((2, 4), (3, 3), 3)
+    assert (gate.shares(1), gate.shares(2)) == ((2, 4), (3, 3))
     await gate.wait(2)
     assert gate.shares(3) == (3, 3)
 
@@ -118,14 +121,32 @@ def _parts(*, fill: bool, ready: list[tuple[str, int]]) -> Any:
     )
 
 
-async def test_a_gate_leaves_slots_for_the_next_round_and_none_after_the_last() -> None:
-    lockstep: Any = SimpleNamespace(rounds=ROUNDS, wait=lambda step: asyncio.sleep(0))
+async def test_a_gate_has_slots_for_a_round_from_when_all_have_done_the_step_before_until_it_is_complete() -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def noted(what: str) -> Any:
+        async def note(step: int) -> None:
+            seen.append((what, step, slots.capacity))
+
+        return note
+
+    lockstep: Any = SimpleNamespace(rounds=ROUNDS, begin=noted("begin"), wait=noted("wait"))
     parts = _parts(fill=False, ready=[])
     slots = parts.slots
-    gate = RoundGate(lockstep, parts, last_step=2)
-    assert slots.capacity == 2
-    await gate.wait(1)
-    assert slots.capacity == 3
-    await gate.wait(2)
+    gate = RoundGate(lockstep, parts)
+    for step in (1, 2):
+        await gate.wait(step)
+    assert seen == [("begin", 1, 2), ("wait", 1, 2), ("begin", 2, 0), ("wait", 2, 3)]
     assert slots.capacity == 0
     assert gate.shares(2) == (3, 3)
+
+
+async def test_a_round_waits_for_the_last_step_of_one_who_leaves() -> None:
+    lockstep, slow, leaver = Lockstep(ROUNDS), Figures(), Figures()
+    for figures, last_step in ((slow, 3), (leaver, 1)):
+        lockstep.enter(SimpleNamespace(peer_id="a", groups_sent=0), figures, last_step=last_step)
+    slow.step = 2
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(lockstep.begin(3), 0.05)
+    leaver.step = 1
+    await asyncio.wait_for(lockstep.begin(3), 30)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from ftis_node.lab.lockstep import Lockstep
 from ftis_node.lab.pairs import Pair, PairMember
 from ftis_node.lab.rounds import Rounds
 from ftis_node.lab.trial import run_trial
+from ftis_node.node import train
 from ftis_node.node.figures import Figures
 
 if TYPE_CHECKING:
@@ -80,6 +83,22 @@ def test_a_trial_repeats_itself(experiment: Experiment) -> None:
         assert one.steps["reward_mean"] == other.steps["reward_mean"]
     another = run_trial(only(experiment, steps=2, seeds=range(1, 2)))
     assert another.members[0].steps["reward_mean"] != first.members[0].steps["reward_mean"]
+
+
+def test_a_member_that_evaluates_slowly_takes_the_same_groups(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = only(experiment, steps=2)
+    prompt = run_trial(trial)
+    evaluate, pauses = train.evaluate_tasks, itertools.cycle((0.0, 1.0))
+
+    async def evaluate_late(*arguments: Any, **options: Any) -> None:
+        await asyncio.sleep(next(pauses))  # one of the two; the other does its step meanwhile
+        await evaluate(*arguments, **options)
+
+    monkeypatch.setattr(train, "evaluate_tasks", evaluate_late)
+    for one, other in zip(prompt.members, run_trial(trial).members, strict=True):
+        assert one.steps["reward_mean"] == other.steps["reward_mean"]
 
 
 def test_late_weights_generate_off_policy_groups(experiment: Experiment) -> None:

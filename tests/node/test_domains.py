@@ -174,7 +174,7 @@ async def _live(parts: Parts, lockstep: Lockstep) -> None:
     loops = rollout_loops(parts, intake, PullLoop(parts, intake))
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
-        await TrainLoop(parts, RoundGate(lockstep, parts, last_step=STEPS), last_step=STEPS).run()
+        await TrainLoop(parts, RoundGate(lockstep, parts), last_step=STEPS).run()
         for task in running:
             task.cancel()
 
