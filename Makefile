@@ -10,10 +10,13 @@ OUT ?= demo-out
 FUZZ_MINUTES ?= 10
 CHAOS_SEED ?= 0
 CHAOS_MINUTES ?= 60
+# Of `make hostile`.
+MINUTES ?= 60
+SEED ?= 0
 # The demo's models are tiny: torch alone serves them well, and nobody need wait for vLLM to be installed.
 ENGINE ?= torch
 
-.PHONY: setup setup-vllm demo test lint scan bench fuzz chaos proto docs clean
+.PHONY: setup setup-vllm demo test lint scan bench fuzz chaos hostile proto docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -60,7 +63,7 @@ $(BENCH_STAMP): $(VLLM_STAMP)
 bench: $(BENCH_STAMP)
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
 
-# By hand: coverage-guided fuzzing of all that reads bytes from peers.
+# By hand: coverage-guided fuzzing of all that reads bytes from peers, and of what the loops do with them.
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
 	$(BIN)/python -m tests.fuzz.run --minutes $(FUZZ_MINUTES)
@@ -68,6 +71,10 @@ fuzz: $(STAMP)
 # By hand: a small real swarm, and faults on it by the schedule of a seed (docs/reliability.md).
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --minutes $(CHAOS_MINUTES)
+
+# By hand: all attackers at once on one real node, beside two honest senders (docs/attacks.md).
+hostile: $(STAMP)
+	$(BIN)/python -m tests.attacks.endurance --minutes $(MINUTES) --seed $(SEED)
 
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=ftis_node/records --pyi_out=ftis_node/records proto/rollout.proto

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.records.group import Group
+    from ftis_node.tasks.cost import ScoringCost
 
 NUM_GROUPS = 300
 NUM_RUNS = 5
@@ -51,7 +52,12 @@ CODECS = ("exact", "lossless", "lossy")
 class FreeScorer:
     """Everything is worth what random_group claims least: the rules' cost is measured, not the scorer's."""
 
-    async def score(self, item: TaskItem, texts: Sequence[str]) -> list[tuple[float, CompletionStatus]]:
+    async def resolve(self, ref: PromptRef, cost: ScoringCost) -> TaskItem:
+        return TaskItem(ref, ({"role": "user", "content": ""},), "")
+
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
+    ) -> list[tuple[float, CompletionStatus]]:
         return [(0.0, CompletionStatus.SCORED) for _ in texts]
 
 
@@ -144,7 +150,7 @@ def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", 
         context = DoorContext(
             manifest=manifest,
             tokenizer=FreeTokenizer(),
-            resolve=lambda ref: TaskItem(ref, ({"role": "user", "content": ""},), ""),
+            resolve=FreeScorer().resolve,
             scorer=FreeScorer(),
             is_known=reader.is_known,
             has_number=reader.has_number,

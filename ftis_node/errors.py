@@ -5,7 +5,8 @@ Each class is one sentence and one exit code. `str(error)` is the line that a us
     FtisError                     1  a fault of ours
     +-- UsageError                2  wrong use or configuration
     |   +-- ConfigError           2  a setting is unknown, out of bounds or contradicts another
-    |   |   `-- DamagedError      2  a file of the home is not what was written there
+    |   |   +-- DamagedError      2  a file of the home is not what was written there
+    |   |   `-- FileError         2  a file is a folder, link or device, too large, or not of its format
     |   +-- HomeInUseError        2  another node owns this home
     |   +-- TaskError             2  unknown task, or a data file that cannot be read
     |   `-- ModelError            2  a model folder is missing or incomplete
@@ -18,7 +19,7 @@ Each class is one sentence and one exit code. `str(error)` is the line that a us
     +-- WorkerError               1  a worker process failed
     |   +-- WorkerDiedError       1  it ended, or stopped answering, while we needed it
     |   `-- WorkerTaskError       1  it is alive and says that one request failed
-    `-- NonFiniteError            1  a loss or gradient is NaN or infinite; the step was refused
+    `-- NonFiniteError            1  a loss, gradient or update is NaN or infinite; the step was refused
 
 Stale, refused and failed rollouts are not exceptions: they are counters (`records.Refusal`, `replay.ReleaseReason`).
 """
@@ -46,6 +47,10 @@ class ConfigError(UsageError):
 
 class DamagedError(ConfigError):
     """A file of the home is not what was written there."""
+
+
+class FileError(ConfigError):
+    """A file is a folder, a link, a device, too large, or not of its format."""
 
 
 class HomeInUseError(UsageError):
@@ -112,4 +117,4 @@ class WorkerTaskError(WorkerError):
 
 
 class NonFiniteError(FtisError):
-    """A loss or gradient is NaN or infinite; the step was refused."""
+    """A loss, gradient or update is NaN or infinite; the step was refused."""

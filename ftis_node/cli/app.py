@@ -8,6 +8,8 @@ help is the line in the list of commands, where a docstring's first sentence wou
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
 import os
 import signal
 import sys
@@ -38,7 +40,9 @@ from ftis_node.cli import (
 from ftis_node.config.outside import forbid_telemetry
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import set_up_logging
+from ftis_node.telemetry.printable import one_line
 from ftis_node.telemetry.secrets import redacted, show_traceback
+from ftis_node.telemetry.standard_files import discard_output, drop_what_cannot_be_written, open_closed_files
 
 app = typer.Typer(
     name="ftis-node",
@@ -66,7 +70,9 @@ app.command("compare", short_help="Compare methods over an in-process network.")
 
 PROGRAM = "ftis-node"
 INTERNAL_FAULT = 1
+MACHINE_CANNOT = 3
 INTERRUPTED = 130
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 LASTING = ("join", "bootstrap")  # commands that run until they are told to end, and then end soon
 EXIT_LIMIT_S = 5.0  # for what libraries do at exit
 _debug = False
@@ -96,10 +102,34 @@ def main() -> None:
     forbid_telemetry()
     sys.excepthook = show_traceback
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: what a command started is ended in order
+    open_closed_files()
+    if _is_lasting(sys.argv[1:]):
+        drop_what_cannot_be_written()
     code = run(sys.argv[1:])
-    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in LASTING:
+    if _is_lasting(sys.argv[1:]):
         _end_at_once(code)
-    sys.exit(code)
+    sys.exit(_flushed(code))
+
+
+def _is_lasting(arguments: list[str]) -> bool:
+    return next((word for word in arguments if not word.startswith("-")), "") in LASTING
+
+
+def _flushed(code: int) -> int:
+    """The exit code once the output is written; MACHINE_CANNOT where a disk has no space for it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        discard_output()
+    except OSError as error:
+        return code or _output_lost(error)
+    return code
+
+
+def _output_lost(error: OSError) -> int:
+    discard_output()
+    _complain(f"the output cannot be written ({error.strerror}): make space on its disk")
+    return MACHINE_CANNOT
 
 
 def _end_at_once(code: int) -> NoReturn:
@@ -127,9 +157,11 @@ def run(arguments: list[str]) -> int:
         return _fail(error, str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        return 0
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and not _is_lasting(arguments):
+            return 0  # `| head` has read enough
+        if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
+            return _output_lost(error)
         return _fail(error, f"internal fault ({type(error).__name__}: {error}); run with --debug and report it", 1)
     return code if isinstance(code, int) else 0
 
@@ -137,9 +169,10 @@ def run(arguments: list[str]) -> int:
 def _fail(error: Exception, line: str, code: int) -> int:
     if _debug:
         raise error
-    _complain(" ".join(line.split()))
+    _complain(line)
     return code
 
 
 def _complain(line: str) -> None:
-    typer.echo(f"ftis-node: {redacted(line)}", err=True)
+    with contextlib.suppress(OSError):  # standard error on a full disk: the exit code remains
+        typer.echo(f"ftis-node: {one_line(redacted(line))}", err=True)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
-from ftis_node.errors import UsageError
+from ftis_node.errors import FileError, UsageError
+from ftis_node.files import read_text
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -91,8 +92,8 @@ def _passphrase(file: Path | None, *, again: bool) -> str:
     """From the file, or typed. Raises UsageError where there is neither, or it is empty."""
     if file is not None:
         try:
-            passphrase = file.read_text(encoding="utf-8").split("\n", 1)[0]
-        except (OSError, UnicodeDecodeError):
+            passphrase = read_text(file).split("\n", 1)[0]
+        except (OSError, FileError):
             raise UsageError(f"cannot read a passphrase from {file}") from None
     elif not sys.stdin.isatty():
         raise UsageError("a passphrase is needed and nobody is there to ask: give --passphrase-file")

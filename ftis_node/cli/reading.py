@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import ConfigError, FtisError, UsageError
+from ftis_node.errors import ConfigError, FileError, FtisError, UsageError
+from ftis_node.files import read_object, read_text
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -37,14 +38,13 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
 def _last_words(home: Home) -> dict[str, Any]:
     """What a stopped node left in `status.json`. Raises ConfigError where that cannot be read."""
     try:
-        saved = json.loads(home.status.read_text())
-    except OSError as error:
+        return read_object(home.status)
+    except FileNotFoundError as error:
         raise ConfigError(f"{home.status} cannot be read: {error.strerror}") from None
-    except ValueError:
-        saved = None
-    if not isinstance(saved, dict):
-        raise ConfigError(f"{home.status} is damaged: remove it; the next start of the node writes it anew")
-    return saved
+    except FileError as error:
+        raise ConfigError(
+            f"{home.status} is damaged: remove it; the next start of the node writes it anew ({error})"
+        ) from None
 
 
 def post_document(home: Home, path: str, asked: dict[str, Any]) -> Any:
@@ -52,7 +52,7 @@ def post_document(home: Home, path: str, asked: dict[str, Any]) -> Any:
     url = home.running_url()
     if url is None or not home.control_token.exists():
         raise ConfigError(f"no node that takes changes runs with the home {home.root}")
-    headers = {TOKEN_HEADER: home.control_token.read_text()}
+    headers = {TOKEN_HEADER: read_text(home.control_token)}
     status, answer = _call(url, "POST", path, json.dumps(asked), headers, TIMEOUT_S)
     if status != OK:
         raise UsageError(str(answer.get("error", answer)))

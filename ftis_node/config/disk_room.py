@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError
+from ftis_node.files import check_no_folder, open_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,10 +81,14 @@ def make_folder(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Puts `data` into `path`, which is as it was where that fails. Raises OSError."""
+    """Puts `data` into `path`, which is as it was where that fails.
+
+    Raises OSError, FileError where a folder is there, or a link in place of the file that is written first.
+    """
+    check_no_folder(path)
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(open_to_write(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

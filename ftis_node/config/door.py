@@ -38,6 +38,15 @@ class DoorSection(Section):
     strangers_tokens_a_minute: float = Field(
         default=100e6, gt=0, le=1e11, description="Completion tokens a minute of all such peers together."
     )
+    scoring_s_a_minute: float = Field(
+        default=20.0, gt=0, le=3600,
+        description="Seconds a minute that scoring the groups of one sender may take; beyond, `scoring_quota`.",
+    )  # fmt: skip
+    strangers_scoring_s_a_minute: float = Field(
+        default=40.0, gt=0, le=3600,
+        description="The same of all peers together that have not shown anything yet; they have a scoring process of "
+        "their own.",
+    )  # fmt: skip
     share_cap: float = Field(
         default=0.25, gt=0, le=1,
         description="Largest part of the buffer's places for foreign groups that one sender may hold; among k senders "

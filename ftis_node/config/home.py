@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import disk_full, is_disk_full, make_folder
 from ftis_node.errors import ConfigError, FtisError, HomeInUseError
+from ftis_node.files import open_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +47,7 @@ LOCK_TRIES = 3
 LOCK_PAUSE_S = 0.05
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 MAX_SOCKETS_PATH = 70  # leaves room for the sockets' own names
+SOCKETS_PREFIX = "ftis-"
 
 
 def default_home() -> Path:
@@ -148,15 +150,28 @@ class Home:
 
     @property
     def sockets(self) -> Path:
-        """Folder of unix sockets: inside the home, or where its path is too long a private one in the temp folder."""
-        inside = self.root.absolute() / "run"
-        if len(str(inside)) <= MAX_SOCKETS_PATH:
-            return inside
-        import hashlib
+        """Folder of unix sockets: inside the home, or where its path is too long a private one in the temp folder.
+
+        That one has a new name for each life of a node, and `run` in the home is a link to it.
+        """
+        inside = self._run
+        return inside if len(str(inside)) <= MAX_SOCKETS_PATH else self._linked_sockets() or inside
+
+    @property
+    def _run(self) -> Path:
+        return self.root.absolute() / "run"
+
+    def _linked_sockets(self) -> Path | None:
+        """What `run` is a link to; None where it is none, or one that no node made."""
         import tempfile
 
-        digest = hashlib.sha256(str(inside).encode()).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"ftis-{os.getuid()}-{digest}"
+        try:
+            target = Path(os.readlink(self._run))
+            info = target.lstat()
+        except OSError:
+            return None
+        is_named_so = target.parent == Path(tempfile.gettempdir()) and target.name.startswith(SOCKETS_PREFIX)
+        return target if is_named_so and stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() else None
 
     def create(self) -> None:
         """Makes the folders. Raises ConfigError where that is not possible, MachineError where the disk is full."""
@@ -164,7 +179,7 @@ class Home:
             for folder in (self.root, self.checkpoints, self.weights, self.logs):
                 make_folder(folder)
             self._remove_sockets()
-            self.sockets.mkdir(mode=0o700)
+            self._make_sockets()
         except OSError as error:
             raise self._unusable(error) from None
 
@@ -190,7 +205,7 @@ class Home:
     def _locked(self) -> Iterator[None]:
         try:
             make_folder(self.root)
-            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = open_to_write(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise self._unusable(error) from None
         try:
@@ -221,7 +236,20 @@ class Home:
     def _remove_sockets(self) -> None:
         import shutil
 
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        if (linked := self._linked_sockets()) is not None:
+            shutil.rmtree(linked, ignore_errors=True)
+        if self._run.is_symlink():
+            self._run.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self._run, ignore_errors=True)
+
+    def _make_sockets(self) -> None:
+        if len(str(self._run)) <= MAX_SOCKETS_PATH:
+            self._run.mkdir(mode=0o700)
+            return
+        import tempfile
+
+        self._run.symlink_to(tempfile.mkdtemp(prefix=SOCKETS_PREFIX))  # a name that nobody can take before
 
     def _take_lock(self, descriptor: int) -> None:
         """Locks for this process; a reader that looks at the same moment is waited for."""
@@ -252,7 +280,7 @@ class Home:
     def is_held(self) -> bool:
         """Whether a node has this home now, be it that it is still starting."""
         try:
-            descriptor = os.open(self.lock, os.O_RDWR)
+            descriptor = open_to_write(self.lock, os.O_RDWR)
         except FileNotFoundError:
             return False
         try:

@@ -13,26 +13,26 @@ import json
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import replace_file
-from ftis_node.errors import ConfigError
+from ftis_node.errors import ConfigError, FileError
+from ftis_node.files import read_object
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
 HOME_SCHEMA = 4
+TOLD = "the next start tells from the home what belongs there"
 
 
 def marked_schema(home: Home) -> int | None:
     """The number in the home's marker; None where it has none. Raises ConfigError where it cannot be read."""
     try:
-        schema = json.loads(home.marker.read_text())["schema"]
+        schema = read_object(home.marker).get("schema")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        raise ConfigError(f"{home.marker} cannot be read: {error.strerror}; give another --home") from None
-    except (ValueError, KeyError, TypeError):
-        schema = None
+    except FileError as error:
+        raise ConfigError(f"{home.marker} is damaged: remove it; {TOLD} ({error})") from None
     if not isinstance(schema, int) or schema < 1:
-        raise ConfigError(f"{home.marker} is damaged: remove it; the next start tells from the home what belongs there")
+        raise ConfigError(f"{home.marker} is damaged: remove it; {TOLD}")
     return schema
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import tomllib
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -20,8 +19,9 @@ import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_serializer, model_validator
 
 from ftis_node.config.optimizer import OptimizerSection
-from ftis_node.config.section import Positive, Section
+from ftis_node.config.section import MOST, Positive, Section
 from ftis_node.errors import ConfigError
+from ftis_node.files import parse_toml, read_text
 
 if TYPE_CHECKING:
     from pydantic import SerializerFunctionWrapHandler
@@ -45,7 +45,9 @@ class SamplingSection(Section):
     group_size: int = Field(default=12, ge=2, le=256, description="Completions for one prompt by one node (G).")
     temperature: float = Field(default=1.0, gt=0, le=5, description="Softmax temperature.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus mass; 1 is off. See `sampling.cut`.")
-    top_k: int = Field(default=0, ge=0, description="Tokens kept before sampling; 0 is off. See `sampling.cut`.")
+    top_k: int = Field(
+        default=0, ge=0, le=1 << 24, description="Tokens kept before sampling; 0 is off. See `sampling.cut`."
+    )
     cut: Literal["refuse", "correct"] = Field(
         default="refuse",
         description="What becomes of a `top_p` below 1 or a `top_k` above 0, which bias every importance ratio. "
@@ -120,8 +122,10 @@ class MethodSection(Section):
     )
     clip: bool | None = Field(default=None, description="gepo: whether its weight is clipped.")
     alpha: float | None = Field(default=None, ge=0, le=1, description="gepo: share of the defensive mix.")
-    k3_beta: float | None = Field(default=None, ge=0, description="gepo: weight of the k3 regulariser (paper: 0.005).")
-    mis_low: float | None = Field(default=None, ge=0, description="mis: ratios below this have weight 0.")
+    k3_beta: float | None = Field(
+        default=None, ge=0, le=MOST, description="gepo: weight of the k3 regulariser (paper: 0.005)."
+    )
+    mis_low: float | None = Field(default=None, ge=0, le=MOST, description="mis: ratios below this have weight 0.")
     mis_high: Positive | None = Field(default=None, description="mis: ratios above this have weight 0.")
     m2_threshold: Positive | None = Field(default=None, description="m2po: bound of the mean squared log-ratio.")
     topr_level: Literal["seq_mean", "seq_sum", "token"] | None = Field(
@@ -305,11 +309,14 @@ def _run_id(manifest: RunManifest) -> str:
 def parse_manifest(text: str, *, source: str) -> RunManifest:
     """A manifest from TOML text; `source` names it in errors. Raises ConfigError in one line."""
     try:
-        return RunManifest.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is no TOML: {error}") from None
+        return RunManifest.model_validate(parse_toml(text, source=source))
     except ValidationError as error:
         raise ConfigError(f"{source}: {first_problem(error)}") from None
+
+
+def read_manifest(path: Path) -> RunManifest:
+    """The manifest in a TOML file. Raises ConfigError in one line, FileNotFoundError where there is none."""
+    return parse_manifest(read_text(path), source=str(path))
 
 
 def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:
@@ -330,7 +337,7 @@ def load_manifest(name_or_path: str) -> RunManifest:
         close = difflib.get_close_matches(name_or_path, PRESETS, n=1)
         hint = f"; did you mean {close[0]} ?" if close else ""
         raise ConfigError(f"no run {name_or_path!r}: give one of {', '.join(PRESETS)} or a TOML file{hint}")
-    return parse_manifest(path.read_text(), source=str(path))
+    return read_manifest(path)
 
 
 def preset_for_task(task: str) -> str:

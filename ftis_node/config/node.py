@@ -6,16 +6,17 @@ are refused by name.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from ftis_node.config.budget import BudgetSection
@@ -27,6 +28,7 @@ from ftis_node.config.peer_list import read_peers
 from ftis_node.config.roles import Role, RolesSection
 from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError
+from ftis_node.files import read_toml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,7 +190,10 @@ class BufferSection(Section):
         description="Size of these together; the oldest of whoever has most go first.",
     )
     max_disk_bytes: int = Field(
-        default=4 << 30, ge=1 << 18, description="Size of the kept envelopes; used ones go first when it is reached."
+        default=4 << 30,
+        ge=1 << 18,
+        le=1 << 50,
+        description="Size of the kept envelopes; used ones go first when it is reached.",
     )
 
 
@@ -249,6 +254,7 @@ class MismatchSection(Section):
     max_kl: float | None = Field(
         default=None,
         gt=0,
+        le=1000,
         description="Largest healthy KL(engine, learner) in nats a token; unset: 1e-4 in float32, 2e-3 in bfloat16.",
     )
     max_share: float | None = Field(
@@ -394,6 +400,8 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
     Raises ConfigError in one line that names the key.
     """
 
+    tables = read_toml(node_toml) if os.path.lexists(node_toml) else {}
+
     class FromEverywhere(NodeSettings):
         """The same settings with their sources in order of precedence."""
 
@@ -401,7 +409,7 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (init_settings, EnvSettingsSource(settings_cls), TomlConfigSettingsSource(settings_cls, node_toml))
+            return (init_settings, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, tables))
 
     try:
         settings = FromEverywhere(**{key: value for key, value in flags.items() if value is not None})
@@ -410,6 +418,4 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
             raise ConfigError(f"no model: name it with --model ID_OR_DIR, or as `model` in {node_toml}") from None
         where = f"{node_toml}: " if node_toml.exists() else ""
         raise ConfigError(f"{where}{first_problem(error)}") from None
-    except ValueError as error:  # the TOML itself
-        raise ConfigError(f"{node_toml} is no TOML: {error}") from None
     return NodeSettings.model_construct(**dict(settings))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ftis_node.config.section import Positive, Section
+from ftis_node.config.section import MOST, Section
 
 ScheduleName = Literal["constant", "linear", "cosine"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -16,8 +16,8 @@ DEFAULT_FINAL_SHARE = 0.1  # a swarm's run has no end: a rate that falls to 0 wo
 class OptimizerSection(Section):
     """The optimiser. Defaults are the F-TIS paper's."""
 
-    learning_rate: Positive = Field(default=1e-6, description="Adam's learning rate for full fine-tuning.")
-    lora_learning_rate: Positive = Field(default=1e-4, description="Adam's learning rate for LoRA adapters.")
+    learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Adam's learning rate for full fine-tuning.")
+    lora_learning_rate: float = Field(default=1e-4, gt=0, le=1, description="Adam's learning rate for LoRA adapters.")
     schedule: ScheduleName = Field(
         default="constant",
         description="Course of the rate after the warm-up: `constant`, or falling by a straight line or half a cosine "
@@ -42,12 +42,17 @@ class OptimizerSection(Section):
     betas: tuple[Decay, Decay] = Field(
         default=(0.9, 0.999), description="Decay of Adam's first and second moment, each in [0, 1)."
     )
-    eps: Positive = Field(default=1e-8, description="Adam's epsilon, added to the root of the second moment.")
+    eps: float = Field(
+        default=1e-8, ge=1e-16, le=1, description="Adam's epsilon, added to the root of the second moment."
+    )
     weight_decay: float = Field(
         default=0.0, ge=0, le=1, description="Decoupled weight decay (AdamW): what rate x this takes off a step."
     )
     max_grad_norm: float = Field(
-        default=1.0, ge=0, description="Gradients are scaled down to this L2 norm; 0: never, it is only reported."
+        default=1.0,
+        ge=0,
+        le=MOST,
+        description="Gradients are scaled down to this L2 norm; 0: never, it is only reported.",
     )
     kl_to_start: float = Field(
         default=0.0,

@@ -9,6 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftis_node.errors import FileError
+from ftis_node.files import read_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -28,11 +31,13 @@ def _named_by(part: str) -> list[str]:
         return [part]
     path = Path(part[1:])
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ValueError(f"the file of peers {path} cannot be read ({reason})") from None
+        text = read_text(path, max_bytes=MAX_FILE_BYTES)
+    except OSError as error:
+        raise ValueError(f"the file of peers {path} cannot be read ({error.strerror})") from None
+    except FileError as error:
+        raise ValueError(f"the file of peers {path} cannot be read ({error})") from None
+    if "\x00" in text:
+        raise ValueError(f"the file of peers {path} is no list of at most {MAX_FILE_BYTES >> 10} KiB of text")
     lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
     if not any(lines):
         raise ValueError(f"the file of peers {path} is empty: it has one multiaddr on each line")

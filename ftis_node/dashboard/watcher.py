@@ -13,7 +13,6 @@ A node that is started again is found by the next look, because nothing of the f
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +21,8 @@ import msgspec
 
 from ftis_node.dashboard.machine import MachineMeter, running_process
 from ftis_node.dashboard.reading import Phase, Reading
-from ftis_node.errors import FtisError
+from ftis_node.errors import FileError, FtisError
+from ftis_node.files import read_object
 from ftis_node.telemetry.history import HistoryFollower
 from ftis_node.telemetry.status import Status
 
@@ -92,8 +92,8 @@ def has_ever_run(home: Home) -> bool:
 def start_command(home: Home) -> str:
     """The command that starts the node of this home again, with what its last start was told."""
     try:
-        told = json.loads(home.settings.read_text())
-    except (OSError, ValueError):
+        told = read_object(home.settings)
+    except (OSError, FileError):
         told = {}
     words = ["ftis-node", "join", "--model", str(told.get("model") or "MODEL"), "--home", str(home.root)]
     for peer in told.get("peers") or ():

@@ -8,11 +8,13 @@ that the command prints has it, and the page's first answer moves it into a cook
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import secrets
 import shlex
+import signal
 import socket
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,9 +23,12 @@ from aiohttp import web
 from textual_serve.server import Server
 
 from ftis_node.errors import UsageError
+from ftis_node.node.access import host_name, is_same_secret
+from ftis_node.node.http_guard import HttpGuard
+from ftis_node.telemetry.printable import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from ftis_node.config.home import Home
 
@@ -51,11 +56,18 @@ def warning_of(host: str, port: int) -> str | None:
 
 def refusal_of(*, bound_to: str, host: str, origin: str | None) -> str | None:
     """Why a request is refused, by its `Host` and `Origin`; None for a good one."""
-    if bound_to in LOOPBACK and urlsplit(f"//{host}").hostname not in LOOPBACK:
-        return f"this dashboard is for this machine alone: open http://{bound_to}, not {host}"
-    if origin is not None and urlsplit(origin).netloc != host:
+    if bound_to in LOOPBACK and host_name(host) not in LOOPBACK:
+        return f"this dashboard is for this machine alone: open http://{bound_to}, not {one_line(host)}"
+    if origin is not None and _site_of(origin) != host:
         return "another site's page may not read this dashboard"
     return None
+
+
+def _site_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def new_token(host: str) -> str | None:
@@ -73,6 +85,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         super().__init__(command, host=host, port=port, title="ftis-node", templates_path=PAGES)
         self._token = token
         self._cookie = COOKIE.format(port=port)
+        self.guard = HttpGuard()
         self._max_pages = max_pages
         self._num_pages = 0
 
@@ -89,6 +102,28 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
         size = request.query.get("fontsize", "")
         context = {"font_size": int(size) if size.isdecimal() and len(size) < 3 else 16}
         return aiohttp_jinja2.render_template("app_index.html", request, context)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[int]:
+        """Serves while the block runs; gives the port. Raises OSError where it cannot be opened."""
+        runner = self.guard.runner(await self._make_app())
+        await runner.setup()
+        try:
+            await self.guard.listen(runner, self.host, self.port)
+            yield int(runner.addresses[0][1])
+        finally:
+            await runner.cleanup()
+
+    def serve(self, debug: bool = False) -> None:
+        """Serves until SIGINT or SIGTERM."""
+        asyncio.run(self._until_signalled())
+
+    async def _until_signalled(self) -> None:
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        async with self.opened():
+            await ended.wait()
 
     async def _make_app(self) -> web.Application:
         app: web.Application = await super()._make_app()
@@ -117,7 +152,7 @@ class DashboardServer(Server):  # type: ignore[misc]  # textual-serve has no typ
             self._num_pages -= 1
 
     def _is_shown(self, token: str) -> bool:
-        return self._token is not None and hmac.compare_digest(token.encode(), self._token.encode())
+        return self._token is not None and is_same_secret(token, self._token)
 
     def _admitted(self, request: web.Request) -> web.Response:
         """To the page with a cookie, for the address that the command printed; else what is missing."""

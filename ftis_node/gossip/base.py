@@ -11,19 +11,24 @@ A peer that does not answer, or answers rubbish, is no exception: a pull ends wi
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.counters import GossipCounters as GossipCounters  # noqa: TC001 - for all who import it from here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     from ftis_node.gossip.reachability import Reachability
+    from ftis_node.swarm.peer_guard import PeerGuard
 
 ID_BYTES = 32
+MAX_ANSWERS = 256  # to one question
 
 Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
-"""Ids in, the bodies held of them out, in any order; what is not held is left out."""
+"""Ids in, the bodies held of them out, in the order of the ids; what is not held is left out."""
 
 Answer = Callable[[str, bytes], Awaitable[Sequence[bytes]]]
 """A peer's id and its question in; answers, each no longer than an announcement, out."""
@@ -33,6 +38,12 @@ GiveWeights = Callable[[str, bytes], "AsyncGenerator[bytes, None]"]
 
 OnConfirm = Callable[[str, Sequence[bytes]], Awaitable[None]]
 """A peer's id and the ids of the bodies that it fetched and checked."""
+
+OnSent = Callable[[str, bytes], None]
+"""A peer's id and the id of a body that was sent to it whole. Cheap, without IO."""
+
+OnRefusal = Callable[[str, RecordError], None]
+"""A peer's id and why one of its announcements was not delivered. Cheap, without IO."""
 
 IsRefused = Callable[[str], bool]
 """Whether a peer, by its id, is served nothing at all just now. Asked for every stream: cheap, without IO."""
@@ -101,6 +112,7 @@ class GossipLimits:
     max_body_bytes: int = 1 << 20
     max_ids_per_request: int = 64
     max_request_bytes: int = 16 << 20  # bodies of one pull together
+    max_answers: int = MAX_ANSWERS
     idle_timeout_s: float = 10.0  # no byte moved
     fetch_timeout_s: float = 60.0  # one pull, as seen by either end
     num_bodies_per_lookup: int = 4  # read from the store at a time while serving
@@ -118,47 +130,17 @@ class GossipLimits:
                 raise ValueError(f"{entry.name} must be above 0")
 
 
-@dataclass(slots=True)
-class GossipCounters:
-    """What happened since the start. Only this room writes it."""
-
-    announcements_sent: int = 0
-    announcements_received: int = 0
-    announcements_dropped: int = 0  # the queue was full
-    announcements_refused: int = 0  # over the size limit, or not sealed with the run's secret
-    announcements_unsent: int = 0  # the network process was down
-    bodies_in: int = 0
-    bodies_out: int = 0
-    body_bytes_in: int = 0
-    body_bytes_out: int = 0
-    weights_bytes_in: int = 0  # chunks of weights, their hashes, offers
-    weights_bytes_out: int = 0
-    confirmed_in: int = 0  # ids that peers confirmed to us
-    confirmed_out: int = 0
-    fetch_errors: dict[str, int] = field(default_factory=dict)  # by FetchOutcome
-    serve_errors: dict[str, int] = field(default_factory=dict)  # streams served that ended early, by reason
-    records_refused: int = 0  # of the directory: not their owner's, too large, or for too long
-    restarts: int = 0  # of the network process
-
-    def count_fetch_error(self, outcome: FetchOutcome) -> None:
-        """One pull that did not complete."""
-        self.fetch_errors[outcome.value] = self.fetch_errors.get(outcome.value, 0) + 1
-
-    def count_refused_record(self) -> None:
-        """One directory record that was neither stored nor believed."""
-        self.records_refused += 1
-
-    def count_serve_error(self, reason: str) -> None:
-        """One served stream that ended early."""
-        self.serve_errors[reason] = self.serve_errors.get(reason, 0) + 1
-
-
 class Gossip(Protocol):
     """One node's part in one run's swarm. Call `serve` before `start`; after `close` nothing is usable."""
 
     @property
     def peer_id(self) -> str:
         """This node's peer id (`12D3Koo...`)."""
+        ...
+
+    @property
+    def guard(self) -> PeerGuard:
+        """Catches what work for one peer raises; the node sets its `on_fault` before `start`."""
         ...
 
     @property
@@ -194,11 +176,14 @@ class Gossip(Protocol):
         answer: Answer | None = None,
         retell: Lookup | None = None,
         is_refused: IsRefused | None = None,
+        on_sent: OnSent | None = None,
+        on_refusal: OnRefusal | None = None,
     ) -> None:
         """Says where bodies come from, who hears of confirmations, and who answers questions.
 
         `retell` gives, for ids of this node's own bodies, the same told as text. Streams of peers that `is_refused`
-        names are closed without a word.
+        names are closed before they are read. `on_sent` is called for each body that a peer took, `on_refusal` for each
+        announcement that was too large.
         """
         ...
 

@@ -8,7 +8,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.base import ID_BYTES, Fetched, FetchOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from ftis_node.gossip.base import GossipLimits, Lookup
 
@@ -30,11 +30,27 @@ def unpack_ids(packed: bytes, *, limits: GossipLimits) -> list[bytes]:
     return list(dict.fromkeys(packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)))
 
 
-async def look_up(lookup: Lookup, ids: Sequence[bytes], *, limits: GossipLimits) -> AsyncGenerator[bytes, None]:
-    """Bodies held of `ids`, a few read at a time, so that a slow reader holds little of our memory."""
+async def look_up(
+    lookup: Lookup,
+    ids: Sequence[bytes],
+    *,
+    limits: GossipLimits,
+    on_taken: Callable[[bytes], None] = lambda body_id: None,
+) -> AsyncGenerator[bytes, None]:
+    """Bodies held of `ids`, a few read at a time, so that a slow reader holds little of our memory.
+
+    `on_taken` is called with the id of each body when the next one is asked for.
+    """
     for at in range(0, len(ids), limits.num_bodies_per_lookup):
-        for body in await lookup(ids[at : at + limits.num_bodies_per_lookup]):
+        asked = ids[at : at + limits.num_bodies_per_lookup]
+        bodies = await lookup(asked)
+        if bodies and len(bodies) != len(asked):  # one by one: whose they are is not certain otherwise
+            found = [(one, body) for one in asked for body in await lookup([one])]
+        else:
+            found = list(zip(asked, bodies, strict=False))
+        for one, body in found:
             yield body
+            on_taken(one)
 
 
 def outcome_of(error: RecordError) -> FetchOutcome:

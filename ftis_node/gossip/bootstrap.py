@@ -16,6 +16,7 @@ from ftis_node.gossip.forwarding import Forwarder
 from ftis_node.gossip.link import Link
 from ftis_node.gossip.reception import Reception
 from ftis_node.gossip.session import Session, Station
+from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,8 @@ class BootstrapNode:
     def __init__(self, settings: NetworkSettings, *, identity: Identity, limits: GossipLimits | None = None) -> None:
         limits = limits or GossipLimits()
         self._settings = settings
-        self._dialler = Dialler(settings, rng=random.Random())
+        self.guard = PeerGuard()
+        self._dialler = Dialler(settings, rng=random.Random(), guard=self.guard)
         self._has_ended = asyncio.Event()
         self._error: BaseException | None = None
         self.peer_id = identity.peer_id
@@ -45,6 +47,7 @@ class BootstrapNode:
             handlers={},
             reception=Reception(limits),
             is_public=True,
+            guard=self.guard,
         )
         self._link = Link(station, self._work, on_end=self._on_end)
 

@@ -11,11 +11,24 @@ from ftis_node.gossip.names import Service, check_run_id
 from ftis_node.gossip.reception import Reception
 from ftis_node.gossip.secret import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.serving import Services
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.gossip.base import Answer, GiveWeights, GossipLimits, IsRefused, Lookup, OnConfirm
+    from ftis_node.errors import RecordError
+    from ftis_node.gossip.base import (
+        Answer,
+        GiveWeights,
+        GossipLimits,
+        IsRefused,
+        Lookup,
+        OnConfirm,
+        OnRefusal,
+        OnSent,
+    )
+
+PLACES = {Service.ASK: Place.CATCH_UP, Service.CONFIRM: Place.CONFIRM, Service.WEIGHTS: Place.WEIGHTS}
 
 
 class PeerCalls(ABC):
@@ -29,6 +42,13 @@ class PeerCalls(ABC):
         self._counters = GossipCounters()
         self._services = Services(limits=limits, counters=self._counters)
         self._reception = Reception(limits)
+        self._on_refusal: OnRefusal | None = None
+        self._guard = PeerGuard()
+
+    @property
+    def guard(self) -> PeerGuard:
+        """Keeps what one peer breaks that peer's affair."""
+        return self._guard
 
     @property
     def peer_id(self) -> str:
@@ -48,9 +68,12 @@ class PeerCalls(ABC):
         answer: Answer | None = None,
         retell: Lookup | None = None,
         is_refused: IsRefused | None = None,
+        on_sent: OnSent | None = None,
+        on_refusal: OnRefusal | None = None,
     ) -> None:
-        """Says where bodies and their texts come from, who hears of confirmations, who answers, who is refused."""
-        self._services.use(lookup, on_confirm=on_confirm, answer=answer, retell=retell)
+        """Says where bodies and their texts come from, and who takes what peers say; see `base.Gossip.serve`."""
+        self._services.use(lookup, on_confirm=on_confirm, answer=answer, retell=retell, on_sent=on_sent)
+        self._on_refusal = on_refusal
         if is_refused is not None:
             self._reception.is_refused = is_refused
 
@@ -77,11 +100,8 @@ class PeerCalls(ABC):
         max_bytes = self._limits.max_announcement_bytes
         if len(question) > max_bytes:
             raise ValueError(f"a question of {len(question)} bytes; {max_bytes} are allowed")
-        pull = Pull(
-            max_items=self._limits.max_request_bytes // max_bytes,
-            max_item_bytes=max_bytes,
-            max_bytes=self._limits.max_request_bytes,
-        )
+        max_items = self._limits.max_answers
+        pull = Pull(max_items=max_items, max_item_bytes=max_bytes, max_bytes=max_items * max_bytes)
         return await self._counted_pull(peer_id, Service.ASK, question, pull=pull, timeout_s=timeout_s)
 
     async def ask_weights(
@@ -104,6 +124,12 @@ class PeerCalls(ABC):
         self._counters.confirmed_out += len(ids) if has_heard else 0
         return has_heard
 
+    def _refuse_announcement(self, peer_id: str, error: RecordError) -> None:
+        """Counts an announcement that is not delivered; for one that is too large `on_refusal` is called."""
+        self._counters.announcements_refused += 1
+        if self._on_refusal is not None and error.reason == "size":
+            self._on_refusal(peer_id, error)
+
     def _check_announcement(self, payload: bytes) -> None:
         if len(payload) > self._limits.max_announcement_bytes:
             raise ValueError(f"{len(payload)} bytes; {self._limits.max_announcement_bytes} are allowed")
@@ -117,7 +143,9 @@ class PeerCalls(ABC):
         self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float | None
     ) -> Fetched:
         total_s = self._limits.fetch_timeout_s if timeout_s is None else timeout_s
-        fetched = await self._pull(peer_id, service, request, pull=pull, timeout_s=total_s)
+        fetched = pull.end(FetchOutcome.BROKEN)
+        with self._guard.work_for(peer_id, PLACES.get(service, Place.PULL)):
+            fetched = await self._pull(peer_id, service, request, pull=pull, timeout_s=total_s)
         if fetched.outcome is not FetchOutcome.COMPLETE:
             self._counters.count_fetch_error(fetched.outcome)
         return fetched

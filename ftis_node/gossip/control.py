@@ -4,6 +4,9 @@ hivemind's client speaks the same protocol, but knows no gossipsub, leaves conne
 and reads frames of any length a stranger announces. A broken or silent control socket shows as OSError or EOFError
 (TimeoutError is an OSError): then p2pd is gone or hangs. What p2pd refuses is a `Refused`, with its sentence.
 
+libp2p has peers with keys of other types than Ed25519 (RSA, secp256k1, ECDSA). No node has one; such a peer is left out
+here, where its id enters, and counted, so that every peer id further in is one of an Ed25519 key.
+
 Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2pd.proto
 """
 
@@ -14,9 +17,18 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import NetworkError
-from ftis_node.gossip.base import Announcement, PeerConnection
-from ftis_node.gossip.bindings import address_bytes, address_texts, p2pd_pb2, read_pbmsg_safe, write_pbmsg
-from ftis_node.records.identity import peer_id_from_text, peer_id_text
+from ftis_node.gossip.base import Announcement, GossipCounters, PeerConnection
+from ftis_node.gossip.bindings import (
+    address_bytes,
+    address_texts,
+    p2pd_pb2,
+    read_pbmsg_safe,
+    socket_bytes,
+    write_pbmsg,
+)
+from ftis_node.records.addresses import AddressError
+from ftis_node.records.identity import ed25519_peer_id, peer_id_from_text
+from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -34,9 +46,19 @@ class Refused(NetworkError):
 class Control:
     """Requests to one p2pd. `timeout_s` bounds those that p2pd answers by itself, without a peer."""
 
-    def __init__(self, path: Path, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_s: float,
+        counters: GossipCounters | None = None,
+        guard: PeerGuard | None = None,
+    ) -> None:
         self._path = path
+        self._guard = guard or PeerGuard()
         self._timeout_s = timeout_s
+        self._counters = counters or GossipCounters()
+        self._ignored: set[bytes] = set()  # connected peers whose key is not Ed25519
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def identify(self) -> tuple[str, ...]:
@@ -45,21 +67,30 @@ class Control:
         return address_texts(response.identify.addrs)
 
     async def connect(self, peer_id: str, addresses: Iterable[str], *, timeout_s: float) -> None:
-        """Connects to a peer by any of `addresses`. Raises Refused, which names each address and how it failed."""
+        """Connects to a peer by any of `addresses`, or by those that p2pd remembers where none are given.
+
+        An address that is none is passed over. Raises Refused, which names each address and how it failed.
+        """
         request = p2pd_pb2.ConnectRequest(
-            peer=peer_id_from_text(peer_id),
-            addrs=[address_bytes(address) for address in addresses],
-            timeout=max(1, round(timeout_s)),
+            peer=_raw_id(peer_id), addrs=_usable(list(addresses)), timeout=max(1, round(timeout_s))
         )
         await self._call(Request(type=Request.CONNECT, connect=request), extra_s=timeout_s)
 
     async def connected_peers(self) -> list[PeerConnection]:
-        """Peers with an open connection."""
+        """Peers with an open connection, but for those whose key is not Ed25519."""
         response = await self._call(Request(type=Request.LIST_PEERS))
         addresses: dict[str, tuple[str, ...]] = {}
+        ignored: set[bytes] = set()
         for peer in response.peers:  # one entry a connection
-            peer_id = peer_id_text(peer.id)
-            addresses[peer_id] = addresses.get(peer_id, ()) + address_texts(peer.addrs)
+            with self._guard.work_for(UNPROVEN, Place.PRESENCE):
+                peer_id = ed25519_peer_id(peer.id)
+                if peer_id is None:
+                    ignored.add(peer.id)
+                else:
+                    addresses[peer_id] = addresses.get(peer_id, ()) + address_texts(peer.addrs)
+        for _ in ignored - self._ignored:
+            self._counters.count_non_ed25519("connection")
+        self._ignored = ignored
         return [PeerConnection(peer_id, known) for peer_id, known in addresses.items()]
 
     async def publish(self, topic: str, payload: bytes) -> None:
@@ -74,16 +105,14 @@ class Control:
         async with self._connection(timeout_s=self._timeout_s) as (reader, writer):
             async with asyncio.timeout(self._timeout_s):
                 await self._exchange(reader, writer, Request(type=Request.PUBSUB, pubsub=request))
-            yield _messages(reader)
+            yield self._messages(reader)
 
     @asynccontextmanager
     async def stream(
         self, peer_id: str, protocol: str, *, timeout_s: float
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """A stream to a peer. Raises Refused where the peer is not reached or does not speak `protocol`."""
-        request = p2pd_pb2.StreamOpenRequest(
-            peer=peer_id_from_text(peer_id), proto=[protocol], timeout=max(1, round(timeout_s))
-        )
+        request = p2pd_pb2.StreamOpenRequest(peer=_raw_id(peer_id), proto=[protocol], timeout=max(1, round(timeout_s)))
         async with self._connection(timeout_s=timeout_s) as (reader, writer):
             async with asyncio.timeout(timeout_s):
                 await self._exchange(reader, writer, Request(type=Request.STREAM_OPEN, streamOpen=request))
@@ -91,9 +120,7 @@ class Control:
 
     async def handle_streams(self, protocols: Sequence[str], socket_path: Path) -> None:
         """Has p2pd bring incoming streams of `protocols` to the unix socket at `socket_path`."""
-        request = p2pd_pb2.StreamHandlerRequest(
-            addr=address_bytes(f"/unix{socket_path}"), proto=list(protocols), balanced=False
-        )
+        request = p2pd_pb2.StreamHandlerRequest(addr=socket_bytes(socket_path), proto=list(protocols), balanced=False)
         await self._call(Request(type=Request.STREAM_HANDLER, streamHandler=request))
 
     def close(self) -> None:
@@ -140,9 +167,35 @@ class Control:
         finally:
             writer.transport.abort()  # at once, also where the task is being cancelled and unsent bytes are waiting
 
+    async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[Announcement]:
+        while True:
+            message = p2pd_pb2.PSMessage()
+            await read_pbmsg_safe(reader, message)
+            author = None
+            with self._guard.work_for(UNPROVEN, Place.MESSAGE):
+                author = ed25519_peer_id(getattr(message, "from"))
+            if author is None:
+                self._counters.count_non_ed25519("message")
+            else:
+                yield Announcement(sender=author, payload=message.data)
 
-async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Announcement]:
-    while True:
-        message = p2pd_pb2.PSMessage()
-        await read_pbmsg_safe(reader, message)
-        yield Announcement(sender=peer_id_text(getattr(message, "from")), payload=message.data)
+
+def _raw_id(peer_id: str) -> bytes:
+    """The raw form of a peer id. Raises Refused for one that no node can have."""
+    try:
+        return peer_id_from_text(peer_id)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def _usable(addresses: Sequence[str]) -> list[bytes]:
+    """The binary forms of those addresses that are some. Raises Refused where none of several is."""
+    raws, errors = [], []
+    for address in addresses:
+        try:
+            raws.append(address_bytes(address))
+        except AddressError as error:
+            errors.append(f"{address}: {error}")
+    if errors and not raws:
+        raise Refused("; ".join(errors))
+    return raws

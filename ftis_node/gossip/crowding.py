@@ -68,6 +68,7 @@ def _block(address: str) -> tuple[bool, str] | None:
         return True, host
     try:
         ip = ip_address(host)
-    except ValueError:
+        block = ip_network(f"{ip}/{BLOCK_BITS[ip.version]}", strict=False)
+    except ValueError:  # no IP address, or one with a zone, of which there is no network
         return None
-    return ip.is_global, str(ip_network(f"{ip}/{BLOCK_BITS[ip.version]}", strict=False))
+    return ip.is_global, str(block)

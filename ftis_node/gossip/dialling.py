@@ -10,11 +10,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import ConfigError
 from ftis_node.gossip.control import Refused
 from ftis_node.gossip.missed import Missed
-from ftis_node.gossip.multiaddr import parse_multiaddr
 from ftis_node.gossip.reachability import Reachability, reachability_of
+from ftis_node.records.addresses import AddressError, parse_address
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 
 if TYPE_CHECKING:
     import random
@@ -30,23 +30,24 @@ NUM_PEERS_MET = 8  # a round meets so many connected peers in the directory; it 
 
 
 def believable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
-    """Those of a stranger's claimed addresses that are well-formed and name the stranger, without the `/p2p/ID` end."""
+    """Those of the addresses that a stranger claims that are some and name nobody else, without their `/p2p/ID` end."""
     believable = []
     for text in claimed:
         try:
-            address = parse_multiaddr(text)
-        except ConfigError:
+            address = parse_address(text)
+        except AddressError:
             continue
-        if address.peer_id == peer_id:
-            believable.append(address.transport)
-    return believable
+        if address.peer_id in (peer_id, None) and address.port:
+            believable.append(address.without_peer.text)
+    return list(dict.fromkeys(believable))
 
 
 class Dialler:
     """Dials for one node."""
 
-    def __init__(self, settings: NetworkSettings, *, rng: random.Random) -> None:
+    def __init__(self, settings: NetworkSettings, *, rng: random.Random, guard: PeerGuard | None = None) -> None:
         self._settings = settings
+        self._guard = guard or PeerGuard()
         self._rng = rng
         self.dial_error = ""  # of a given peer, in the last round
 
@@ -82,16 +83,19 @@ class Dialler:
             await asyncio.sleep(settings.poll_s)
 
     async def dial(self, session: Session, peers: Mapping[str, list[str]]) -> list[str]:
-        """Dials peers at the same time; for each an error, or nothing."""
+        """Dials peers at the same time; for each an error, or nothing. A peer whose last dial was a fault waits."""
         return list(await asyncio.gather(*(self._dial_one(session, *peer) for peer in peers.items())))
 
     async def _dial_one(self, session: Session, peer_id: str, addresses: list[str]) -> str:
-        try:
-            await session.control.connect(peer_id, addresses, timeout_s=self._settings.dial_timeout_s)
-        except Refused as error:
-            logger.debug("cannot dial %s: %s", peer_id, error)
-            return str(error)
-        return ""
+        if not self._guard.may_work(peer_id):
+            return f"{peer_id} waits after a fault"
+        with self._guard.work_for(peer_id, Place.DIAL, passes=(OSError, EOFError)) as work:
+            try:
+                await session.control.connect(peer_id, addresses, timeout_s=self._settings.dial_timeout_s)
+            except Refused as error:
+                logger.debug("cannot dial %s: %s", peer_id, error)
+                return str(error)
+        return f"dialling {peer_id} failed unexpectedly" if work.failed else ""
 
     async def _meet_some(self, session: Session) -> None:
         connected = await connected_ids(session)

@@ -7,24 +7,34 @@ start; others are met later with `join`. It keeps no cache: a record is asked fo
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
+from contextlib import suppress
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.aside import aside, ended
-from ftis_node.gossip.bindings import DHTID, P2P, DHTNode, DictionaryDHTValue, Multiaddr, PeerID, dht_pb2
-from ftis_node.gossip.door import MAX_STORED_KEYS, EntryValidator, RequestBounds, unpack_bytes
-from ftis_node.gossip.entries import EntryKind, num_shards_of, run_of, seal, split_private, unpack_addresses, unseal
+from ftis_node.gossip.bindings import DHTID, AttachedP2P, DHTNode, DictionaryDHTValue, Multiaddr, PeerID, dht_pb2
+from ftis_node.gossip.door import (
+    MAX_STORED_KEYS,
+    EntryValidator,
+    RequestBounds,
+    entries_in,
+    runs_stored,
+    unpack_bytes,
+)
+from ftis_node.gossip.entries import EntryKind, seal, split_private, unpack_addresses, unseal
 from ftis_node.gossip.manifests import pack_manifest, unpack_manifest
 from ftis_node.gossip.names import bucket_key, manifest_key, record_key
+from ftis_node.gossip.own_entries import OwnEntries
 from ftis_node.gossip.secret import OPEN
+from ftis_node.records.identity import peer_id_from_text
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.shards import bucket_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
 
     from ftis_node.gossip.base import GossipCounters, GossipLimits
@@ -39,7 +49,6 @@ logger = logging.getLogger(__name__)
 NUM_SKEWS = 9
 READ_BACK_EVERY = 10
 NUM_HOLDERS_ASKED = 5
-NUM_HEARD = 64  # members in each place of the directory by whose word runs have shards
 
 
 class Directory:
@@ -54,7 +63,10 @@ class Directory:
         limits: GossipLimits,
         timeout_s: float,
         seal: Seal = OPEN,
+        guard: PeerGuard | None = None,
+        on_twin: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_twin` is called where another node is seen to register under this identity."""
         self._node = node
         self._bounds = bounds
         self._seal = seal
@@ -62,7 +74,10 @@ class Directory:
         self._limits = limits
         self._timeout_s = timeout_s
         self._skews_s: dict[str, float] = {}  # their clocks less a steady one here, by peer, those met last at the end
+        self._guard = guard or PeerGuard()
         self._num_stored: dict[EntryKind, int] = {}
+        self._on_twin = on_twin
+        self._own_entries = OwnEntries()
 
     @classmethod
     async def attach(
@@ -75,17 +90,21 @@ class Directory:
         rpc_timeout_s: float,
         timeout_s: float,
         seal: Seal = OPEN,
+        guard: PeerGuard | None = None,
+        on_twin: Callable[[], None] = lambda: None,
     ) -> Directory:
         """Starts the DHT node over the p2pd at `control_path`."""
         node_id = DHTID.generate(source=identity.peer)  # the same after a restart
-        bounds = RequestBounds(node_id.to_bytes())
+        guard = guard or PeerGuard()
+        bounds = RequestBounds(node_id.to_bytes(), guard=guard)
         validator = EntryValidator(
             max_record_bytes=limits.max_record_bytes,
             max_ttl_s=limits.max_record_ttl_s,
             on_refusal=counters.count_refused_record,
+            guard=guard,
         )
         node = await DHTNode.create(
-            p2p=await P2P.replicate(Multiaddr(f"/unix{control_path}")),
+            p2p=await AttachedP2P.replicate(Multiaddr(f"/unix{control_path}")),
             node_id=node_id,
             wait_timeout=rpc_timeout_s,
             cache_locally=False,
@@ -98,7 +117,9 @@ class Directory:
         )
         node.protocol.storage.maxsize = MAX_STORED_KEYS
         bounds.storage = node.protocol.storage
-        return cls(node, bounds, identity=identity, limits=limits, timeout_s=timeout_s, seal=seal)
+        return cls(
+            node, bounds, identity=identity, limits=limits, timeout_s=timeout_s, seal=seal, guard=guard, on_twin=on_twin
+        )
 
     @property
     def clock_skew_s(self) -> float | None:
@@ -122,7 +143,7 @@ class Directory:
 
     async def join(self, peer_ids: Iterable[str]) -> int:
         """Meets connected peers and, through them, this node's neighbours; how many of `peer_ids` answered."""
-        answered = await asyncio.gather(*(self._meet(PeerID.from_base58(peer_id)) for peer_id in peer_ids))
+        answered = await asyncio.gather(*map(self._meet_guarded, peer_ids))
         if any(answered):
             await self._asked(self._node.find_nearest_nodes([self._node.node_id]))
         return sum(answered)
@@ -153,6 +174,9 @@ class Directory:
         """Registers this node among the run's members; whether a node took it."""
         peer_id = self._identity.peer_id
         key = bucket_key(run_id, bucket_of(peer_id))
+        if self._own_entries.has_any:
+            with suppress(TimeoutError):
+                await self._look_for_twin(key)  # before this node's next entry replaces the other's
         return await self._store(EntryKind.MEMBER, run_id, key, peer_id, payload, ttl_s=ttl_s)
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
@@ -161,27 +185,33 @@ class Directory:
         found = await self._asked(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
         members: dict[str, list[str]] = {}
         for bucket in found.values():
-            for item in bucket.value.values() if bucket is not None else ():
-                entry = unseal(item.value, max_record_bytes=self._limits.max_record_bytes)
-                if entry is None or entry.peer_id == self._identity.peer_id:
-                    continue
-                if (claimed := self._opened(entry)) is not None:
-                    members[entry.peer_id] = unpack_addresses(claimed)
+            for subkey, data in entries_in(bucket):
+                with self._guard.work_for(subkey, Place.DIRECTORY):
+                    self._add_member(members, data)
         return members
+
+    async def _look_for_twin(self, key: str) -> None:
+        """Looks whether another node registers under this node's identity, in the bucket with this key."""
+        found = await self._asked(self._node.get_many([key], sufficient_expiration_time=float("inf")))
+        raw = dict(entries_in(found[key])).get(self._identity.peer_id, b"")
+        entry = unseal(raw, max_record_bytes=self._limits.max_record_bytes)
+        if entry is not None and self._own_entries.is_of_another(entry.expires_at):
+            self._on_twin()
+
+    def _add_member(self, members: dict[str, list[str]], data: bytes) -> None:
+        """A member and the addresses that its entry claims; nothing for an entry that is none, and this node's own."""
+        entry = unseal(data, max_record_bytes=self._limits.max_record_bytes)
+        if entry is None or entry.peer_id == self._identity.peer_id:
+            return
+        if (claimed := self._opened(entry)) is not None:
+            members[entry.peer_id] = unpack_addresses(claimed)
 
     def runs_in_sight(self) -> dict[str, int]:
         """Runs with members whose entries are stored here, and how many shards each has.
 
         That is the most that any of some members says: one that says fewer must not silence the other shards.
         """
-        stored_values = [stored.value for _, stored in self._node.protocol.storage.items()]
-        buckets = [value for value in stored_values if isinstance(value, DictionaryDHTValue)]
-        runs: dict[str, int] = {}
-        for _, (packed, _) in itertools.chain(*(itertools.islice(bucket.items(), NUM_HEARD) for bucket in buckets)):
-            entry = unpack_bytes(packed) or b""
-            if (run := run_of(entry)) is not None:
-                runs[run] = max(runs.get(run, 1), num_shards_of(entry))
-        return runs
+        return runs_stored(self._node.protocol.storage, guard=self._guard)
 
     async def lost(self) -> None:
         """Returns when the connection to p2pd has ended, or its reader has failed."""
@@ -203,6 +233,11 @@ class Directory:
         except Exception as error:  # of many kinds: it asserts what it believes of its peers
             logger.warning("the directory failed: %r", error)
             raise TimeoutError(f"the directory failed: {error!r}") from error
+
+    async def _meet_guarded(self, peer_id: str) -> bool:
+        with self._guard.work_for(peer_id, Place.DIRECTORY, passes=(OSError, EOFError)):
+            return await self._meet(PeerID(peer_id_from_text(peer_id)))
+        return False
 
     async def _meet(self, peer: Any) -> bool:
         protocol = self._node.protocol
@@ -238,6 +273,8 @@ class Directory:
     ) -> bool:
         """Stores an entry, and asks for it now and then: `store` answers True also where nobody can read it."""
         expires_at = time.time() + ttl_s
+        if kind is EntryKind.MEMBER:
+            self._own_entries.note(expires_at)
         first, private = split_private(kind, payload)
         sealed = self._seal.close(private, kind.name, self._identity.peer_id)
         entry = seal(self._identity, kind, run_id, first + sealed, expires_at=expires_at)

@@ -8,7 +8,9 @@ sees every request before it is worked on.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.gossip.bindings import (
@@ -21,11 +23,12 @@ from ftis_node.gossip.bindings import (
     dht_pb2,
 )
 from ftis_node.gossip.crowding import block_of, crowded_out
-from ftis_node.gossip.entries import EntryKind, claimed_addresses, is_timely, unseal
+from ftis_node.gossip.entries import EntryKind, claimed_addresses, is_timely, num_shards_of, run_of, unseal
 from ftis_node.gossip.manifests import unpack_manifest
+from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from ftis_node.gossip.entries import Entry
 
@@ -33,6 +36,7 @@ MAX_KEYS_PER_FIND = 16
 MAX_KEYS_PER_STORE = 256
 MAX_MEMBERS_PER_BUCKET = 256  # with 512-byte entries: a reply of 16 buckets stays under 3 MiB
 MAX_STORED_KEYS = 16384
+NUM_HEARD = 64  # members in each place of the directory by whose word runs have shards
 MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind's name 20
 
 
@@ -40,27 +44,41 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
     """Lets signed entries through, at the place and until the time that their owner signed."""
 
     def __init__(
-        self, *, max_record_bytes: int, max_ttl_s: float, on_refusal: Callable[[], None] = lambda: None
+        self,
+        *,
+        max_record_bytes: int,
+        max_ttl_s: float,
+        on_refusal: Callable[[], None] = lambda: None,
+        guard: PeerGuard | None = None,
     ) -> None:
         """`on_refusal` is told of each record that does not pass."""
+        self._guard = guard or PeerGuard()
         self._max_record_bytes = max_record_bytes
         self._max_ttl_s = max_ttl_s
         self._on_refusal = on_refusal
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether a record may be stored, or believed when it is read."""
-        is_good = self._is_good(record)
+        is_good = False
+        with self._guard.work_for(UNPROVEN, Place.DIRECTORY):  # hivemind calls this in tasks of its own
+            is_good = self._is_good(record)
         if not is_good:
             self._on_refusal()
         return is_good
 
     def _is_good(self, record: DHTRecord) -> bool:
         entry = self._entry(record.value)
+        if entry is None:
+            return False
+        with self._guard.work_for(entry.peer_id, Place.DIRECTORY):
+            return self._belongs(entry, record)
+        return False
+
+    def _belongs(self, entry: Entry, record: DHTRecord) -> bool:
         return (
-            entry is not None
-            and is_timely(entry, expires_at=record.expiration_time, now=time.time(), max_ttl_s=self._max_ttl_s)
-            and record.key == DHTID.generate(source=entry.key).to_bytes()
-            and record.subkey == MSGPackSerializer.dumps(entry.subkey)
+            is_timely(entry, expires_at=record.expiration_time, now=time.time(), max_ttl_s=self._max_ttl_s)
+            and bool(record.key == DHTID.generate(source=entry.key).to_bytes())
+            and bool(record.subkey == MSGPackSerializer.dumps(entry.subkey))
             and (entry.kind is not EntryKind.MANIFEST or is_manifest(entry))
         )
 
@@ -77,16 +95,20 @@ class RequestBounds(AuthorizerBase):  # type: ignore[misc]
     that those who knew it forget it.
     """
 
-    def __init__(self, own_node_id: bytes = b"") -> None:
-        """`own_node_id` is this node's place in the DHT."""
+    def __init__(self, own_node_id: bytes = b"", *, guard: PeerGuard | None = None) -> None:
+        """`own_node_id` is this node's place in the DHT. A request or answer that cannot be cut down is refused."""
+        self._guard = guard or PeerGuard()
         self._own_node_id = own_node_id
         self.storage: Any = None  # the node's local storage, once there is one
         self.is_serving = True
 
     async def validate_request(self, request: Any) -> bool:
         """Cuts a peer's request down to what is worked on."""
-        if not self.is_serving:
-            return False
+        with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
+            return self.is_serving and self._cut(request)
+        return False
+
+    def _cut(self, request: Any) -> bool:
         if isinstance(request, dht_pb2.FindRequest):
             del request.keys[MAX_KEYS_PER_FIND:]
             self._bound_buckets(request.keys)
@@ -121,6 +143,11 @@ class RequestBounds(AuthorizerBase):  # type: ignore[misc]
         A peer may name this node among the nearest, out of malice or since this node told it no place (it does so while
         it does not serve). hivemind holds that to be impossible.
         """
+        with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
+            return self._cut_answer(response)
+        return False
+
+    def _cut_answer(self, response: Any) -> bool:
         if isinstance(response, dht_pb2.FindResponse):
             for result in response.results:
                 nearest = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
@@ -149,3 +176,25 @@ def unpack_bytes(packed: bytes) -> bytes | None:
     if packed[:1] == b"\xc5" and len(packed) >= 3 and len(packed) == 3 + int.from_bytes(packed[1:3], "big"):
         return packed[3:]
     return None
+
+
+def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
+    """Subkeys and values of what a look-up found under a key of members; none where it found nothing."""
+    values = found.value if found is not None else {}
+    if isinstance(values, Mapping):
+        yield from ((str(subkey), item.value) for subkey, item in values.items())
+
+
+def runs_stored(storage: Any, *, guard: PeerGuard) -> dict[str, int]:
+    """Runs with members whose entries are in a local storage, and how many shards each has.
+
+    That is the most that any of some members says: one that says fewer must not silence the other shards.
+    """
+    buckets = [stored.value for _, stored in storage.items() if isinstance(stored.value, DictionaryDHTValue)]
+    runs: dict[str, int] = {}
+    for subkey, (packed, _) in itertools.chain(*(itertools.islice(one.items(), NUM_HEARD) for one in buckets)):
+        with guard.work_for(str(subkey), Place.DIRECTORY):
+            entry = unpack_bytes(packed) or b""
+            if (run := run_of(entry)) is not None:
+                runs[run] = max(runs.get(run, 1), num_shards_of(entry))
+    return runs

@@ -140,6 +140,8 @@ def claimed_addresses(raw: bytes) -> list[str]:
 
 def num_shards_of(raw: bytes) -> int:
     """How many shards the run of a member entry has, by that member's word; 1 where it does not say so."""
+    if len(raw) < _HEAD.size:
+        return 1
     first, _, _ = raw[_HEAD.size + raw[_HEAD.size - 1] :].partition(b"\n")
     text = first.decode("ascii", errors="replace").removeprefix(SHARDS_MARK)
     return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= NUM_MEMBER_BUCKETS else 1

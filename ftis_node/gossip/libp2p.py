@@ -10,6 +10,7 @@ Importing this file imports hivemind, and with it torch.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,13 +20,15 @@ from ftis_node.gossip.base import Announcement, Fetched, FetchOutcome, GossipLim
 from ftis_node.gossip.calls import PeerCalls
 from ftis_node.gossip.inbox import Inbox
 from ftis_node.gossip.link import Link
-from ftis_node.gossip.membership import Membership
+from ftis_node.gossip.membership import SEEN_TTLS, Membership
 from ftis_node.gossip.names import Service, protocol, topic
 from ftis_node.gossip.pulling import pull_items
 from ftis_node.gossip.reachability import Reachability, reachability_of
 from ftis_node.gossip.secret import OPEN, SecretSeal
 from ftis_node.gossip.session import Session, Station
+from ftis_node.gossip.standing import TWIN_WORDS, with_twin
 from ftis_node.gossip.topics import Topics
+from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from ftis_node.gossip.settings import NetworkSettings
     from ftis_node.records.identity import Identity
 
+
+logger = logging.getLogger(__name__)
 
 SECRET_HINT = "only holders of the same secret are met: is `swarm.secret_file` the same file everywhere?"
 
@@ -60,9 +65,16 @@ class Libp2pGossip(PeerCalls):
         self._inbox = Inbox(capacity=self._limits.max_queued_announcements, counters=self._counters)
         self._seal = OPEN if secret is None else SecretSeal(secret, run_id=run_id)
         self._run_name = self._seal.wire_name(run_id)
+        self._settings = settings
+        self._twin_seen_at: float | None = None
         self._topics = Topics(range(num_shards), hear=self._hear)
         self._membership = Membership(
-            settings, run_id=self._run_name, peer_id=self._peer_id, rng=random.Random(), num_shards=num_shards
+            settings,
+            run_id=self._run_name,
+            peer_id=self._peer_id,
+            rng=random.Random(),
+            num_shards=num_shards,
+            guard=self._guard,
         )
         handlers = {protocol(self._run_name, service): handler for service, handler in self._services.handlers.items()}
         station = Station(
@@ -73,6 +85,8 @@ class Libp2pGossip(PeerCalls):
             handlers=handlers,
             reception=self._reception,
             seal=self._seal,
+            guard=self._guard,
+            on_twin=self._note_twin,
         )
         self._link = Link(station, self._work, on_end=self._inbox.close)
 
@@ -86,8 +100,8 @@ class Libp2pGossip(PeerCalls):
         """Where this node stands."""
         state = self._link.down_state() if self._link.session is None else self._membership.state()
         if state.state is SwarmPhase.SOLO and self._seal is not OPEN:
-            return replace(state, reason=f"{state.reason}; {SECRET_HINT}")
-        return state
+            state = replace(state, reason=f"{state.reason}; {SECRET_HINT}")
+        return with_twin(state) if self._has_twin() else state
 
     @property
     def clock_skew_s(self) -> float | None:
@@ -209,13 +223,27 @@ class Libp2pGossip(PeerCalls):
             on_ready()
             group.create_task(self._membership.keep(session), name="gossip-membership")
 
+    def _note_twin(self) -> None:
+        if self._twin_seen_at is None:
+            logger.warning("%s (peer id %s)", TWIN_WORDS, self._peer_id)
+        self._twin_seen_at = asyncio.get_running_loop().time()
+
+    def _has_twin(self) -> bool:
+        """Whether another node's entry under this identity was seen lately."""
+        seen_at, kept_s = self._twin_seen_at, SEEN_TTLS * self._settings.member_ttl_s
+        return seen_at is not None and asyncio.get_running_loop().time() < seen_at + kept_s
+
     def _hear(self, shard: int, message: Announcement) -> None:
         if message.sender == self._peer_id:
             return
+        with self._guard.work_for(message.sender, Place.MESSAGE):
+            self._take(shard, message)
+
+    def _take(self, shard: int, message: Announcement) -> None:
         try:
             payload = self._opened(message, topic(self._run_name, shard))
-        except RecordError:
-            self._counters.announcements_refused += 1
+        except RecordError as error:
+            self._refuse_announcement(message.sender, error)
             return
         self._inbox.put(Announcement(message.sender, payload, shard))
 

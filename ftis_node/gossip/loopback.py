@@ -32,7 +32,8 @@ from ftis_node.gossip.calls import PeerCalls
 from ftis_node.gossip.inbox import Inbox
 from ftis_node.gossip.reachability import Reachability, reachability_of
 from ftis_node.gossip.reception import OverBudget
-from ftis_node.gossip.standing import Standing
+from ftis_node.gossip.standing import TWIN_WORDS, Standing, with_twin
+from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.swarm.shards import shard_of
 
 if TYPE_CHECKING:
@@ -70,12 +71,17 @@ class LoopbackSwarm:
         return LoopbackGossip(self, peer_id=peer_id, run_id=run_id, limits=limits, num_shards=num_shards)
 
     def enter(self, node: LoopbackGossip, *, run_id: str) -> None:
-        """Lets others find a node."""
+        """Lets others find a node; a former one of the same identity is no longer found."""
+        twin = self._nodes.get((run_id, node.peer_id))
+        if twin is not None and twin is not node:
+            twin.note_twin()
+            node.note_twin()
         self._nodes[run_id, node.peer_id] = node
 
     def leave(self, node: LoopbackGossip, *, run_id: str) -> None:
         """Takes a node away."""
-        self._nodes.pop((run_id, node.peer_id), None)
+        if self._nodes.get((run_id, node.peer_id)) is node:
+            del self._nodes[run_id, node.peer_id]
 
     def members(self, run_id: str) -> list[LoopbackGossip]:
         """Started nodes of a run."""
@@ -107,6 +113,7 @@ class LoopbackGossip(PeerCalls):
         self._num_shards = num_shards
         self._shards = frozenset(range(num_shards))
         self._is_up = False
+        self._has_twin = False
 
     @property
     def clock_skew_s(self) -> float:
@@ -129,7 +136,15 @@ class LoopbackGossip(PeerCalls):
         if not self._is_up:
             return SwarmState(SwarmPhase.STARTING, "not started")
         num_members = len(self._others())
-        return Standing(num_members=num_members, num_connected=num_members, has_looked=True).describe(next_try_in_s=0)
+        standing = Standing(num_members=num_members, num_connected=num_members, has_looked=True)
+        state = standing.describe(next_try_in_s=0)
+        return with_twin(state) if self._has_twin else state
+
+    def note_twin(self) -> None:
+        """Another node has started under this identity."""
+        if not self._has_twin:
+            logger.warning("%s (peer id %s)", TWIN_WORDS, self._peer_id)
+        self._has_twin = True
 
     async def start(self) -> None:
         """Lets others find this node."""
@@ -160,8 +175,13 @@ class LoopbackGossip(PeerCalls):
 
     def hear(self, announcement: Announcement) -> None:
         """Takes an announcement in."""
-        if self._is_up and announcement.shard in self._shards:
-            self._inbox.put(announcement)
+        if not self._is_up or announcement.shard not in self._shards:
+            return
+        if len(announcement.payload) > self._limits.max_announcement_bytes:
+            error = RecordError("size", f"an announcement of {len(announcement.payload)} bytes")
+            self._refuse_announcement(announcement.sender, error)
+            return
+        self._inbox.put(announcement)
 
     def announcements(self) -> AsyncIterator[Announcement]:
         """Announcements of others, until closed."""
@@ -256,8 +276,14 @@ class LoopbackGossip(PeerCalls):
         except RecordError as error:  # the request
             self._counters.count_serve_error(error.reason)
             yield FetchOutcome.BROKEN
-        except Exception:  # a handler's own fault ends this request only, as it does over the network
-            logger.exception("serving a request failed")
+        except (OSError, EOFError):
+            self._counters.count_serve_error("broken")
+            yield FetchOutcome.BROKEN
+        except Exception as error:  # not by `work_for`: a context around a `yield` also sees the reader's errors
+            if is_own(error):
+                logger.exception("serving a request failed")
+            else:
+                self._guard.note(peer_id, Place.SERVE, error)
             self._counters.count_serve_error("fault")
             yield FetchOutcome.BROKEN
         finally:

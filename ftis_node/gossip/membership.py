@@ -23,6 +23,7 @@ from ftis_node.gossip.entries import pack_member
 from ftis_node.gossip.roster import Roster
 from ftis_node.gossip.standing import Standing
 from ftis_node.swarm.dials import choose_dials, shards_in_need
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.shards import NUM_MEMBER_BUCKETS, buckets_of, shard_of
 
 if TYPE_CHECKING:
@@ -45,8 +46,16 @@ class Membership:
     """One node's place in one run. Outlives p2pd: what it learned of members helps after a restart."""
 
     def __init__(
-        self, settings: NetworkSettings, *, run_id: str, peer_id: str, rng: random.Random, num_shards: int = 1
+        self,
+        settings: NetworkSettings,
+        *,
+        run_id: str,
+        peer_id: str,
+        rng: random.Random,
+        num_shards: int = 1,
+        guard: PeerGuard | None = None,
     ) -> None:
+        self._guard = guard or PeerGuard()
         self._settings = settings
         self._run_id = run_id
         self._peer_id = peer_id
@@ -58,7 +67,7 @@ class Membership:
         ] = {}  # when the directory last listed those in `_known`, by the event loop's clock
         self._listed: dict[str, None] = {}  # members of the own shard by the directory's last word
         self.read_shards: frozenset[int] = frozenset(range(num_shards))
-        self._dialler = Dialler(settings, rng=rng)
+        self._dialler = Dialler(settings, rng=rng, guard=self._guard)
         self._known: dict[str, list[str]] = {}  # members and their addresses, oldest first
         self._num_lonely_rounds = 0
         self._has_looked = False
@@ -93,7 +102,9 @@ class Membership:
     async def keep(self, session: Session) -> None:
         """All loops, for one life of p2pd. Raises OSError or EOFError in a group where that life ends."""
         timeout_s = self._settings.dial_timeout_s
-        self._roster = Roster(lambda peer_id: session.speaks_run(peer_id, self._run_id, timeout_s=timeout_s))
+        self._roster = Roster(
+            lambda peer_id: session.speaks_run(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
+        )
         self._next_round_at = 0.0
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(session, group), name="gossip-watch")
@@ -164,11 +175,13 @@ class Membership:
                 break
             found = await session.directory.members(self._run_id, [*first, *others][at : at + NUM_BUCKETS_PER_READ])
             for peer_id, claimed in found.items():
-                self._known.pop(peer_id, None)
-                self._known[peer_id] = believable_addresses(peer_id, claimed)
-                self._seen_at[peer_id] = asyncio.get_running_loop().time()
-                if shard_of(peer_id, self._num_shards) == self._own_shard and len(listed) < MAX_LISTED:
-                    listed[peer_id] = None
+                with self._guard.work_for(peer_id, Place.DIRECTORY):
+                    addresses = believable_addresses(peer_id, claimed)
+                    self._known.pop(peer_id, None)
+                    self._known[peer_id] = addresses
+                    self._seen_at[peer_id] = asyncio.get_running_loop().time()
+                    if shard_of(peer_id, self._num_shards) == self._own_shard and len(listed) < MAX_LISTED:
+                        listed[peer_id] = None
             num_found += len(found)
         self._listed = listed
         for peer_id in list(self._known)[:-MAX_KNOWN]:

@@ -1,4 +1,4 @@
-"""Peer addresses as users type them: checked at once and without a network library.
+"""Addresses as users type them, with complaints that say how to write them: one reader, `records/addresses.py`.
 
 A dialable address names a way to a machine and the peer expected there, and ends in `/p2p/ID`:
 
@@ -6,26 +6,18 @@ A dialable address names a way to a machine and the peer expected there, and end
     /dns4/meet.example.org/tcp/4001/p2p/12D3KooW...
     /ip4/203.0.113.7/tcp/4001/p2p/RELAY/p2p-circuit/p2p/ID          (through a relay)
 
-The command line imports this file, so it imports nothing heavy. Format: https://github.com/multiformats/multiaddr
+The command line imports this file, so it imports nothing heavy.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 
-import base58
-
 from ftis_node.errors import ConfigError
+from ftis_node.records.addresses import IPS, Address, AddressError, parse_address, shown
 
-ED25519_PEER_ID = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
-ED25519_PREFIX = bytes.fromhex("002408011220")
-HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-HOST_AND_PORT = re.compile(r"([0-9.]*):?([0-9]+)")  # as other programs are told where to listen
-HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
-TRANSPORTS = ("tcp", "udp")
-MARKERS = ("quic-v1", "ws", "wss", "p2p-circuit")  # protocols without a value
+HOST_AND_PORT = re.compile(r"([0-9.]{0,15}):?([0-9]{1,5})")  # the form of other programs' listen options
 EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 
 
@@ -59,12 +51,13 @@ class ListenAddress:
 
 def parse_multiaddr(text: str) -> PeerAddress:
     """The peer address in `text`. Raises ConfigError, in one line that says what is wrong, for anything else."""
-    parts = _split(text)
-    if parts[-1][0] != "p2p":
-        raise ConfigError(f"the peer address {text!r} does not say which peer: it must end in /p2p/ID, as in {EXAMPLE}")
-    if parts[0][0] not in HOSTS or len(parts) < 2 or parts[1][0] not in TRANSPORTS:
-        raise ConfigError(f"the peer address {text!r} gives no way to the peer: write it like {EXAMPLE}")
-    return PeerAddress(peer_id=parts[-1][1], text=text)
+    address = _parsed(text)
+    if address.peer_id is None:
+        said = f"the peer address {shown(text)} does not say which peer"
+        raise ConfigError(f"{said}: it must end in /p2p/ID, as in {EXAMPLE}")
+    if address.port == 0:
+        raise ConfigError(f"the peer address {shown(text)} has port 0: write it like {EXAMPLE}")
+    return PeerAddress(peer_id=address.peer_id, text=address.text)
 
 
 def parse_listen_address(text: str) -> ListenAddress:
@@ -72,57 +65,27 @@ def parse_listen_address(text: str) -> ListenAddress:
     if plain := HOST_AND_PORT.fullmatch(text):
         host = plain[1] or "0.0.0.0"  # nosec B104: an example in a message
         raise ConfigError(f"cannot listen on {text!r}: write it as /ip4/{host}/tcp/{plain[2]}")
-    parts = _split(text)
-    names = [name for name, _ in parts]
-    if names[:2] not in (["ip4", "tcp"], ["ip6", "tcp"]) and names not in (
-        ["ip4", "udp", "quic-v1"],
-        ["ip6", "udp", "quic-v1"],
-    ):
-        raise ConfigError(f"cannot listen on {text!r}: write it like /ip4/0.0.0.0/tcp/4001 (port 0: any free port)")
-    return ListenAddress(text=text, host=parts[0][1], transport=names[1], port=int(parts[1][1]))
+    address = _parsed(text)
+    if address.names[0] not in IPS or address.peer_id is not None or "p2p-circuit" in address.names:
+        said = f"cannot listen on {shown(text)}"
+        raise ConfigError(f"{said}: write it like /ip4/0.0.0.0/tcp/4001 (port 0: any free port)")
+    return ListenAddress(text=address.text, host=address.host, transport=address.names[1], port=address.port)
 
 
 def check_announced_address(text: str) -> None:
     """Raises ConfigError unless `text` is a way to this machine without a peer, such as `/dns4/NAME/tcp/4001`."""
-    names = [name for name, _ in _split(text)]
-    if names[0] not in HOSTS or len(names) < 2 or names[1] not in TRANSPORTS or "p2p" in names:
-        raise ConfigError(f"cannot announce {text!r}: write it like /dns4/meet.example.org/tcp/4001, without /p2p/ID")
-
-
-def _split(text: str) -> list[tuple[str, str]]:
-    """Pairs of protocol and value, each checked. Raises ConfigError."""
-    words = text.split("/")
-    if len(words) < 3 or words[0] != "" or any(word == "" for word in words[1:]):
-        raise ConfigError(f"{text!r} is no multiaddr: write it like {EXAMPLE}")
-    parts: list[tuple[str, str]] = []
-    rest = iter(words[1:])
-    for name in rest:
-        value = "" if name in MARKERS else next(rest, "")
-        _check(text, name, value)
-        parts.append((name, value))
-    return parts
-
-
-def _check(text: str, name: str, value: str) -> None:
-    """One protocol and its value. Raises ConfigError."""
-    if name in ("ip4", "ip6"):
-        good = _is_ip(value, version=int(name[2]))
-    elif name in ("dns", "dns4", "dns6"):
-        good = HOST_NAME.fullmatch(value) is not None
-    elif name in TRANSPORTS:
-        good = value.isascii() and value.isdecimal() and int(value) <= 65535
-    elif name == "p2p":
-        good = ED25519_PEER_ID.fullmatch(value) is not None and base58.b58decode(value).startswith(ED25519_PREFIX)
-    elif name in MARKERS:
-        good = True
-    else:
-        raise ConfigError(f"the address {text!r} names an unknown protocol {name!r}: write it like {EXAMPLE}")
-    if not good:
-        raise ConfigError(f"the address {text!r} has a bad value {value!r} for {name!r}: write it like {EXAMPLE}")
-
-
-def _is_ip(value: str, *, version: int) -> bool:
     try:
-        return ipaddress.ip_address(value).version == version
-    except ValueError:
-        return False
+        address = parse_address(text)
+        why = "it needs a port, and no /p2p/ID" if "p2p" in address.names or address.port == 0 else ""
+    except AddressError as error:
+        why = str(error)
+    if why:
+        raise ConfigError(f"cannot announce {shown(text)} ({why}): write it like /dns4/meet.example.org/tcp/4001")
+
+
+def _parsed(text: str) -> Address:
+    """The address in `text`. Raises ConfigError."""
+    try:
+        return parse_address(text)
+    except AddressError as error:
+        raise ConfigError(f"the address {shown(text)} cannot be used ({error}): write it like {EXAMPLE}") from None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Collection
@@ -20,9 +22,10 @@ MAX_QUESTIONS_IN_FLIGHT = 16
 class Roster:
     """What is known of the peers connected to one p2pd."""
 
-    def __init__(self, ask: Question) -> None:
+    def __init__(self, ask: Question, *, guard: PeerGuard | None = None) -> None:
         """`ask` says whether a peer is a member, or None where that is not known yet."""
         self._ask = ask
+        self._guard = guard or PeerGuard()
         self._is_member: dict[str, bool] = {}  # connected peers that have answered
         self._asking: set[str] = set()
 
@@ -38,6 +41,8 @@ class Roster:
         for peer_id in sorted(set(connected) - set(self._is_member) - self._asking):
             if len(self._asking) >= MAX_QUESTIONS_IN_FLIGHT:
                 break
+            if not self._guard.may_work(peer_id):
+                continue
             self._asking.add(peer_id)
             group.create_task(self._question(peer_id), name=f"gossip-hello {peer_id[-6:]}")
 
@@ -46,8 +51,10 @@ class Roster:
         self._is_member = dict.fromkeys(self.members, True)
 
     async def _question(self, peer_id: str) -> None:
+        is_member = None
         try:
-            is_member = await self._ask(peer_id)
+            with self._guard.work_for(peer_id, Place.HELLO, passes=(OSError, EOFError)):
+                is_member = await self._ask(peer_id)
         finally:
             self._asking.discard(peer_id)
         if is_member is not None:

@@ -23,11 +23,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ftis_node.errors import ConfigError, RecordError
+from ftis_node.files import read_file
 from ftis_node.telemetry.secrets import keep_secret
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+MAX_SECRET_FILE_BYTES = 4096
 MIN_SECRET_BYTES = 32
 MAX_SECRET_BYTES = 4096
 KEY_BYTES = 32
@@ -117,7 +119,7 @@ def read_secret(path: Path) -> bytes:
     """The secret in a file: raw bytes, or hex digits. Raises ConfigError where it is missing, short or not private."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
-        content = path.read_bytes()[: MAX_SECRET_BYTES + 1]
+        content = read_file(path, max_bytes=MAX_SECRET_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"swarm.secret_file {path}: {error.strerror}; make one: openssl rand -hex 32") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

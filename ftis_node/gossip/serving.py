@@ -11,7 +11,7 @@ from ftis_node.gossip.names import Service
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from ftis_node.gossip.base import Answer, GiveWeights, GossipCounters, GossipLimits, Lookup, OnConfirm
+    from ftis_node.gossip.base import Answer, GiveWeights, GossipCounters, GossipLimits, Lookup, OnConfirm, OnSent
 
     Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 
@@ -25,6 +25,7 @@ class Services:
         self._lookup: Lookup = _hold_nothing
         self._retell: Lookup = _hold_nothing
         self._on_confirm: OnConfirm | None = None
+        self._on_sent: OnSent | None = None
         self._answer: Answer | None = None
         self._give_weights: GiveWeights | None = None
 
@@ -41,11 +42,18 @@ class Services:
         }
 
     def use(
-        self, lookup: Lookup, *, on_confirm: OnConfirm | None, answer: Answer | None, retell: Lookup | None
+        self,
+        lookup: Lookup,
+        *,
+        on_confirm: OnConfirm | None,
+        answer: Answer | None,
+        retell: Lookup | None,
+        on_sent: OnSent | None = None,
     ) -> None:
         """Sets what serves."""
         self._lookup, self._on_confirm, self._answer = lookup, on_confirm, answer
         self._retell = retell or _hold_nothing
+        self._on_sent = on_sent
 
     def use_weights(self, give: GiveWeights) -> None:
         """Sets what gives weights."""
@@ -57,14 +65,19 @@ class Services:
 
     def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         """Bodies held of the ids in `request`. Raises RecordError for a bad request."""
-        return self._looked_up(self._lookup, request)
+        return self._looked_up(peer_id, self._lookup, request)
 
     def _texts(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         """The bodies of `request` that are this node's own, told as text. Raises RecordError for a bad request."""
-        return self._looked_up(self._retell, request)
+        return self._looked_up(peer_id, self._retell, request)
 
-    async def _looked_up(self, lookup: Lookup, request: bytes) -> AsyncGenerator[bytes, None]:
-        async for body in look_up(lookup, unpack_ids(request, limits=self._limits), limits=self._limits):
+    async def _looked_up(self, peer_id: str, lookup: Lookup, request: bytes) -> AsyncGenerator[bytes, None]:
+        def on_taken(body_id: bytes) -> None:
+            if self._on_sent is not None:
+                self._on_sent(peer_id, body_id)
+
+        ids = unpack_ids(request, limits=self._limits)
+        async for body in look_up(lookup, ids, limits=self._limits, on_taken=on_taken):
             yield body
             self._counters.bodies_out += 1
             self._counters.body_bytes_out += len(body)

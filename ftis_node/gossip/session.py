@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError
@@ -29,9 +29,10 @@ from ftis_node.gossip.relaying import ask_own_limit
 from ftis_node.gossip.secret import OPEN
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.records.identity import Identity
+from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.gossip.relaying import RelayLimit
@@ -46,7 +47,10 @@ DYING_S = 0.2  # a p2pd that ends closes its sockets first
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """What stays the same from one life of p2pd to the next. `is_public`: a bootstrap node."""
+    """What stays the same from one life of p2pd to the next. `is_public`: a bootstrap node.
+
+    `on_twin` is called where another node was seen to use this identity.
+    """
 
     settings: NetworkSettings
     identity: Identity
@@ -56,6 +60,8 @@ class Station:
     reception: Reception
     seal: Seal = OPEN
     is_public: bool = False
+    guard: PeerGuard = field(default_factory=PeerGuard)
+    on_twin: Callable[[], None] = lambda: None
 
 
 def visiting_station(settings: NetworkSettings) -> Station:
@@ -117,6 +123,8 @@ async def open_session(station: Station, *, listen: Sequence[ListenAddress]) -> 
                 limits=station.limits,
                 counters=station.counters,
                 seal=station.seal,
+                guard=station.guard,
+                on_twin=station.on_twin,
                 rpc_timeout_s=settings.directory_rpc_timeout_s,
                 timeout_s=settings.directory_timeout_s,
             )
@@ -128,10 +136,13 @@ async def open_session(station: Station, *, listen: Sequence[ListenAddress]) -> 
             counters=station.counters,
             reception=station.reception,
             seal=station.seal,
+            guard=station.guard,
         )
         await server.listen(streams_path)
         stack.push_async_callback(server.close)
-        control = Control(control_path, timeout_s=settings.control_timeout_s)
+        control = Control(
+            control_path, timeout_s=settings.control_timeout_s, counters=station.counters, guard=station.guard
+        )
         stack.callback(control.close)
         if station.handlers:
             await control.handle_streams(tuple(station.handlers), streams_path)

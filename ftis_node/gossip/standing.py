@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftis_node.gossip.base import SwarmPhase, SwarmState
+
+TWIN_WORDS = "another node uses this identity: give each node its own home"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class Standing:
             who = _counted(self.num_connected, "peer")
             return SwarmState(SwarmPhase.SOLO, f"{who} connected, but no member of this run yet; looking again {again}")
         return SwarmState(SwarmPhase.SOLO, "no peers were given; waiting for others to dial this node")
+
+
+def with_twin(state: SwarmState) -> SwarmState:
+    """The state where another node uses this node's identity."""
+    return replace(state, reason=f"{state.reason}; {TWIN_WORDS}")
 
 
 def _counted(number: int, what: str) -> str:

@@ -17,7 +17,8 @@ from ftis_node.gossip.frames import Frame, read_frame, write_frame
 from ftis_node.gossip.names import service_of
 from ftis_node.gossip.reception import OverBudget
 from ftis_node.gossip.slots import Slots
-from ftis_node.records.identity import peer_id_text
+from ftis_node.records.identity import ed25519_peer_id
+from ftis_node.swarm.peer_guard import PeerGuard, Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +47,7 @@ class StreamServer:
         counters: GossipCounters,
         reception: Reception,
         seal: Seal,
+        guard: PeerGuard | None = None,
     ) -> None:
         """`peer_id` is this node's own."""
         self._handlers = handlers
@@ -54,6 +56,7 @@ class StreamServer:
         self._counters = counters
         self._reception = reception
         self._seal = seal
+        self._guard = guard or PeerGuard()
         self._open = Slots(
             max_total=FLOOD_FACTOR * limits.max_streams, max_per_peer=FLOOD_FACTOR * limits.max_streams_per_peer
         )
@@ -93,7 +96,7 @@ class StreamServer:
             self._counters.count_serve_error("broken")
         except RecordError as error:
             self._counters.count_serve_error(error.reason)
-        except Exception:  # a handler's own fault: the other streams and the node go on
+        except Exception:  # this node's own fault: the other streams and the node go on
             logger.exception("serving a stream failed")
             self._counters.count_serve_error("fault")
         finally:
@@ -103,16 +106,26 @@ class StreamServer:
         writer.transport.set_write_buffer_limits(high=0)  # drained means sent: the end may cut the connection
         info = p2pd_pb2.StreamInfo()
         await read_pbmsg_safe(reader, info)
-        peer_id = peer_id_text(info.peer)
-        if self._reception.is_refused(peer_id):
+        peer_id = ed25519_peer_id(info.peer)
+        if peer_id is None:
+            self._counters.count_non_ed25519("stream")
+        elif self._reception.is_refused(peer_id):
             self._counters.count_serve_error("refused")
         elif not self._open.take(peer_id):
             self._counters.count_serve_error("flood")
         else:
             try:
-                await self._serve_peer(peer_id, info.proto, reader, writer)
+                await self._serve_guarded(peer_id, info.proto, reader, writer)
             finally:
                 self._open.give_back(peer_id)
+
+    async def _serve_guarded(
+        self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with self._guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
+            await self._serve_peer(peer_id, protocol, reader, writer)
+        if work.failed:
+            self._counters.count_serve_error("fault")
 
     async def _serve_peer(
         self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -23,6 +23,7 @@ import zmq.asyncio
 
 from ftis_node.config.outside import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
+from ftis_node.files import open_to_write
 from ftis_node.ipc.endpoint import endpoint_in, remove_socket
 from ftis_node.ipc.liveness import Verdict
 from ftis_node.ipc.wire import (
@@ -166,7 +167,7 @@ class WorkerLife:
         """Start the process in a session of its own, so that ctrl-C does not reach it while it imports."""
         spec = self._spec
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with spec.log_path.open("ab") as worker_log:
+        with os.fdopen(open_to_write(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log:
             return await asyncio.create_subprocess_exec(
                 *(*spec.launcher, spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid())),
                 *("--heartbeat-every-s", str(self._timing.heartbeat_every_s)),

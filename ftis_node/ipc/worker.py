@@ -55,6 +55,7 @@ from ftis_node.ipc.wire import (
 )
 from ftis_node.telemetry.faults import unhandled_errors
 from ftis_node.telemetry.log import set_up_logging
+from ftis_node.telemetry.standard_files import drop_what_cannot_be_written
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +214,7 @@ def run_worker(build: Build[Boot], *, boot_type: type[Boot]) -> None:
     arguments = _parse_arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_owner(arguments.owner_pid)
+    drop_what_cannot_be_written()
     set_up_logging()
     code = asyncio.run(_connect_and_serve(build, boot_type, arguments.endpoint, arguments.heartbeat_every_s))
     logging.shutdown()

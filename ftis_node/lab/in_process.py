@@ -226,6 +226,10 @@ class InProcessLearner:
         if self._learner is not None:
             self._learner.save_if_behind()
 
+    def restart(self, how: str) -> None:
+        """Forgets all but the checkpoint; the next `start` loads it."""
+        self._learner = None
+
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:

@@ -21,6 +21,7 @@ from ftis_node.node.figures import Figures
 from ftis_node.node.intake import IntakeLoop
 from ftis_node.node.parts import Parts
 from ftis_node.node.peer_book import PeerBook
+from ftis_node.node.peer_faults import fault_charger
 from ftis_node.node.publish import PublishLoop
 from ftis_node.node.pull import PullLoop
 from ftis_node.node.reannounce import ReannounceLoop
@@ -69,7 +70,13 @@ class FreeTask:
 class FreeScorer:
     """Every completion is worth nothing."""
 
-    async def score(self, item: TaskItem, texts: Sequence[str]) -> list[tuple[float, CompletionStatus]]:
+    async def resolve(self, ref: PromptRef, *, cost: object = None) -> TaskItem:
+        """The problem of that name."""
+        return FreeTask().resolve(ref)
+
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: object = None
+    ) -> list[tuple[float, CompletionStatus]]:
         """Zeros."""
         return [(0.0, CompletionStatus.SCORED) for _ in texts]
 
@@ -138,6 +145,7 @@ class LightNode:
             domain=cast("Any", SimpleNamespace(name=domain)) if domain else task,
             eval_tasks=(),
             scorer=cast("Any", FreeScorer()),
+            strangers_scorer=cast("Any", FreeScorer()),
             generation=cast("Any", SimpleNamespace(policy_version=0, tokens_per_s=0.0)),
             evaluated=cast("Any", None),
             learner=cast("Any", SimpleNamespace(state=None)),
@@ -150,8 +158,11 @@ class LightNode:
             events=events,
             figures=Figures(),
         )
+        self.parts.guard.on_fault = fault_charger(self.parts)
         self._scored: asyncio.Queue[Group] = asyncio.Queue()
         self._runner: asyncio.Task[None] | None = None
+        self.intake = IntakeLoop(self.parts)
+        self.pull = PullLoop(self.parts, self.intake)
 
     async def start(self) -> None:
         """Joins the swarm and runs the loops. Raises what `Gossip.start` raises."""
@@ -162,6 +173,8 @@ class LightNode:
             answer=served.answer,
             retell=served.retell,
             is_refused=self.parts.peers.is_banned,
+            on_sent=served.sent,
+            on_refusal=served.announcement_refused,
         )
         await self.gossip.start()
         self._runner = asyncio.create_task(self._run(), name="light-node")
@@ -181,9 +194,13 @@ class LightNode:
                 if not self._runner.cancelled():
                     self._runner.result()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and no loop has ended."""
+        return self._runner is not None and not self._runner.done()
+
     async def _run(self) -> None:
-        intake = IntakeLoop(self.parts)
-        pull = PullLoop(self.parts, intake)
+        intake, pull = self.intake, self.pull
         async with asyncio.TaskGroup() as tasks:
             for loop in (
                 intake,

@@ -6,6 +6,7 @@
     logprobs.py     log-probs of the completion tokens, never holding all logits
     objective.py    rewards -> advantages -> loss, by the method's name
     step.py         exact gradients in two passes over micro-batches; clip, refuse or apply
+    finite.py       whether an update leaves all weights finite, known before it is made
     policy.py       the model being trained: in full, or a LoRA adapter on a frozen model
     checkpoint.py   all of it on disk, whole or not there
     export.py       the trained model in the hub's format

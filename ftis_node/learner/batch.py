@@ -38,7 +38,8 @@ class Batch:
     rewards                 [N] float64
     group_ids               [N] int64, one id per group (one generator's completions of one prompt)
     advantage_ids           [N] int64, one id per advantage key
-    is_own                  [N] bool
+    is_own                  [N] bool, signed by this node
+    of_own_weights          [N] bool, own, or sampled with this node's weights by a peer that the operator trusts
     policy_versions         [N] int64, the node's own version that sampled the first token of the row's group, ...
     policy_versions_newest  [N] int64, ... and the last
     is_text                 [N] bool, told as text by a peer with another tokenizer: only a mean log-prob is known
@@ -54,6 +55,7 @@ class Batch:
     group_ids: Tensor
     advantage_ids: Tensor
     is_own: Tensor
+    of_own_weights: Tensor
     policy_versions: Tensor
     policy_versions_newest: Tensor
     is_text: Tensor
@@ -72,9 +74,9 @@ class Batch:
         return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.completions, strict=True)]
 
     def sampled_by(self, version: int) -> Tensor:
-        """`[N, T]` bool: the tokens of this node's own groups that `version` sampled from first to last."""
+        """`[N, T]` bool: the tokens that `version` of this node's weights sampled, by who can be believed in that."""
         by_version = (self.policy_versions == version) & (self.policy_versions_newest == version)
-        return (self.is_own & by_version)[:, None] & self.mask
+        return (self.of_own_weights & by_version)[:, None] & self.mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def make_batch(groups: Sequence[TrainGroup]) -> Batch:
         group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.int64),
         advantage_ids=torch.tensor([keys[group.advantage_key] for _, group, _ in rows], dtype=torch.int64),
         is_own=torch.tensor([group.own for _, group, _ in rows], dtype=torch.bool),
+        of_own_weights=torch.tensor([group.own or group.of_own_weights for _, group, _ in rows], dtype=torch.bool),
         policy_versions=torch.tensor([group.policy_version for _, group, _ in rows], dtype=torch.int64),
         policy_versions_newest=torch.tensor([group.policy_version_newest for _, group, _ in rows], dtype=torch.int64),
         is_text=torch.tensor([mean is not None for mean in means], dtype=torch.bool),

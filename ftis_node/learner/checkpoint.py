@@ -24,14 +24,15 @@ import msgspec
 import torch
 
 from ftis_node import __version__
-from ftis_node.errors import ConfigError, ModelError
+from ftis_node.errors import ConfigError, FileError, ModelError
+from ftis_node.files import read_file
 from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, remove_leftovers
 from ftis_node.ipc.tensor_file import read_tensors
 from ftis_node.learner.checksum import check_file, read_checksums, write_checksums
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.learner.shards import is_spread, part_like, whole
-from ftis_node.models import model_fingerprint
+from ftis_node.models import model_fingerprint, other_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +57,7 @@ SYSTEMS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose checkpoint it is. One of another owner is refused, never resumed.
+    """Whose checkpoint it is. One of another owner is refused, never resumed. `model` is a name for people alone.
 
     `trains` says what its tensors are: "full", or the adapter's shape.
     """
@@ -178,8 +179,8 @@ def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size
     sums = read_checksums(path)
     check_file(path, STATE_FILE, sums)
     try:
-        state = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=CheckpointState)
-    except (OSError, msgspec.MsgspecError) as error:
+        state = msgspec.json.decode(read_file(path / STATE_FILE), type=CheckpointState)
+    except (OSError, FileError, msgspec.MsgspecError, RecursionError) as error:
         raise ModelError(f"{STATE_FILE} cannot be read: {error}") from error
     _check_owner(path, state.owner, owner)
     for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
@@ -258,11 +259,8 @@ def _uses_gpu() -> bool:
 def _check_owner(path: Path, theirs: Owner, ours: Owner) -> None:
     if theirs.run_id != ours.run_id:
         raise ConfigError(f"this home belongs to run {theirs.run_id}, not {ours.run_id}: choose another --home")
-    if (theirs.model, theirs.model_fingerprint) != (ours.model, ours.model_fingerprint):
-        same_name = " of that name with other weights" if theirs.model == ours.model else f" {ours.model}"
-        raise ConfigError(
-            f"this home belongs to the model {theirs.model}, not to one{same_name}: choose another --home"
-        )
+    if theirs.model_fingerprint != ours.model_fingerprint:  # a name says nothing: folders are renamed and copied
+        raise ConfigError(other_model("this home", theirs.model, ours.model))
     if theirs.trains != ours.trains:
         raise ConfigError(f"{path} was trained as {theirs.trains}, not {ours.trains}: choose another --home")
 

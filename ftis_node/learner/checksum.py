@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.errors import ModelError
+from ftis_node.errors import FileError, ModelError
+from ftis_node.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,8 +49,8 @@ def write_checksums(folder: Path, names: Iterable[str]) -> None:
 def read_checksums(folder: Path) -> dict[str, str]:
     """The sums by file name. Raises ModelError where they cannot be read."""
     try:
-        return msgspec.json.decode((folder / CHECKSUMS_FILE).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError) as error:
+        return msgspec.json.decode(read_file(folder / CHECKSUMS_FILE), type=dict[str, str])
+    except (OSError, FileError, msgspec.MsgspecError, RecursionError) as error:
         raise ModelError(f"{CHECKSUMS_FILE} cannot be read: {error}") from error
 
 

@@ -138,6 +138,10 @@ class LearnerClient:
         """End the worker; a step in progress is not done. It saves what is not on disk yet."""
         await self._supervisor.stop()
 
+    def restart(self, how: str) -> None:
+        """Kill the worker, which starts again from its checkpoint; `how` ends the sentence "the worker ..."."""
+        self._supervisor.restart(how)
+
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:

@@ -121,7 +121,9 @@ class TrainGroup(msgspec.Struct, frozen=True):
 
     Groups of one `advantage_key` share their mean and deviation: give each group its own key for the vertical mode
     (prompt and sender), the prompt's for the horizontal. `policy_version` and `policy_version_newest` are this node's
-    own versions that sampled the group's first and last tokens, and mean nothing where `own` is false.
+    own versions that sampled the group's first and last tokens, and mean nothing where neither of the next two is true.
+    `own`: this node signed the group. `of_own_weights`: another node did, which the operator trusts, and sampled it
+    with this node's weights, so that it may be measured as an own one; it is judged as any other peer's.
     """
 
     group_id: str
@@ -131,6 +133,7 @@ class TrainGroup(msgspec.Struct, frozen=True):
     policy_version_newest: int
     prompt_ids: bytes
     completions: tuple[TrainCompletion, ...]
+    of_own_weights: bool = False
 
 
 class StepReport(msgspec.Struct, frozen=True):

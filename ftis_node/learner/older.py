@@ -15,7 +15,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.disk_room import replace_file, sync_to_disk
-from ftis_node.errors import ModelError
+from ftis_node.errors import FileError, ModelError
+from ftis_node.files import read_object
 from ftis_node.ipc.durable import is_complete
 from ftis_node.learner.checksum import CHECKSUMS_FILE, checksum_of, read_checksums
 
@@ -64,9 +65,9 @@ def _is_older(path: Path, run_id: str | None) -> bool:
 def _read(path: Path) -> dict[str, Any] | None:
     """`state.json`; None where it is none: the learner, when it starts, says so and sets the checkpoint aside."""
     try:
-        state = json.loads((path / STATE_FILE).read_bytes())
+        state = read_object(path / STATE_FILE)
         known = isinstance(state["format"], int) and isinstance(state["step"], int) and "run_id" in state["owner"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, FileError, KeyError, TypeError):
         return None
     whole = all((path / name).exists() for name in TENSOR_FILES)
     return dict(state) if known and whole and state["format"] <= FORMAT else None

@@ -13,7 +13,8 @@ Where the log-probs convict the sender of a group, that group's other completion
 passes are made again without it.
 
 A step ends in one of three ways: applied; *skipped*, where no token has a gradient (an Adam step would still move the
-weights by its momentum); *refused*, where a value is not finite. Then weights and optimiser are as they were.
+weights by its momentum); *refused*, where a value is not finite, or a weight would not be. Then weights and optimiser
+are as they were.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from ftis_node.errors import WorkerTaskError
+from ftis_node.learner.finite import stays_finite
 from ftis_node.learner.fitting import one_out_of_memory_error
 from ftis_node.learner.ranks import ALONE
 from ftis_node.learner.shards import whole
@@ -289,6 +291,8 @@ def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm
     norm = whole(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)).item()
     if not math.isfinite(norm):
         return replace(gradients, refused="the gradient is not finite")
+    if not stays_finite(optimizer):
+        return replace(gradients, refused="the update would make weights that are not finite")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return replace(gradients, grad_norm=norm)

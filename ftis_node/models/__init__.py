@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ftis_node.models.devices import Accelerator, list_accelerators
 from ftis_node.models.export import export_adapter, export_model, tied_names
-from ftis_node.models.fingerprint import model_fingerprint
+from ftis_node.models.fingerprint import model_fingerprint, other_model
 from ftis_node.models.loading import Device, Dtype, load_causal_lm, pick_device
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.models.shape import ModelShape, read_shape, shape_of
@@ -35,6 +35,7 @@ __all__ = [
     "load_causal_lm",
     "load_tokenizer",
     "model_fingerprint",
+    "other_model",
     "parameter_count",
     "pick_device",
     "read_header",

@@ -6,10 +6,12 @@ files, or that is not here any more, leaves the ids as they are. Nothing is fetc
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ftis_node.errors import FileError
+from ftis_node.files import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +52,8 @@ class Decoder:
 
 def _open_tokenizer(home: Home) -> tuple[Tokenizer | None, str]:
     try:
-        model = str(json.loads(home.settings.read_text())["model"])
-    except (OSError, ValueError, KeyError, TypeError):
+        model = str(read_object(home.settings)["model"])
+    except (OSError, FileError, KeyError):
         return None, f"{home.settings} does not say which model: these are token ids"
     folder = _folder_of(model)
     if folder is None or not (folder / TOKENIZER_FILE).is_file():

@@ -59,6 +59,14 @@ def model_fingerprint(source: ModelSource) -> str:
     return _digest({"config": lasting, "weights": [_weights_file(path) for path in source.weights_files]})
 
 
+def other_model(place: object, trained: object, given: object) -> str:
+    """What is wrong where `place` holds a training of another model than the given one. Both are names for people."""
+    named = f"another model of the name {given}" if trained == given else f"this {given}"
+    return (
+        f"{place} holds a training of {trained}, not of {named}: give another --home, or the --model it was begun with"
+    )
+
+
 def _weights_file(path: Path) -> dict[str, Any]:
     header = read_header(path)
     span = max(header.num_bytes - header.data_start - SAMPLE_BYTES, 0)

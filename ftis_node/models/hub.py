@@ -8,7 +8,6 @@ network waiting. The question runs in a thread because name look-up obeys no tim
 from __future__ import annotations
 
 import errno
-import json
 import queue
 import threading
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError
+from ftis_node.files import read_object
 from ftis_node.models.quiet import quiet_libraries
 from ftis_node.telemetry.work import unwatched
 
@@ -100,7 +100,7 @@ def _look_up(repo: str, answer_within_s: float) -> HubModel:
         num_parameters=info.safetensors.total if info.safetensors else None,
         licence=str(card.get("license") or "") if card else "",
         has_token=get_token() is not None,
-        config=json.loads(config.read_text(encoding="utf-8")),
+        config=read_object(config),
     )
 
 

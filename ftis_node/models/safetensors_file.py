@@ -11,7 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import ModelError
+from ftis_node.errors import FileError, ModelError
+from ftis_node.files import check_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,13 +33,18 @@ class SafetensorsHeader:
 def read_header(path: Path) -> SafetensorsHeader:
     """The header of `path`, checked against the file's size. Raises ModelError where the file is damaged."""
     try:
+        check_regular(path)
         with path.open("rb") as file:
             num_header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if num_header_bytes > MAX_HEADER_BYTES:
                 raise ValueError(f"a header of {num_header_bytes} bytes")
             header = json.loads(file.read(num_header_bytes))
         header.pop("__metadata__", None)
-        num_data_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        num_data_bytes = max((_end_of(entry) for entry in header.values()), default=0)
+    except FileError as error:
+        raise ModelError(str(error)) from None
+    except RecursionError:
+        raise ModelError(f"weight file {path} is damaged: its header is nested too deep") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"weight file {path} is damaged: {error}") from error
     data_start = LENGTH_BYTES + num_header_bytes
@@ -46,3 +52,14 @@ def read_header(path: Path) -> SafetensorsHeader:
     if num_bytes != data_start + num_data_bytes:
         raise ModelError(f"weight file {path} is damaged: {num_bytes} bytes instead of {data_start + num_data_bytes}")
     return SafetensorsHeader(tensors=header, data_start=data_start, num_bytes=num_bytes)
+
+
+def _end_of(entry: dict[str, Any]) -> int:
+    """Where a tensor's bytes end. Raises ValueError, KeyError or TypeError for an entry that describes no tensor."""
+    start, end = entry["data_offsets"]
+    numbers = [*entry["shape"], start, end]
+    if not isinstance(entry["dtype"], str) or any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("an entry of the header describes no tensor")
+    if start > end:
+        raise ValueError("a tensor ends before it begins")
+    return int(end)

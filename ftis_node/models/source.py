@@ -8,14 +8,14 @@ no file cut short) and a tokenizer. Only safetensors are read, never a pickled c
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import ModelError
+from ftis_node.errors import FileError, ModelError
+from ftis_node.files import check_regular, read_object
 from ftis_node.models.hub import cached_snapshot, fetch_snapshot
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.telemetry.work import unwatched
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SMALL_FILES = frozenset({".json", ".txt", ".jinja", ".model"})  # a tokenizer's, and settings
 CONFIG_FILE = "config.json"
 SINGLE_WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
@@ -101,6 +102,7 @@ def _from_hub(repo: str, on_progress: OnProgress) -> ModelSource:
 
 
 def _checked(source: ModelSource) -> ModelSource:
+    _check_files(source.folder)
     config = read_json(source.folder / CONFIG_FILE)
     if "model_type" not in config:
         raise ModelError(f"{source.folder / CONFIG_FILE} names no model_type: it is not a transformers model")
@@ -109,6 +111,16 @@ def _checked(source: ModelSource) -> ModelSource:
     if not any(all((source.folder / name).is_file() for name in names) for names in TOKENIZER_FILE_SETS):
         raise ModelError(f"folder {source.folder} has no tokenizer: expected {TOKENIZER_HINT}")
     return source
+
+
+def _check_files(folder: Path) -> None:
+    """What transformers reads of the folder by itself: a pipe would block it for ever. Raises ModelError."""
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.suffix in SMALL_FILES:
+                check_regular(path)
+    except (OSError, FileError) as error:
+        raise ModelError(str(error)) from None
 
 
 def _weights_files(folder: Path) -> tuple[Path, ...]:
@@ -134,11 +146,8 @@ def _weights_files(folder: Path) -> tuple[Path, ...]:
 def read_json(path: Path) -> dict[str, object]:
     """The JSON object in `path`. Raises ModelError where it is missing or no object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except FileNotFoundError:
         raise ModelError(f"folder {path.parent} has no {path.name}: it is not a transformers model") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object")
-    return value
+    except (OSError, FileError) as error:
+        raise ModelError(str(error)) from error

@@ -114,6 +114,9 @@ class NoLearner:
     async def stop(self) -> None:
         """Nothing to end."""
 
+    def restart(self, how: str) -> None:
+        """Nothing to restart."""
+
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:

@@ -21,7 +21,9 @@ from aiohttp import web
 
 from ftis_node.config.observe import is_loopback
 from ftis_node.errors import ConfigError
+from ftis_node.files import read_file
 from ftis_node.records.identity import write_private
+from ftis_node.telemetry.printable import one_line
 from ftis_node.telemetry.secrets import keep_secret
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 32
 MIN_TOKEN_CHARACTERS = 32
+MAX_TOKEN_FILE_BYTES = 4096
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # what starts a node asks these, and has no token
 BEARER = "Bearer "
 
@@ -39,11 +42,27 @@ BEARER = "Bearer "
 @web.middleware
 async def own_names_only(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuses a request whose `Host` is no name of this machine."""
-    if not is_loopback(urlsplit(f"//{request.host}").hostname or ""):
+    if not is_loopback(host_name(request.host)):
         return web.Response(
-            status=403, text=f"this port is for this machine alone: call it 127.0.0.1, not {request.host}\n"
+            status=403, text=f"this port is for this machine alone: call it 127.0.0.1, not {one_line(request.host)}\n"
         )
     return await handler(request)
+
+
+def host_name(host: str) -> str:
+    """The name in a `Host` header without its port; "" for one that cannot be read."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_same_secret(shown: str, secret: str) -> bool:
+    """Compares what a header shows in constant time; its bytes need not be text."""
+    try:
+        return hmac.compare_digest(shown.encode(errors="surrogateescape"), secret.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def bearers_only(token: str) -> Middleware:
@@ -52,7 +71,7 @@ def bearers_only(token: str) -> Middleware:
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "")
-        if request.path in OPEN_PATHS or hmac.compare_digest(shown.encode(), f"{BEARER}{token}".encode()):
+        if request.path in OPEN_PATHS or is_same_secret(shown, f"{BEARER}{token}"):
             return await handler(request)
         return web.Response(
             status=401,
@@ -81,12 +100,12 @@ def observe_token(settings: ObserveSection, home: Home) -> str | None:
 def read_token(path: Path) -> str:
     """The token in a file. Its group may read it, as is usual for a mounted secret; others may not."""
     try:
+        token = read_file(path, max_bytes=MAX_TOKEN_FILE_BYTES).decode("ascii").strip()
         mode = stat.S_IMODE(path.stat().st_mode)
-        token = path.read_text(encoding="ascii").strip()
     except OSError as error:
         raise ConfigError(f"observe.token_file {path}: {error.strerror}; make one: openssl rand -hex 32") from None
-    except ValueError:
-        token = ""
+    except UnicodeDecodeError:
+        mode, token = stat.S_IMODE(path.stat().st_mode), ""
     if mode & stat.S_IRWXO:
         raise ConfigError(f"observe.token_file {path} is open to all users (mode {mode:03o}): chmod 600 {path}")
     if len(token) < MIN_TOKEN_CHARACTERS or len(token.split()) != 1:

@@ -21,6 +21,7 @@ from ftis_node.models.source import HUB_ID
 from ftis_node.node.train import train_group
 from ftis_node.node.waits import waiting_for
 from ftis_node.replay.buffer import StoredGroup
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Conduct, Standing
 
 if TYPE_CHECKING:
@@ -50,20 +51,24 @@ class AuditLoop:
         """Puts a foreign group on the list, if it can be compared and is drawn."""
         if self._waiting.full() or self._parts.arrangement.takes_turns:  # then the generator has the memory
             return
-        if self._is_comparable(accepted.group) and self._dice.random() < self._share(accepted.group.sender):
-            self._waiting.put_nowait(accepted)
+        with self._parts.guard.work_for(accepted.group.sender, Place.AUDIT):  # called by the intake loop
+            if self._is_comparable(accepted.group) and self._dice.random() < self._share(accepted.group):
+                self._waiting.put_nowait(accepted)
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             with waiting_for("a group to compare"):
                 accepted = await self._waiting.get()
-            await self._audit(accepted)
+            with self._parts.guard.work_for(accepted.group.sender, Place.AUDIT):
+                await self._audit(accepted)
 
-    def _share(self, sender: str) -> float:
-        """Of a peer that is watched, every group."""
-        share = self._parts.settings.door.audit_share
-        return 1.0 if share and self._parts.peers.standing(sender) is Standing.WATCHED else share
+    def _share(self, group: Group) -> float:
+        """Of a peer that is watched, and of a stranger that claims this node's own weights, every group."""
+        share, peers = self._parts.settings.door.audit_share, self._parts.peers
+        is_strangers_claim = group.weights_of is not None and peers.is_stranger(group.sender)
+        is_doubtful = is_strangers_claim or peers.standing(group.sender) is Standing.WATCHED
+        return 1.0 if share and is_doubtful else share
 
     def _is_comparable(self, group: Group) -> bool:
         """Whether the group says that it was sampled, from first to last, with weights that our learner has now."""
@@ -93,7 +98,7 @@ class AuditLoop:
             await self._refuse(accepted, reply.kl)
 
     def _as_trained(self, stored: StoredGroup) -> TrainGroup:
-        return train_group(stored, share=self._parts.manifest.step.share, ours=self._parts.identity.peer_id)
+        return train_group(stored, share=self._parts.manifest.step.share)
 
     async def _refuse(self, accepted: Accepted, kl: float) -> None:
         parts, sender, group_id = self._parts, accepted.group.sender, accepted.envelope.id

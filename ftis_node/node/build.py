@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
+from ftis_node.ipc.durable import remove_leftovers
 from ftis_node.models import parameter_count
 from ftis_node.node.absent import NoGeneration, NoLearner
 from ftis_node.node.budget import generate_budget
 from ftis_node.node.disk import Disk
 from ftis_node.node.figures import Figures
-from ftis_node.node.heal import set_right
+from ftis_node.node.heal import set_right, tell_unknown_steps
 from ftis_node.node.home_limit import num_versions, version_bytes
+from ftis_node.node.housekeeping import CHECKPOINT_PREFIX
 from ftis_node.node.makers import Ingredients
 from ftis_node.node.parts import Parts
 from ftis_node.node.peer_book import PeerBook
+from ftis_node.node.peer_faults import fault_charger
 from ftis_node.node.prepare import prepare
 from ftis_node.node.room import Room
 from ftis_node.node.serve import Served
@@ -77,6 +80,7 @@ async def built_parts(
     makers, prepared = await prepare(settings, plan, home, makers, on_progress)
     async with AsyncExitStack() as stack:
         parts = _assembled(stack, prepared, makers)
+        parts.guard.on_fault = fault_charger(parts)
         served = Served(parts)
         parts.gossip.serve(
             served.lookup,
@@ -84,6 +88,8 @@ async def built_parts(
             answer=served.answer,
             retell=served.retell,
             is_refused=parts.peers.is_banned,
+            on_sent=served.sent,
+            on_refusal=served.announcement_refused,
         )
         try:
             await _start(parts, on_progress)
@@ -135,7 +141,8 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
         task=prepared.task,
         domain=prepared.domain,
         eval_tasks=prepared.eval_tasks,
-        scorer=IsolatedScorer(prepared.task, *prepared.eval_tasks),
+        scorer=IsolatedScorer(prepared.task, scored_only=prepared.eval_tasks),
+        strangers_scorer=IsolatedScorer(prepared.task),  # its process starts with the first stranger's group
         generation=generation,
         evaluated=generation.newest,
         learner=learner,
@@ -187,6 +194,8 @@ async def _start(parts: Parts, on_progress: OnProgress) -> None:
     if parts.settings.learns and state.step < parts.figures.step:
         log.warning("step %d was done, and the newest checkpoint to be read is of %d", parts.figures.step, state.step)
         parts.events.write("fell_back", step=state.step, done=parts.figures.step)
+    if parts.settings.learns:
+        tell_unknown_steps(state, done=parts.figures.step, holds=parts.reader.held, events=parts.events)
     where = _begins_at(state.step) if parts.settings.learns else f"following {parts.settings.roles.follow}"
     log.info("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
     if not parts.settings.generates:
@@ -225,12 +234,15 @@ async def _stop(parts: Parts) -> None:
         parts.learner.stop(),
         parts.gossip.close(),
         parts.scorer.close(),
+        parts.strangers_scorer.close(),
         parts.tracking.close(),
         return_exceptions=True,
     )
     for result in results:
         if isinstance(result, BaseException):
             log.error("while stopping: %s", result)
+    with suppress(OSError):  # of a learner that had to be killed; the next start would remove it
+        remove_leftovers(parts.home.checkpoints, CHECKPOINT_PREFIX)
     tracked = {"tracked": parts.tracking.counts()} if parts.tracking else {}
     parts.events.write("stop", step=parts.figures.step, **tracked)
 

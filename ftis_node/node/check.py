@@ -1,6 +1,6 @@
 """The check loop: the first completions that a new version sampled go to the learner, which still has that version.
 
-consumes: own groups just stored (intake)     produces: nothing; the learner's next report has the mismatch
+consumes: groups of own weights (intake)      produces: nothing; the learner's next report has the mismatch
 waits for: an own group of the newest version  unblocked by: intake
 
 Groups of a step were mostly sampled a version before the learner's, because generation runs ahead of it: only these,
@@ -18,6 +18,7 @@ from ftis_node.errors import WorkerError
 from ftis_node.node.train import train_group
 from ftis_node.node.waits import waiting_for
 from ftis_node.replay.buffer import StoredGroup
+from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from ftis_node.node.intake import IntakeLoop
@@ -41,19 +42,29 @@ class CheckLoop:
         while True:
             with waiting_for("an own group"):
                 accepted = await self._intake.next_own()
-            version = self._parts.figures.policy_version
-            if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
-                self._sent_version = version
-                await self._send(accepted, part)
+            sender = accepted.group.sender  # this node, or a peer that samples by its weights
+            passes = (Exception,) if sender == self._parts.identity.peer_id else ()
+            with self._parts.guard.work_for(sender, Place.AUDIT, passes=passes):
+                await self._send_if_new(accepted)
+
+    async def _send_if_new(self, accepted: Accepted) -> None:
+        version = self._parts.figures.policy_version
+        if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
+            self._sent_version = version
+            await self._send(accepted, part)
 
     async def _send(self, accepted: Accepted, part: Group) -> None:
         stored = StoredGroup(
-            id=accepted.envelope.id, own=True, group=part, rewards=part.rewards, prompt_ids=accepted.prompt_ids
+            id=accepted.envelope.id,
+            own=part.sender == self._parts.identity.peer_id,
+            group=part,
+            rewards=part.rewards,
+            prompt_ids=accepted.prompt_ids,
         )
         try:
             with waiting_for("the learner's measurement"):  # after the step that is under way
                 await self._parts.learner.check(
-                    train_group(stored, share=self._parts.manifest.step.share, ours=self._parts.identity.peer_id)
+                    train_group(stored, share=self._parts.manifest.step.share, of_own_weights=True)
                 )
         except WorkerError as error:  # the train loop sees to the learner; the next version has its own check
             self._parts.events.write("check_failed", group=stored.id, error=str(error))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from ftis_node.config.door import DoorSection
-from ftis_node.errors import UsageError
+from ftis_node.config.manifest import first_problem
+from ftis_node.errors import DamagedError, UsageError
+from ftis_node.files import read_object
 from ftis_node.node.peer_book import PeerBook
 from ftis_node.node.upgrade import opened
 from ftis_node.swarm.names import find_peer
@@ -55,23 +57,34 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
     Raises HomeInUseError where a node has just started on it.
     """
     with opened(home):
-        settings = json.loads(home.settings.read_text()) if home.settings.exists() else {}
-        status = json.loads(home.status.read_text()) if home.status.exists() else {}
+        settings = read_object(home.settings) if home.settings.exists() else {}
+        status = read_object(home.status) if home.status.exists() else {}
         events = EventTrail(home.events)
-        own_id = status.get("node", {}).get("peer_id", "")
-        door = DoorSection.model_validate(settings.get("door", {}))
+        node, saved = status.get("node"), status.get("peers")
+        own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
+        rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []
+        door = _door_of(settings, home)
         book = PeerBook(home.peers, own_id=own_id, settings=door, events=events)
         try:
             known = [{"peer_id": peer_id} for peer_id in book.rows()]
-            yield PeerControl(book, lambda: [*status.get("peers", []), *known])
+            yield PeerControl(book, lambda: [*rows, *known])
         finally:
             book.close()
             events.close()
 
 
+def _door_of(settings: Mapping[str, Any], home: Home) -> DoorSection:
+    try:
+        return DoorSection.model_validate(settings.get("door", {}))
+    except ValidationError as error:
+        raise DamagedError(
+            f"{home.settings} is damaged ({first_problem(error)}): remove it; the next start writes it again"
+        ) from None
+
+
 def _ban_length_s(asked: object) -> float | None:
     if asked is None:
         return None
-    if not isinstance(asked, int | float) or not math.isfinite(asked) or not 0 < asked <= MAX_BAN_S:
-        raise UsageError(f"a ban lasts more than 0 and at most {MAX_BAN_S:.0f} s, not {asked}")
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 < asked <= MAX_BAN_S:
+        raise UsageError(f"a ban lasts more than 0 and at most {MAX_BAN_S:.0f} s, not {asked!r:.40}")
     return float(asked)

@@ -18,6 +18,7 @@ from ftis_node.node.swarm_words import SwarmWords
 from ftis_node.node.waits import waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.reading import SCHEMA
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import told_domain
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class DirectoryLoop:
     async def _catch_up(self, peer_id: str) -> None:
         """A few at a time, so that one that answers slowly keeps nobody waiting."""
         async with self._catching_up:
-            await self._pull.catch_up(peer_id)
+            with self._parts.guard.work_for(peer_id, Place.CATCH_UP):
+                await self._pull.catch_up(peer_id)
 
     async def _renew_records(self) -> None:
         period_s = self._parts.settings.swarm.directory_period_s
@@ -96,7 +98,8 @@ class DirectoryLoop:
                 self._parts.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s
             )
             for peer_id in self._members:
-                with waiting_for("a peer's record", endless=False):
+                guarded = self._parts.guard.work_for(peer_id, Place.RECORD)
+                with waiting_for("a peer's record", endless=False), guarded:
                     await self._read_record(peer_id)
             with waiting_for("the clock"):
                 await asyncio.sleep(period_s)

@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import FtisError, ModelError, NetworkError
+from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
+from ftis_node.files import read_text
 from ftis_node.models import read_json, read_shape, resolve_model, shape_of
 from ftis_node.models.hub import ask_about, cached_snapshot
 from ftis_node.models.source import check_name
@@ -111,8 +112,8 @@ def has_template(folder: Path) -> bool:
 
 def _licence_in(card: Path) -> str:
     try:
-        found = LICENCE.search(card.read_text(encoding="utf-8")[:CARD_HEAD_CHARACTERS])
-    except (OSError, ValueError):
+        found = LICENCE.search(read_text(card)[:CARD_HEAD_CHARACTERS])
+    except (OSError, FileError):
         return ""
     return found[1] if found else ""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import ConfigError, TaskError
+from ftis_node.files import read_text
 from ftis_node.generation.engines import choose_engine
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.ensemble_members import Member, as_members, swarm_members
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import TaskItem
     from ftis_node.telemetry.work import OnProgress
 
+MAX_TEXT_BYTES = 1 << 30
 MIXTURES: Final = ("posterior", "cached", "mean")
 MODES: Final = (*MIXTURES, "vote", "route")
 DEFAULT_DEV_PROMPTS: Final = 32
@@ -158,8 +160,8 @@ def _dev_items(task: str, num_prompts: int) -> list[TaskItem]:
 
 def _read_text(path: Path) -> str:
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path.expanduser(), max_bytes=MAX_TEXT_BYTES)
+    except OSError as error:
         raise ConfigError(f"the text {path} cannot be read: {error}") from None
     if not text:
         raise ConfigError(f"the text {path} is empty")

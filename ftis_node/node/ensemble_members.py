@@ -6,7 +6,6 @@ exported to a scratch folder first, an adapter merged into its model; a node tha
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import refuse_newer
 from ftis_node.config.manifest import load_manifest
-from ftis_node.errors import ConfigError, DamagedError
+from ftis_node.errors import ConfigError, DamagedError, FileError
+from ftis_node.files import read_object
 from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.export import export_model_of
 from ftis_node.telemetry.work import unwatched
@@ -100,9 +100,9 @@ def _member(folder: Path, scratch: Path, on_progress: OnProgress) -> Member | No
 def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | None:
     refuse_newer(home)
     try:
-        settings = json.loads(home.settings.read_text())
+        settings = read_object(home.settings)
         role, name, domain = (str(settings.get(key) or "") for key in ("role", "name", "task"))
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, FileError) as error:
         raise DamagedError(f"{home.settings} cannot be read: {error}; start the node once, it mends it") from None
     if role == "generator":
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
+from ftis_node.files import read_object
 from ftis_node.models import resolve_model
 from ftis_node.node.makers import learner_boot
 from ftis_node.node.placement import Arrangement
@@ -31,7 +31,7 @@ def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgre
     if not home.settings.exists() or not home.run_toml.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
     bring_up_to_date(home)
-    settings = NodeSettings.model_validate(json.loads(home.settings.read_text()))
+    settings = NodeSettings.model_validate(read_object(home.settings))
     manifest = load_manifest(str(home.run_toml))
     source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), Arrangement()
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import SchemaRecordError
 from ftis_node.records.reading import SCHEMA
+from ftis_node.swarm.claims import Claims
 from ftis_node.swarm.unconfirmed import Unconfirmed
 from ftis_node.swarm.wire_versions import other_versions, peer_words
 
@@ -72,6 +73,8 @@ class Figures:
     peers: dict[str, PeerFigures] = field(default_factory=dict)
     confirmed_ids: dict[bytes, None] = field(default_factory=dict)
     groups_confirmed: int = 0
+    claims: Claims = field(default_factory=Claims)
+    confirmations_unproven: int = 0  # of peers to which the group was not sent, and that did not show it
     evaluations: list[EvalStatus] = field(default_factory=list)
     unconfirmed: Unconfirmed = field(default_factory=lambda: Unconfirmed(first_wait_s=REANNOUNCE_S))
     read_shards: frozenset[int] = frozenset()

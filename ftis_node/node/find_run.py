@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.manifest import parse_canonical
-from ftis_node.errors import UsageError
+from ftis_node.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -25,17 +27,26 @@ def is_run_id(run: str) -> bool:
 
 
 def find_run(run_id: str, settings: NodeSettings, home: Home) -> RunManifest:
-    """Asks the given peers. Raises UsageError without peers, NetworkError where nobody has it, ConfigError for one that
-    this version does not understand."""
+    """Asks the given peers. Raises UsageError without peers, NetworkError where nobody has it.
+
+    ConfigError for a manifest that this version does not understand, or that is that of another run when it is read:
+    the id is a hash of its text, and a text that is not in the canonical form says something else.
+    """
     from ftis_node.gossip.lookup import find_manifest
     from ftis_node.gossip.settings import NetworkSettings
 
     if not settings.peers:
         raise UsageError("a run is found by its id through a peer: give --peers, or --run with a preset or a file")
-    folder = home.sockets.with_name(f"{home.sockets.name}-look")
+    folder = Path(tempfile.mkdtemp(prefix="ftis-look-"))
     network = NetworkSettings(sockets_dir=folder, listen=settings.listen, peers=settings.peers)
     try:
         canonical = asyncio.run(find_manifest(network, run_id=run_id, timeout_s=TIMEOUT_S))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return parse_canonical(canonical, source=f"run {run_id}")
+    manifest = parse_canonical(canonical, source=f"run {run_id}")
+    if manifest.run_id != run_id:
+        raise ConfigError(
+            f"the manifest of run {run_id} is not in the canonical form: read here it is run {manifest.run_id}; "
+            "ask for its TOML file, and give --run FILE"
+        )
+    return manifest

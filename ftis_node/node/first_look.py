@@ -6,17 +6,17 @@ the port or write the file have their own errors, too; a volunteer rarely gets t
 
 from __future__ import annotations
 
-import json
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.home_schema import HOME_SCHEMA, marked_schema
-from ftis_node.errors import ConfigError, MachineError, ModelError, UsageError
+from ftis_node.errors import ConfigError, FileError, MachineError, ModelError, UsageError
+from ftis_node.files import read_object
 from ftis_node.gossip.ports import check_free
 from ftis_node.ipc.durable import newest_complete
-from ftis_node.models import model_fingerprint, parameter_count, read_shape
+from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,10 +57,7 @@ def check_owner(home: Home, source: ModelSource, *, lora: bool) -> None:
     if not owner:
         return
     if owner.get("model_fingerprint") != model_fingerprint(source):
-        raise ConfigError(
-            f"{home.root} holds a training of {owner.get('model')}, not of this {source.name}: give another --home, or "
-            "the --model it was begun with"
-        )
+        raise ConfigError(other_model(home.root, owner.get("model"), source.name))
     trained_lora = owner.get("trains") != "full"
     if trained_lora != lora:
         begun, now = ("--lora", "--full") if trained_lora else ("--full", "--lora")
@@ -88,8 +85,8 @@ def told_runs(home: Home) -> list[str]:
     if trained := trained_runs(home):
         return trained
     try:
-        run_id = json.loads(home.status.read_bytes())["run"]["id"]
-    except (OSError, ValueError, KeyError, TypeError):
+        run_id = read_object(home.status)["run"]["id"]
+    except (OSError, FileError, KeyError, TypeError):
         return []
     return [run_id] if isinstance(run_id, str) and run_id and marked_schema(home) == HOME_SCHEMA else []
 
@@ -128,7 +125,7 @@ def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
 
 def _owner_of(state_file: Path) -> dict[str, Any]:
     try:
-        owner = json.loads(state_file.read_bytes())["owner"]
-    except (OSError, ValueError, KeyError, TypeError):
+        owner = read_object(state_file)["owner"]
+    except (OSError, FileError, KeyError):
         return {}
     return owner if isinstance(owner, dict) else {}

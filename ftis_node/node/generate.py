@@ -20,6 +20,7 @@ from ftis_node.node.prompts import PromptOrder
 from ftis_node.node.waits import waiting_for
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
+from ftis_node.tasks.cost import ScoringCost
 
 if TYPE_CHECKING:
     from ftis_node.node.parts import Parts
@@ -88,7 +89,7 @@ class GenerateLoop:
         """One group from prompt to publish queue. A worker's death costs a pause and another try, never the slot."""
         while True:
             try:
-                group = await self._generate(prompt)
+                group, num_unfinished = await self._generate(prompt)
                 break
             except WorkerError as error:
                 if not self._parts.generation.is_alive:
@@ -96,9 +97,14 @@ class GenerateLoop:
                 self._parts.events.write("generation_failed", prompt=str(prompt.item.ref), error=str(error))
                 await asyncio.sleep(RETRY_PAUSE_S)
         self._parts.budget.end(group.num_tokens)
+        if num_unfinished:  # its peers would refuse it, and this node with it
+            self._parts.events.write("not_shared", prompt=str(prompt.item.ref), num_stopped=num_unfinished)
+            self._parts.slots.cancel()
+            return
         await self._scored.put(group)
 
-    async def _generate(self, prompt: Prompt) -> Group:
+    async def _generate(self, prompt: Prompt) -> tuple[Group, int]:
+        """A scored group, and how many of its completions scoring did not finish."""
         parts = self._parts
         result = await parts.generation.generate(
             prompt.token_ids,
@@ -107,8 +113,9 @@ class GenerateLoop:
             max_tokens=parts.manifest.sampling.completion_limit(len(prompt.token_ids)),
         )
         texts = [parts.tokenizer.decode(completion.token_ids.tolist()) for completion in result.completions]
-        scores = await parts.scorer.score(prompt.item, texts)
-        return Group(
+        cost = ScoringCost()
+        scores = await parts.scorer.score(prompt.item, texts, cost=cost)
+        group = Group(
             run_id=parts.manifest.run_id,
             sender=parts.identity.peer_id,
             number=0,  # given when it is sealed, so that numbers have no gaps
@@ -124,6 +131,7 @@ class GenerateLoop:
             created_at=time.time(),
             weights_of=parts.settings.roles.follow or None,
         )
+        return group, cost.num_unfinished
 
 
 def groups_in_flight(parts: Parts) -> int:

@@ -7,9 +7,11 @@ be had; running numbers are taken from their sender's own word alone.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ftis_node.errors import RecordError
 from ftis_node.node.waits import waiting_for
@@ -17,6 +19,7 @@ from ftis_node.records.envelope import open_announcement
 from ftis_node.records.reading import SCHEMA
 from ftis_node.swarm.duty import duty_circle, is_on_duty
 from ftis_node.swarm.numbers import Heard
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reminders import Reminders
 from ftis_node.swarm.reputation import Conduct
 from ftis_node.swarm.voices import Voices
@@ -25,11 +28,14 @@ from ftis_node.swarm.wants import Want, Wants
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ftis_node.gossip.base import Announcement as Message
     from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import Announcement
 
 MAX_SENDERS = 4096  # whose numbers are followed; the one longest silent is forgotten
 MAX_REFUSED = 4096
+
+KeyT = TypeVar("KeyT")
 
 
 class Members(NamedTuple):
@@ -49,6 +55,8 @@ class Ear:
         self._heard: dict[str, Heard] = {}
         self.wants = Wants()
         self._refused: dict[bytes, None] = {}  # not to be pulled again
+        self._refused_of: dict[tuple[str, bytes], None] = {}  # by peer: not to be asked of it again
+        self._malformed: dict[tuple[str, bytes], None] = {}  # by peer: hashes of what it answers again and again
         self._voices = Voices(max_per_minute=parts.settings.door.groups_a_minute)
         self.changed = asyncio.Event()
         self.reminders = Reminders()
@@ -65,12 +73,17 @@ class Ear:
             if message is None:
                 return
             self.heard_in_shard[message.shard] += 1
-            if not self._is_listened_to(message.sender):
-                continue
-            announcement = self.consider(message.sender, message.payload)
-            if announcement is not None and announcement.sender is None:
-                self.heard(message.sender).note(announcement.number, at=time.monotonic())
-                self._confirm_again(message.sender, announcement)
+            with self._parts.guard.work_for(message.sender, Place.ANNOUNCEMENT):
+                self._take(message)
+
+    def _take(self, message: Message) -> None:
+        """One announcement, as pubsub delivered it."""
+        if not self._is_listened_to(message.sender):
+            return
+        announcement = self.consider(message.sender, message.payload)
+        if announcement is not None and announcement.sender is None:
+            self.heard(message.sender).note(announcement.number, at=time.monotonic())
+            self._confirm_again(message.sender, announcement)
 
     def _confirm_again(self, sender: str, announcement: Announcement) -> None:
         """A sender that announces again what is here was not told so, or has forgotten it with its former life."""
@@ -91,9 +104,21 @@ class Ear:
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
         """Groups that the door refused for good: however often they are announced, they are not pulled again."""
-        self._refused |= {group_id: None for group_id in ids if group_id is not None}
-        while len(self._refused) > MAX_REFUSED:
-            del self._refused[next(iter(self._refused))]
+        for group_id in ids:
+            if group_id is not None:
+                _remember(self._refused, group_id)
+
+    def refuse_of(self, peer_id: str, ids: Iterable[bytes]) -> None:
+        """Groups for which this peer gave something else: they are not asked of it again, but of others.
+
+        So one fault of a peer is held against it once a group, however often it announces the group.
+        """
+        for group_id in ids:
+            _remember(self._refused_of, (peer_id, group_id))
+
+    def may_give(self, peer_id: str, group_id: bytes) -> bool:
+        """Whether a peer may be asked for a group: not where it gave something else for it."""
+        return (peer_id, group_id) not in self._refused_of
 
     def senders(self) -> list[str]:
         """Peers whose numbers are followed."""
@@ -112,12 +137,14 @@ class Ear:
         try:
             announcement = open_announcement(payload)
         except RecordError as error:
-            self._parts.figures.refused[f"announcement_{error.reason}"] += 1
-            self._parts.figures.note_refusal(announcer, "announcement", error)
-            if error.reason != "version":  # that may be an honest peer with other software
-                self._parts.peers.note(announcer, Conduct.REFUSED, reason=f"announcement_{error.reason}")
+            self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
             return None
         self._parts.figures.peer(announcer).wire_schema = SCHEMA
+        if announcement.created_at > time.time() + self._parts.settings.door.max_skew_s:
+            self._count_refusal(announcer, "announcement_clock")
+            return None
+        if announcement.sender == announcer:
+            announcement = replace(announcement, sender=None)
         sender = announcement.sender or announcer
         as_text = announcement.tokenizer != self._own_tokenizer
         if sender == self._parts.identity.peer_id or not self._is_usable(announcement, as_text=as_text):
@@ -134,10 +161,22 @@ class Ear:
             is_repair=is_repair,
             is_duty=self._is_duty(announcement, sender),
         )
-        is_to_be_had = not as_text or sender == announcer
+        is_to_be_had = (not as_text or sender == announcer) and self.may_give(announcer, want.id)
         if is_to_be_had and not self.has(want) and self.wants.add(want, holder=announcer):
             self.changed.set()
         return announcement
+
+    def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError, *, is_repair: bool) -> None:
+        """Counts what is no announcement. The same bytes in answer after answer are held against a peer once."""
+        self._parts.figures.refused[f"announcement_{error.reason}"] += 1
+        self._parts.figures.note_refusal(announcer, "announcement", error)
+        if error.reason == "version":  # that may be an honest peer with other software
+            return
+        said = announcer, hashlib.sha256(payload).digest()
+        if is_repair and said in self._malformed:
+            return
+        _remember(self._malformed, said)
+        self._parts.peers.note(announcer, Conduct.REFUSED, reason=f"announcement_{error.reason}")
 
     def _is_usable(self, announcement: Announcement, *, as_text: bool) -> bool:
         manifest = self._parts.manifest
@@ -177,3 +216,10 @@ class Ear:
     def _count_refusal(self, peer_id: str, reason: str) -> None:
         self._parts.figures.refused[reason] += 1
         self._parts.figures.peer(peer_id).refused[reason] += 1
+
+
+def _remember(known: dict[KeyT, None], key: KeyT) -> None:
+    """Bounded: the oldest is forgotten."""
+    known[key] = None
+    if len(known) > MAX_REFUSED:
+        del known[next(iter(known))]

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from ftis_node.errors import UsageError
 from ftis_node.node.access import own_names_only
-from ftis_node.node.control_port import add_control
+from ftis_node.node.control_port import MAX_REQUEST_BYTES, add_control
+from ftis_node.node.http_guard import HttpGuard
 from ftis_node.node.probes import Observed, add_probes
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 EVENT_PERIOD_S = 1.0
-SHUTDOWN_S = 0.5
+MAX_STREAMS = 32  # of `/events`; each holds its connection for as long as the client likes
+WRITE_S = 10.0  # for a client to read one event
 
 
 class StatusPort:
@@ -32,6 +34,7 @@ class StatusPort:
 
     def __init__(self, status: StatusLoop) -> None:
         self._status = status
+        self._num_streams = 0
 
     async def show_status(self, request: web.Request) -> web.Response:
         """The snapshot."""
@@ -42,30 +45,43 @@ class StatusPort:
         return web.json_response(self._status.peers())
 
     async def stream_events(self, request: web.Request) -> web.StreamResponse:
-        """The snapshot as server-sent events, one a second."""
+        """The snapshot as server-sent events, one a second, until the client is gone or reads no more."""
+        if self._num_streams >= MAX_STREAMS:
+            return web.Response(status=503, text=f"{MAX_STREAMS} clients read /events already: end one\n")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        while True:
-            await response.write(b"data: " + self._status.latest.to_json() + b"\n\n")
-            await asyncio.sleep(EVENT_PERIOD_S)
+        self._num_streams += 1
+        try:
+            await response.prepare(request)
+            while True:
+                async with asyncio.timeout(WRITE_S):
+                    await response.write(b"data: " + self._status.latest.to_json() + b"\n\n")
+                await asyncio.sleep(EVENT_PERIOD_S)
+        except ConnectionError:
+            return response
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+        finally:
+            self._num_streams -= 1
 
 
 @asynccontextmanager
 async def serve_status(status: StatusLoop, *, port: int) -> AsyncIterator[str]:
     """Serves while the block runs; gives the base URL. Raises UsageError where the port is taken."""
     handlers = StatusPort(status)
-    app = web.Application(middlewares=[own_names_only])
+    app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
     app.router.add_get("/status", handlers.show_status)
     app.router.add_get("/peers", handlers.show_peers)
     app.router.add_get("/events", handlers.stream_events)
     add_probes(app, Observed(status))
     add_control(app, status.control, status.token_file)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    guard = HttpGuard(status.http_refused)
+    runner = guard.runner(app)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, HOST, port)
         try:
-            await site.start()
+            await guard.listen(runner, HOST, port)
         except OSError as error:
             raise UsageError(
                 f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"

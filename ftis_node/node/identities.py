@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import ConfigError, UsageError
+from ftis_node.errors import ConfigError, FileError, UsageError
+from ftis_node.files import read_file
 from ftis_node.node.upgrade import opened
 from ftis_node.records.identity import Identity, write_private
 from ftis_node.records.identity_backup import MAX_BYTES, pack_backup, unpack_backup
@@ -77,8 +78,9 @@ def restore_identity(home: Home, source: Path, *, ask_passphrase: Callable[[], s
 
 def _read(source: Path) -> bytes:
     try:
-        with source.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+        return read_file(source, max_bytes=MAX_BYTES)
+    except FileError as error:
+        raise UsageError(f"{error}; name the backup's file") from None
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror}; name the backup's file") from None
 

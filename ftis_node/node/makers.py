@@ -29,6 +29,7 @@ from ftis_node.learner.schedule import Schedule
 from ftis_node.models import pick_device
 from ftis_node.node.memory_parts import micro_batch_tokens_of, recomputes
 from ftis_node.node.placement import Arrangement, arrange, visible_gpus
+from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -156,6 +157,7 @@ class ProcessMakers:
 def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:
     """What this node takes from its peers and gives to them."""
     return GossipLimits(
+        max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
         max_body_bytes=manifest.wire.max_envelope_bytes,
         max_streams=settings.swarm.max_streams,
         max_upload_bytes_per_s=settings.swarm.max_upload_bytes_per_s,

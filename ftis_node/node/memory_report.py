@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ftis_node.config.manifest import load_manifest, parse_manifest
+from ftis_node.config.manifest import load_manifest, read_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.errors import FtisError
 from ftis_node.node.findings import GIB, Finding, in_gib
@@ -52,7 +52,7 @@ def ask(
     """
     settings = load_node_settings(home.node_toml, model=model, lora=lora)
     if run is None and home.run_toml.exists():
-        manifest = parse_manifest(home.run_toml.read_text(), source=str(home.run_toml))
+        manifest = read_manifest(home.run_toml)
     else:
         manifest = load_manifest(run or DEFAULT_RUN)
     return MemoryQuestion(settings, manifest, tuple(int(gib * GIB) for gib in gpus_gib) or None)

@@ -107,8 +107,9 @@ async def run_loops(
     `observed` is shown the status from now on; `watchdog` watches already.
     """
     intake = IntakeLoop(parts)
-    health = RunningLoops({"intake": lambda: intake.turn})
-    status = StatusLoop(parts, loops=health, watchdog=watchdog)
+    health = RunningLoops(intake.turns)
+    refused = observed.refused if observed is not None else None
+    status = StatusLoop(parts, loops=health, watchdog=watchdog, http_refused=refused)
     await status.refresh()
     work = await WORK_OF_ROLE[parts.settings.role](parts, intake, steps)
     endless = work.loops | {
@@ -121,6 +122,7 @@ async def run_loops(
         "learner worker": parts.learner.run(),
         "network": _ended_by(parts.gossip.close),
         "scorer": _ended_by(parts.scorer.close),
+        "scorer of strangers' groups": _ended_by(parts.strangers_scorer.close),
     }
     if observed is not None:
         observed.status = status

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.records.identity import Identity
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
+    from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.tasks.base import Task
     from ftis_node.tasks.scoring import IsolatedScorer
     from ftis_node.telemetry.events import EventTrail
@@ -82,6 +83,7 @@ class Learning(Protocol):
     async def start(self) -> LearnerState: ...
     async def run(self) -> None: ...
     async def stop(self) -> None: ...
+    def restart(self, how: str) -> None: ...
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply: ...
@@ -108,6 +110,7 @@ class Parts:
     domain: Task
     eval_tasks: tuple[Task, ...]
     scorer: IsolatedScorer
+    strangers_scorer: IsolatedScorer
     generation: Generation
     evaluated: Generator
     learner: Learning
@@ -123,6 +126,11 @@ class Parts:
     room: Room = field(default_factory=Room)
     budget: GenerateBudget = field(default_factory=GenerateBudget)
     tracking: Tracking = field(default_factory=Tracking)
+
+    @property
+    def guard(self) -> PeerGuard:
+        """Catches what work for one peer raises."""
+        return self.gossip.guard
 
     @property
     def domain_name(self) -> str:

@@ -18,7 +18,7 @@ from ftis_node.swarm.blame import blame_for
 from ftis_node.swarm.copycats import Copycats, CopyRules, Told
 from ftis_node.swarm.neighbourhood import neighbourhood_of
 from ftis_node.swarm.quotas import QuotaLimits, Quotas, ShareCap
-from ftis_node.swarm.reputation import BanRules, Conduct, Standing
+from ftis_node.swarm.reputation import BAN_LINE, BanRules, Conduct, Standing
 from ftis_node.swarm.standings import Standings
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.validation import Accepted, DoorLimits
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 10.0
 MAX_NETWORKS = 4096
-UNCHARGED = frozenset({"banned", "quota"})  # these cost next to nothing, and a debt would never end
+UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these cost next to nothing, and a debt would never end
 
 
 class PeerBook:
@@ -70,6 +70,8 @@ class PeerBook:
                 settings.tokens_a_minute,
                 settings.strangers_groups_a_minute,
                 settings.strangers_tokens_a_minute,
+                settings.scoring_s_a_minute,
+                settings.strangers_scoring_s_a_minute,
             )
         )
         self._copycats = Copycats(
@@ -112,6 +114,10 @@ class PeerBook:
     def is_trusted(self, peer_id: str) -> bool:
         """Whether the operator trusts it, by the settings or by `peers trust`."""
         return peer_id in self._trusted or self._standings.reputation(peer_id).trusted
+
+    def is_known(self, peer_id: str) -> bool:
+        """Whether it is no stranger: it is trusted, or has shown something by good groups."""
+        return self.is_trusted(peer_id) or not self._is_stranger(peer_id)
 
     def standing(self, peer_id: str) -> Standing:
         """How the peer is met now."""
@@ -162,6 +168,18 @@ class PeerBook:
             return True
         return self._quotas.allows(peer_id, is_stranger=self._is_stranger(peer_id), now=time.monotonic())
 
+    def may_score(self, peer_id: str) -> bool:
+        """Whether a group of this sender is scored now; asking spends nothing."""
+        if peer_id == self._own_id or self.is_trusted(peer_id):
+            return True
+        return self._quotas.allows_scoring(peer_id, is_stranger=self._is_stranger(peer_id), now=time.monotonic())
+
+    def charge_scoring(self, peer_id: str, seconds: float) -> None:
+        """Takes seconds of scoring from the allowance of a group's signer."""
+        if peer_id != self._own_id and not self.is_trusted(peer_id):
+            is_stranger = self._is_stranger(peer_id)
+            self._quotas.spend_scoring(peer_id, seconds, is_stranger=is_stranger, now=time.monotonic())
+
     def copy_of(self, group: Group) -> str | None:
         """The reason to refuse a group whose completions were here before; None where they were not."""
         found = self._copycats.judge(group.sender, str(group.prompt_ref), _told(group))
@@ -198,8 +216,12 @@ class PeerBook:
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """By peer id, what `peers --json` says of standing. `banned_until` is Unix time, None where no ban runs."""
+        return {peer_id: self.row(peer_id) for peer_id in self.known()}
+
+    def known(self) -> list[str]:
+        """Ids of the peers that something is known of, and of those that the settings name."""
         known = {peer_id for peer_id, _ in self._standings} | self._allowed | self._trusted
-        return {peer_id: self.row(peer_id) for peer_id in sorted(known - {self._own_id})}
+        return sorted(known - {self._own_id})
 
     def row(self, peer_id: str) -> dict[str, Any]:
         """The same of one peer, also of one that nothing is known of."""
@@ -208,12 +230,16 @@ class PeerBook:
         is_running = known.is_banned(now=now)
         return {
             "standing": self.standing(peer_id).value,
-            "score": round(known.score_at(now), 2),
+            "score": BAN_LINE if is_running else round(known.score_at(now), 2),
             "banned_until": round(known.banned_until, 1) if is_running else None,
             "ban_reason": known.ban_reason if is_running else "",
             "reasons": dict(dossier.reasons),
             "trusted": self.is_trusted(peer_id),
         }
+
+    def is_stranger(self, peer_id: str) -> bool:
+        """Whether a peer has shown nothing yet, and nobody has vouched for it."""
+        return not self.is_trusted(peer_id) and self._is_stranger(peer_id)
 
     def _is_stranger(self, peer_id: str) -> bool:
         return not self._standings.reputation(peer_id).is_known(now=self._clock())

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
+from ftis_node.files import check_database
 from ftis_node.replay.soundness import BUSY_TIMEOUT_S, is_busy, readable_rows, told
 from ftis_node.swarm.reputation import Reputation
 from ftis_node.swarm.standings import Dossier
@@ -51,6 +52,7 @@ class PeerStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._is_held = False  # by another program, when it was last saved
+        check_database(path)
         self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             self._db.execute("PRAGMA journal_mode = WAL")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.node.gate import evict_foreign
 from ftis_node.node.waits import waiting_for
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.clock import SteadyClock
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class PeersLoop:
         """Until cancelled."""
         while True:
             for peer in await self._parts.gossip.connected_peers():
-                self._parts.peers.saw(peer.peer_id, peer.addresses)
+                with self._parts.guard.work_for(peer.peer_id, Place.PRESENCE):
+                    self._parts.peers.saw(peer.peer_id, peer.addresses)
             self._parts.peers.save()
             for _ in range(PERIODS_PER_SAVE):
                 await self._make_room()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.manifest import RunManifest, load_manifest, parse_manifest, preset_for_task
-from ftis_node.errors import ConfigError, DamagedError, TaskError
+from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task, read_manifest
+from ftis_node.errors import ConfigError, DamagedError, FileError, TaskError
+from ftis_node.files import check_regular, read_object
 from ftis_node.node.find_run import is_run_id
 from ftis_node.node.first_look import told_runs, trained_runs
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
@@ -85,8 +85,8 @@ def plan_run(
 def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:
     """The domain of the home's last start, as `settings.json` has it; None where it had none of this run's."""
     try:
-        spec = parse_spec(json.loads(home.settings.read_text())["task"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, TaskError):
+        spec = parse_spec(read_object(home.settings)["task"])
+    except (OSError, FileError, KeyError, TypeError, AttributeError, TaskError):
         return None  # an older version's, a damaged one, or none
     return spec if is_domain(spec, parse_spec(manifest.task)) else None
 
@@ -120,15 +120,16 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
 
     Only the checkpoints, or the last status, know then whether that is the home's run. Raises DamagedError.
     """
+    check_regular(home.run_toml)
     if not home.run_toml.exists():
         return None
     trained = trained_runs(home)
     try:
-        manifest = parse_manifest(home.run_toml.read_text(), source=str(home.run_toml))
+        manifest = read_manifest(home.run_toml)
         if not trained or manifest.run_id in trained:
             return manifest
         why = f"it is of run {manifest.run_id}, the checkpoints are of another"
-    except (ConfigError, UnicodeDecodeError) as error:
+    except ConfigError as error:
         why = str(error).removeprefix(f"{home.run_toml}").lstrip(": ")
     told = told_runs(home)
     if not is_given:

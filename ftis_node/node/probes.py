@@ -10,14 +10,16 @@ one is open from the first moment, so that a node that loads a large model for h
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from ftis_node.errors import UsageError
 from ftis_node.node.access import bearers_only, own_names_only
+from ftis_node.node.http_guard import HttpGuard
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
 from ftis_node.telemetry.status import Status, starting
 
@@ -26,15 +28,16 @@ if TYPE_CHECKING:
 
     from ftis_node.node.status import StatusLoop
 
-SHUTDOWN_S = 0.5
+MAX_REQUEST_BYTES = 1024  # no route takes a body
 STARTING = starting(Status())
 
 
 @dataclass(slots=True)
 class Observed:
-    """What there is to see: `status` is None until the node's parts are up."""
+    """What there is to see: `status` is None until the node's parts are up. `refused` are requests, by reason."""
 
     status: StatusLoop | None = None
+    refused: Counter[str] = field(default_factory=Counter)
 
     async def show_metrics(self, request: web.Request) -> web.Response:
         """The snapshot for Prometheus."""
@@ -74,13 +77,15 @@ async def serve_observed(
     if address is None:
         yield None
         return
-    app = web.Application(middlewares=[own_names_only if token is None else bearers_only(token)])
+    checked = own_names_only if token is None else bearers_only(token)
+    app = web.Application(middlewares=[checked], client_max_size=MAX_REQUEST_BYTES)
     add_probes(app, observed)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    guard = HttpGuard(observed.refused)
+    runner = guard.runner(app)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, *address).start()
+            await guard.listen(runner, *address)
         except OSError as error:
             host, port = address
             raise UsageError(

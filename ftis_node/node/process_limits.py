@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
+import sqlite3
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import MachineError
+from ftis_node.telemetry.seldom import Seldom, is_out_of_files
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from ftis_node.config.limits import LimitsSection
+
+log = logging.getLogger(__name__)
 
 MIN_OPEN_FILES = 512  # daemon and p2pd: a connection or two for each peer and stream, the home's files
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "GOMAXPROCS")  # numpy and torch; p2pd
@@ -39,6 +46,32 @@ def open_files() -> OpenFiles:
 def num_open_files() -> int:
     """How many this process has open."""
     return len(os.listdir("/proc/self/fd"))
+
+
+class FileShortage:
+    """Passes over work of a loop that comes again soon, while no file can be opened. `count` is how often."""
+
+    def __init__(self) -> None:
+        self._seldom = Seldom()
+
+    @property
+    def count(self) -> int:
+        """How often a file could not be opened."""
+        return self._seldom.count
+
+    async def passed_over(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Awaits `work`; a want of file descriptors is counted, and told once a minute. Raises all else."""
+        try:
+            await work()
+        except (OSError, sqlite3.OperationalError) as error:
+            if not is_out_of_files(error):
+                raise
+            if self._seldom.is_due():
+                limit = open_files().soft
+                log.warning(
+                    "no file can be opened (%s; limit %d, %d times so far): this work is left out once",
+                    *(error, limit, self.count),
+                )
 
 
 def allow_open_files() -> OpenFiles:

@@ -36,6 +36,7 @@ from ftis_node.swarm.demand import STEPS_IN_STOCK, Demand, demand
 from ftis_node.swarm.domains import ANY, portions
 from ftis_node.swarm.later import Later
 from ftis_node.swarm.pauses import Pauses
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reputation import Conduct
 from ftis_node.tasks import part_names
 from ftis_node.validation import Accepted, Refused
@@ -57,7 +58,8 @@ LOOK_AGAIN_S = 1.0  # the learner's needs change without an event here
 MAX_BATCH_BYTES = 8 << 20
 BUSY_REST_S = 0.5
 FAILED_REST_S = 5.0
-PASSING = frozenset({"quota", "unscored", "banned"})  # refusals that say nothing of the group itself
+PASSING = frozenset({"quota", "scoring_quota", "unscored", "banned"})  # refusals that say nothing of the group itself
+NOT_THE_GROUP = frozenset({"size", "parse", "unasked", "signature"})  # what came says nothing of the group asked for
 FAULTS = {FetchOutcome.TOO_LARGE: Conduct.REFUSED}
 NUM_OTHERS = 3  # members asked for what its sender does not give
 NUM_SHOWN = 4  # ids of groups given up that one event names
@@ -121,8 +123,10 @@ class PullLoop:
         oldest = time.time() - self._parts.manifest.step.max_age_s
         self._wants.drop_older(oldest)
         for want in self._later.due(now=time.monotonic()):
-            if want.created_at > oldest and not self._ear.has(want):
-                self._wants.add(want, holder=want.sender)
+            with self._parts.guard.work_for(want.sender, Place.PULL):
+                is_wanted = want.created_at > oldest and not self._ear.has(want)
+                if is_wanted and self._ear.may_give(want.sender, want.id):
+                    self._wants.add(want, holder=want.sender)
         self._wants.reroute(self._is_able)
         if self._parts.room.why_full:
             return
@@ -142,15 +146,15 @@ class PullLoop:
                 most=self._parts.settings.swarm.pull_batch,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
-                may_ask=self._may_ask,
+                may_ask=self._may_ask_now,
                 is_meant=lambda want: portion.near is None or portion.near is self._is_near(want),
             )
             if batch is None:
                 self._pulls_in_flight.release()
                 return num_pulled
             num_pulled += sum(not want.is_duty for want in batch.wants)
-            await self._keep_to_budget(batch)
             self._asking[batch.source.peer_id] += 1
+            await self._keep_to_budget(batch)
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
 
     def _portions(self, need: int | None) -> Sequence[Portion]:
@@ -174,11 +178,17 @@ class PullLoop:
         domain, figures = self._parts.own_domain, self._parts.figures.peers.get(want.sender)
         if domain is None or figures is None or figures.record is None:
             return False
-        return domain.is_claimed(part_names(figures.record.domain))
+        is_near = False
+        with self._parts.guard.work_for(want.sender, Place.RECORD):
+            is_near = domain.is_claimed(part_names(figures.record.domain))
+        return is_near
 
     async def _pull_and_release(self, batch: Batch) -> None:
         try:
-            await self._pull(batch)
+            with self._parts.guard.work_for(batch.source.peer_id, Place.PULL) as work:
+                await self._pull(batch)
+            if work.failed:  # what of it is not settled yet is not asked of this peer again
+                self._wants.missed(batch, missing=[want.id for want in batch.wants])
         finally:
             self._pulls_in_flight.release()
             self._asking -= Counter([batch.source.peer_id])  # drops what comes to 0
@@ -203,7 +213,17 @@ class PullLoop:
 
     def _is_able(self, peer_id: str) -> bool:
         """Whether a peer is neither refused nor left in peace just now."""
-        return not self._parts.peers.is_banned(peer_id) and self._pauses.may_ask(peer_id, now=time.monotonic())
+        is_able = False
+        with self._parts.guard.work_for(peer_id, Place.PULL):
+            may_work = self._parts.guard.may_work(peer_id) and not self._parts.peers.is_banned(peer_id)
+            is_able = may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
+        return is_able
+
+    def _may_ask_now(self, peer_id: str) -> bool:
+        may_ask = False
+        with self._parts.guard.work_for(peer_id, Place.PULL):
+            may_ask = self._may_ask(peer_id)
+        return may_ask
 
     def _may_ask(self, peer_id: str) -> bool:
         """Whether one more pull of a peer may start.
@@ -226,9 +246,13 @@ class PullLoop:
         return figures is not None and figures.accepted > 0
 
     async def _keep_to_budget(self, batch: Batch) -> None:
-        if self._allowance is not None:
-            with waiting_for("download budget"):
-                await asyncio.sleep(self._allowance.spend(_announced_bytes(batch), now=time.monotonic()))
+        if self._allowance is None:
+            return
+        wait_s = 0.0
+        with self._parts.guard.work_for(batch.source.peer_id, Place.PULL):
+            wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
+        with waiting_for("download budget"):
+            await asyncio.sleep(wait_s)
 
     def _spend_the_rest(self, batch: Batch, bodies: Sequence[bytes]) -> None:
         """What came beyond what was announced counts, too: the next pulls wait for it."""
@@ -258,18 +282,34 @@ class PullLoop:
         else:
             self._note_outcome(batch, fetched.outcome, is_empty=not fetched.bodies)
             missing = [group_id for group_id in ids if group_id not in here]
+            self._note_useless(batch, verdicts, fetched.outcome, missing=missing)
             await self._ask_others(batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE)
         await self._confirm(batch, verdicts)
 
     def _settle(self, batch: Batch, verdicts: Sequence[Verdict]) -> set[bytes]:
         """Takes what was judged, well or ill, off the list; returns those ids."""
-        judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts}
+        judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
         here = {want.id for want in batch.wants if want.id in judged}
-        self._ear.refuse(v.group_id for v in verdicts if isinstance(v, Refused) and v.refusal.reason not in PASSING)
+        refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
+        self._ear.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
         self._wants.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
         self._parts.figures.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.wants)
         return here
+
+    def _note_useless(
+        self, batch: Batch, verdicts: Sequence[Verdict], outcome: FetchOutcome, *, missing: Sequence[bytes]
+    ) -> None:
+        """What this peer gave something else for is not asked of it again: it pays for one fault once.
+
+        Which of the missing ones an unreadable item was meant for is not known: as many as there were, in the order
+        in which they were asked for.
+        """
+        useless = [v for v in verdicts if isinstance(v, Refused) and _is_useless(v)]
+        named = {v.group_id for v in useless if v.group_id in missing}
+        num_others = len(useless) - len(named) + (outcome is FetchOutcome.TOO_LARGE)
+        others = [group_id for group_id in missing if group_id not in named][:num_others]
+        self._ear.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
 
     def _note_outcome(self, batch: Batch, outcome: FetchOutcome, *, is_empty: bool) -> None:
         """A pull that failed, or in which a peer has nothing of what it announced as its own, is held against it."""
@@ -290,7 +330,7 @@ class PullLoop:
             return
         members = await self._parts.gossip.members()
         others = random.sample(members, min(NUM_OTHERS, len(members)))
-        given_up = self._wants.missed(batch, missing=missing, others=others)
+        given_up = self._wants.missed(batch, missing=missing, others=others, may_give=self._ear.may_give)
         if batch.source.as_text and is_answered:
             self._ear.refuse(missing)  # told, and of no use: a text is stored under an id of its own
         for_good = [want for want in given_up if want.as_text or not self._later.put(want, now=time.monotonic())]
@@ -321,8 +361,13 @@ class PullLoop:
                 await self._tell_arrived(*due)
 
     async def _tell_arrived(self, sender: str, ids: Sequence[bytes]) -> None:
-        if not await self._parts.gossip.confirm(sender, ids):
-            log.info("%s could not be told that %d groups arrived", sender, len(ids))
+        with self._parts.guard.work_for(sender, Place.CONFIRM):
+            if not await self._parts.gossip.confirm(sender, ids):
+                log.info("%s did not take the confirmation of %d groups", sender, len(ids))
+
+
+def _is_useless(verdict: Verdict) -> bool:
+    return isinstance(verdict, Refused) and (verdict.group_id is None or verdict.refusal.reason in NOT_THE_GROUP)
 
 
 def _announced_bytes(batch: Batch) -> int:

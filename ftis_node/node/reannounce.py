@@ -15,13 +15,18 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ftis_node.errors import RecordError
 from ftis_node.node.announce import announce, announcement_of
 from ftis_node.node.waits import waiting_for
+from ftis_node.records.envelope import open_envelope
+from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from ftis_node.node.parts import Parts
 
 PERIOD_S = 1.0
+MAX_CHECKED = 8  # claims of different peers, at the same time
+CHECK_S = 3.0
 
 
 class ReannounceLoop:
@@ -39,8 +44,26 @@ class ReannounceLoop:
         while True:
             with waiting_for("the clock"):
                 await asyncio.sleep(PERIOD_S)
+            await self._check_claims()
             if await self._parts.gossip.members():
                 await self._announce_again()
+
+    async def _check_claims(self) -> None:
+        """Confirmations of peers to which the group was not sent in this life; they count where it is fetched back."""
+        claims = self._parts.figures.claims.take(MAX_CHECKED)
+        await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
+
+    async def _check(self, peer_id: str, group_id: bytes) -> None:
+        parts = self._parts
+        if group_id in parts.figures.confirmed_ids or parts.reader.held(group_id) is None:
+            return
+        with parts.gossip.guard.work_for(peer_id, Place.CONFIRM):
+            with waiting_for("a group that a peer claims to hold"):
+                fetched = await parts.gossip.fetch(peer_id, [group_id], timeout_s=CHECK_S)
+            if not any(_is_body(data, group_id) for data in fetched.bodies):
+                parts.figures.confirmations_unproven += 1
+            elif parts.figures.confirm(peer_id, group_id):
+                parts.events.write("confirmed", group=group_id, peer=peer_id)
 
     async def _announce_again(self) -> None:
         parts = self._parts
@@ -55,3 +78,10 @@ class ReannounceLoop:
                 parts.figures.groups_sent += due.group_id in self._former
                 self._former.discard(due.group_id)
                 parts.events.write("announced_again", group=due.group_id, attempt=due.attempt)
+
+
+def _is_body(data: bytes, group_id: bytes) -> bool:
+    try:
+        return open_envelope(data).id == group_id
+    except RecordError:
+        return False

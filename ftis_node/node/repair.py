@@ -17,7 +17,7 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import FetchOutcome
+from ftis_node.gossip.base import Fetched, FetchOutcome
 from ftis_node.node.budget import shares_of_next_step
 from ftis_node.node.hear import MAX_SENDERS
 from ftis_node.node.waits import waiting_for
@@ -25,6 +25,7 @@ from ftis_node.records.question import Question
 from ftis_node.swarm.allowance import Allowance
 from ftis_node.swarm.catching_up import CatchingUp
 from ftis_node.swarm.pauses import Pauses
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.shards import shard_of
 
 if TYPE_CHECKING:
@@ -73,8 +74,11 @@ class Repair:
 
     async def catch_up(self, peer_id: str) -> None:
         """Asks a member for its groups that were missed; the first few new members for everybody's."""
-        if not self._may_ask(peer_id):
-            return
+        with self._parts.guard.work_for(peer_id, Place.CATCH_UP):
+            if self._may_ask(peer_id):
+                await self._catch_up(peer_id)
+
+    async def _catch_up(self, peer_id: str) -> None:
         self._ear.heard(peer_id).at = time.monotonic()
         is_for_all = peer_id not in self._caught_up_to and self._everybodys.take(1.0, now=time.monotonic())
         max_age_s, asked_at = self._parts.manifest.step.max_age_s, time.monotonic()
@@ -88,7 +92,7 @@ class Repair:
                 return
             if num_answers < PAGE or newest <= since:
                 break
-            since = newest
+            since = min(newest, time.time() + self._parts.settings.door.max_skew_s)
         self._caught_up_to[peer_id] = asked_at
         if len(self._caught_up_to) > MAX_SENDERS:
             del self._caught_up_to[next(iter(self._caught_up_to))]
@@ -123,11 +127,12 @@ class Repair:
         members = await self._parts.gossip.members()
         num_asked = 0
         for sender in self._ear.senders():
-            for gap in self._ear.heard(sender).gaps if members and self._follows(sender) else ():
-                if num_asked >= GAPS_PER_PERIOD:
-                    return
-                num_asked += 1
-                await self._fill(sender, gap, members)
+            with self._parts.guard.work_for(sender, Place.CATCH_UP):
+                for gap in self._ear.heard(sender).gaps if members and self._follows(sender) else ():
+                    if num_asked >= GAPS_PER_PERIOD:
+                        return
+                    num_asked += 1
+                    await self._fill(sender, gap, members)
 
     async def _fill(self, sender: str, gap: Gap, members: list[str]) -> None:
         """Asks the sender where it is there, after a try in vain somebody else too."""
@@ -146,29 +151,36 @@ class Repair:
         if foreign_ready >= shares_of_next_step(self._parts)[1]:
             return
         for peer_id in await self._parts.gossip.members():
-            if self._follows(peer_id) and time.monotonic() - self._ear.heard(peer_id).at > SILENCE_S:
-                await self.catch_up(peer_id)
+            with self._parts.guard.work_for(peer_id, Place.CATCH_UP):
+                if self._follows(peer_id) and time.monotonic() - self._ear.heard(peer_id).at > SILENCE_S:
+                    await self.catch_up(peer_id)
 
     async def _ask(self, peer_id: str, question: Question) -> tuple[float, int, FetchOutcome]:
         """Has the answers considered. The newest time among them, how many there were, and how the asking ended."""
-        with waiting_for("a peer's answer", endless=False):
+        fetched = Fetched((), FetchOutcome.BROKEN)
+        guarded = self._parts.guard.work_for(peer_id, Place.CATCH_UP)
+        with waiting_for("a peer's answer", endless=False), guarded:
             fetched = await self._parts.gossip.ask(peer_id, question.to_bytes(), timeout_s=ASK_S)
-        if fetched.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY):
-            self._pauses.succeeded(peer_id)
-        else:
-            self._pauses.failed(peer_id, now=time.monotonic())
         newest = 0.0
         for payload in fetched.bodies:
-            announcement = self._ear.consider(peer_id, payload, is_repair=True)
-            if announcement is not None:
-                newest = max(newest, announcement.created_at)
-                if announcement.sender is None:
-                    self._ear.heard(peer_id).note(announcement.number, at=time.monotonic())
+            with self._parts.guard.work_for(peer_id, Place.ANNOUNCEMENT):
+                announcement = self._ear.consider(peer_id, payload, is_repair=True)
+                if announcement is not None:
+                    newest = max(newest, announcement.created_at)
+                    if announcement.sender is None:
+                        self._ear.heard(peer_id).note(announcement.number, at=time.monotonic())
+        is_answered = fetched.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
+        is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
+        if is_answered and not is_useless:
+            self._pauses.succeeded(peer_id)
+        else:  # also where nothing of many answers can be used: they would be read again every few seconds
+            self._pauses.failed(peer_id, now=time.monotonic())
         return newest, len(fetched.bodies), fetched.outcome
 
     def _may_ask(self, peer_id: str) -> bool:
         """Whether a member is neither refused nor left in peace just now, because it did not answer."""
-        return not self._parts.peers.is_banned(peer_id) and self._pauses.may_ask(peer_id, now=time.monotonic())
+        may_work = self._parts.guard.may_work(peer_id) and not self._parts.peers.is_banned(peer_id)
+        return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
 
     def _follows(self, peer_id: str) -> bool:
         num_shards = self._parts.manifest.wire.announcement_shards

@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
+from ftis_node.gossip.base import MAX_ANSWERS
 from ftis_node.node.announce import announcement_of
 from ftis_node.node.retell import retell_group
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
 from ftis_node.records.question import open_question
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.deliveries import Deliveries
+from ftis_node.swarm.reputation import Conduct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,14 +23,13 @@ if TYPE_CHECKING:
     from ftis_node.node.parts import Parts
     from ftis_node.records.question import Question
 
-MAX_ANSWERS = 256
-
 
 class Served:
     """Answers to peers, from the buffer on disk."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._deliveries = Deliveries()
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """The envelopes of those groups that are held here."""
@@ -81,8 +83,30 @@ class Served:
         finally:
             reader.close()
 
+    def sent(self, peer_id: str, group_id: bytes) -> None:
+        """A peer took this group from here."""
+        if self._parts.reader.is_own(group_id):
+            self._deliveries.note(peer_id, group_id)
+
     async def confirmed(self, peer_id: str, ids: Sequence[bytes]) -> None:
-        """A peer fetched and checked these; each own group counts once."""
+        """A peer says that it fetched and checked these; each own group counts once.
+
+        Everybody knows the ids of what was announced. So the word of a peer counts for what this node sent to it, and
+        where it is the followed learner or has shown something by good groups of its own. What others claim to hold is
+        fetched back from them first (`reannounce.py`): it may be from a former life of this node.
+        """
+        is_believed = peer_id == self._parts.settings.roles.follow or self._parts.peers.is_known(peer_id)
         for group_id in ids:
-            if self._parts.reader.is_own(group_id) and self._parts.figures.confirm(peer_id, group_id):
+            if not self._parts.reader.is_own(group_id):
+                continue
+            if not is_believed and not self._deliveries.has(peer_id, group_id):
+                self._parts.figures.claims.add(peer_id, group_id)
+            elif self._parts.figures.confirm(peer_id, group_id):
                 self._parts.events.write("confirmed", group=group_id, peer=peer_id)
+
+    def announcement_refused(self, peer_id: str, error: RecordError) -> None:
+        """An announcement that was too large to be looked at counts against the peer that sent it."""
+        reason = f"announcement_{error.reason}"
+        self._parts.figures.refused[reason] += 1
+        self._parts.figures.note_refusal(peer_id, "announcement", error)
+        self._parts.peers.note(peer_id, Conduct.REFUSED, reason=reason)

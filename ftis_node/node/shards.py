@@ -16,6 +16,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ftis_node.node.waits import waiting_for
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.shards import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 
 if TYPE_CHECKING:
@@ -71,5 +72,6 @@ class ShardsLoop:
         parts.events.write("shards", read=sorted(chosen))
         log.info("reading announcements of %d of %d shards", len(chosen), self._num_shards)
         for peer_id in await parts.gossip.members():
-            if shard_of(peer_id, self._num_shards) in news:
-                await self._pull.catch_up(peer_id)
+            with parts.guard.work_for(peer_id, Place.CATCH_UP):
+                if shard_of(peer_id, self._num_shards) in news:
+                    await self._pull.catch_up(peer_id)

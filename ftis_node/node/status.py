@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,10 +20,12 @@ from ftis_node.config.disk_room import replace_file
 from ftis_node.node.control import PeerControl
 from ftis_node.node.figures import PeerFigures
 from ftis_node.node.health import STILL_S, RunningLoops, not_ready, worker_problems
-from ftis_node.node.process_limits import num_open_files, open_files
+from ftis_node.node.last_change import LastChange
+from ftis_node.node.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.waits import waiting_for
 from ftis_node.node.watchdog import Watchdog
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.status import (
     BudgetStatus,
     GenerationStatus,
@@ -41,7 +44,6 @@ from ftis_node.telemetry.status import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
     from ftis_node.node.parts import Parts
     from ftis_node.replay.reader import BufferFigures
@@ -56,31 +58,27 @@ OPTIMIZER_FIGURES = ("learning_rate", "kl_to_start")
 MISMATCH_FIGURES = ("mismatch_kl", "mismatch_share", "mismatch_version")
 
 
-@dataclass(slots=True)
-class LastChange:
-    """When a count last changed, in Unix seconds; None before it did. The first value is no change."""
-
-    at: float | None = None
-    _value: int | None = None
-
-    def note(self, value: int) -> None:
-        """The count as it is now."""
-        if self._value is not None and value != self._value:
-            self.at = round(time.time(), 3)
-        self._value = value
-
-
 class StatusLoop:
     """Makes the snapshot; `latest` is what everybody shows."""
 
-    def __init__(self, parts: Parts, *, loops: RunningLoops | None = None, watchdog: Watchdog | None = None) -> None:
-        """`loops` are those whose health the snapshot tells, `watchdog` sees whether they turn."""
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        loops: RunningLoops | None = None,
+        watchdog: Watchdog | None = None,
+        http_refused: Counter[str] | None = None,
+    ) -> None:
+        """`loops` are those whose health the snapshot tells, `watchdog` sees whether they turn; `http_refused` counts
+        the requests that the HTTP ports refused, by reason."""
         self._parts = parts
         self._loops = loops or RunningLoops()
         self._watchdog = watchdog or Watchdog(parts.settings.observe)
         self._groups_made, self._step = LastChange(), LastChange()
         self._started_at = self._refreshed_at = time.monotonic()
         self._members: Collection[str] = ()
+        self._shortage = FileShortage()
+        self.http_refused: Counter[str] = Counter() if http_refused is None else http_refused
         self.latest = Status()
         self.control = PeerControl(parts.peers, self.peers)
         self.token_file = parts.home.control_token
@@ -89,10 +87,10 @@ class StatusLoop:
         """Until cancelled."""
         while True:
             for _ in range(PERIODS_PER_SAVE):
-                await self.refresh()
+                await self._shortage.passed_over(self.refresh)
                 with waiting_for("the clock"):
                     await asyncio.sleep(PERIOD_S)
-            await self._parts.disk(self.save)
+            await self._shortage.passed_over(partial(self._parts.disk, self.save))
 
     async def refresh(self, *, state: str = "running") -> Status:
         """Takes a new snapshot."""
@@ -131,11 +129,12 @@ class StatusLoop:
     def peers(self) -> list[dict[str, Any]]:
         """The rows of `peers --json`."""
         figures, book = dict(self._parts.figures.peers), self._parts.peers
-        known = [*figures, *(peer_id for peer_id in book.rows() if peer_id not in figures)]
-        return [
-            {"peer_id": peer_id, **figures.get(peer_id, PeerFigures()).as_dict(), **book.row(peer_id)}
-            for peer_id in known
-        ]
+        known = [*figures, *(peer_id for peer_id in book.known() if peer_id not in figures)]
+        rows = []
+        for peer_id in known:
+            with self._parts.guard.work_for(peer_id, Place.STATUS):
+                rows.append({"peer_id": peer_id, **figures.get(peer_id, PeerFigures()).as_dict(), **book.row(peer_id)})
+        return rows
 
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:
         parts, learner = self._parts, self._parts.learner.state
@@ -213,6 +212,8 @@ class StatusLoop:
             ready_limit_bytes=buffer.max_ready_bytes,
             open_files=num_open_files(),
             open_files_limit=open_files().soft,
+            out_of_files=self._shortage.count,
+            http_refused=dict(self.http_refused),
         )
 
     def _budget(self, counts: BufferFigures) -> BudgetStatus:
@@ -282,6 +283,8 @@ def swarm_status(parts: Parts, *, members: Collection[str]) -> SwarmStatus:
         fetch_errors=dict(gossip.counters.fetch_errors),
         serve_errors=dict(gossip.counters.serve_errors),
         announcements_refused=gossip.counters.announcements_refused,
+        confirmations_unproven=figures.confirmations_unproven,
+        non_ed25519=dict(gossip.counters.non_ed25519),
         weights_bytes_in=gossip.counters.weights_bytes_in,
         weights_bytes_out=gossip.counters.weights_bytes_out,
         weights_age_s=None
@@ -294,9 +297,3 @@ def swarm_status(parts: Parts, *, members: Collection[str]) -> SwarmStatus:
         peers_older=others.num_older,
         update=others.advice,
     )
-
-
-def load_saved(path: Path) -> tuple[Status, list[dict[str, Any]]]:
-    """The snapshot and the peer table that a node left in its home. Raises msgspec.DecodeError for a damaged file."""
-    data = path.read_bytes()
-    return Status.from_json(data), msgspec.json.decode(data).get("peers", [])

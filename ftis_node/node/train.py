@@ -29,6 +29,7 @@ from ftis_node.node.tracking import track_step
 from ftis_node.node.waits import waiting_for
 from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.reputation import Conduct
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ftis_node.node.hand_over import GiveWeights
     from ftis_node.node.parts import Parts
     from ftis_node.node.peer_book import PeerBook
+    from ftis_node.records.group import Group
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.telemetry.events import EventTrail
@@ -125,19 +127,23 @@ class TrainLoop:
     async def _train(self, groups: Sequence[StoredGroup]) -> None:
         """One step, from TAKEN groups to RELEASED ones and a new version in the generator."""
         parts, step = self._parts, self.step + 1
+        batch = self._batch(groups)
+        if groups and not batch:
+            await parts.disk(parts.buffer.release_step, step, ReleaseReason.REFUSED)
+            return
         under_way = HandOver(parts, self._give_weights)
         try:
-            share, ours = parts.manifest.step.share, parts.identity.peer_id
-            step_groups = [train_group(group, share=share, ours=ours) for group in groups]
             with waiting_for(f"step {step} in the learner"):  # its supervisor has the limits
-                reply = await parts.learner.train(step_groups, step=step, on_published=under_way.take)
+                reply = await parts.learner.train(batch, step=step, on_published=under_way.take)
             await self._note(reply.report)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.finish(reply)
-        except WorkerTaskError:
-            await parts.disk(parts.buffer.note_failed, step)
-            raise
-        except WorkerDiedError as error:
+        except (WorkerDiedError, WorkerTaskError) as error:
+            if isinstance(error, WorkerTaskError):
+                if all(group.own for group in groups):
+                    await parts.disk(parts.buffer.note_failed, step)
+                    raise
+                parts.learner.restart(f"failed step {step}")  # back to its checkpoint: who knows what is half done
             parts.events.write("step_lost", step=step, error=str(error))
             await parts.disk(parts.buffer.note_failed, step)
             with waiting_for(f"weights {step} in the generator"):
@@ -152,12 +158,27 @@ class TrainLoop:
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
         await parts.disk(parts.buffer.release_step, step, reason)
         if reason is ReleaseReason.TRAINED and not reply.report.skipped:
-            note_teachers(parts.peers, [group for group in groups if group.id.hex() not in reply.report.understated])
+            for group in groups:
+                if group.id.hex() not in reply.report.understated:
+                    with parts.guard.work_for(group.group.sender, Place.COUNT):
+                        note_teacher(parts.peers, group)
         self._note_understated(reply.report, groups)
         parts.figures.saved_step = reply.saved_step
         max_disk_bytes = parts.settings.buffer.max_disk_bytes
         await parts.disk(parts.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=reply.saved_step)
         parts.slots.hold(parts.reader.own_held())
+
+    def _batch(self, groups: Sequence[StoredGroup]) -> list[TrainGroup]:
+        """The groups as the learner takes them, less those of a peer that cannot be made so."""
+        batch = []
+        for group in groups:
+            with self._parts.guard.work_for(group.group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
+                batch.append(self._as_trained(group))
+        return batch
+
+    def _as_trained(self, group: StoredGroup) -> TrainGroup:
+        share = self._parts.manifest.step.share
+        return train_group(group, share=share, of_own_weights=is_of_own_weights(self._parts, group.group))
 
     def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
         """The senders of what the learner left out as a lie. A step that is reported again was noted before."""
@@ -168,10 +189,11 @@ class TrainLoop:
             if group.id.hex() not in report.understated:
                 continue
             sender, detail = group.group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
-            parts.figures.refused[UNDERSTATED] += 1
-            parts.figures.peer(sender).refused[UNDERSTATED] += 1
-            parts.peers.note(sender, Conduct.LIED, reason=UNDERSTATED, detail=detail)
-            parts.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
+            with parts.guard.work_for(sender, Place.COUNT):
+                parts.figures.refused[UNDERSTATED] += 1
+                parts.figures.peer(sender).refused[UNDERSTATED] += 1
+                parts.peers.note(sender, Conduct.LIED, reason=UNDERSTATED, detail=detail)
+                parts.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
 
     async def resume(self, state: LearnerState) -> None:
         """The buffer follows the checkpoint that the learner stands on, at start and after the learner's death."""
@@ -196,6 +218,9 @@ class TrainLoop:
         poisoned = await self._parts.disk(self._parts.buffer.release_poisoned)
         for group_id in poisoned:
             self._parts.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
+            held = self._parts.reader.held(group_id)
+            if held is not None and not held.own:
+                self._parts.peers.note(held.sender, Conduct.FAULT, reason=ReleaseReason.POISONED)
         if poisoned:
             log.warning("the learner failed %d times on the same %d groups: left out", MAX_FAILED_STEPS, len(poisoned))
 
@@ -257,24 +282,30 @@ def write_taken(events: EventTrail, groups: Sequence[StoredGroup], *, step: int)
         events.write("taken", group=group.id, step=step, sender=group.group.sender, number=group.group.number)
 
 
-def note_teachers(peers: PeerBook, groups: Sequence[StoredGroup]) -> None:
-    """Whose groups taught: those of unequal rewards, for the advantages of all others are 0."""
-    for group in groups:
-        if not group.own and len(set(group.rewards)) > 1:
-            peers.note(group.group.sender, Conduct.TAUGHT)
+def note_teacher(peers: PeerBook, group: StoredGroup) -> None:
+    """Credits the sender of a group of unequal rewards; the advantages of any other are 0."""
+    if not group.own and len(set(group.rewards)) > 1:
+        peers.note(group.group.sender, Conduct.TAUGHT)
 
 
-def train_group(group: StoredGroup, *, share: Share, ours: str) -> TrainGroup:
-    """A stored group as the learner takes it, with our rewards. What a follower sampled by the weights of `ours`, this
-    node's peer id, is as good as own: its versions are ours.
+def is_of_own_weights(parts: Parts, group: Group) -> bool:
+    """Whether a group of another node says that this node's weights sampled it, and the operator trusts its sender.
 
+    What anybody else says of our weights is a claim: it must move no figure of ours, and no defence.
+    """
+    return group.weights_of == parts.identity.peer_id and parts.peers.is_trusted(group.sender)
+
+
+def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False) -> TrainGroup:
+    """A stored group as the learner takes it, with our rewards. `of_own_weights` as `is_of_own_weights` says.
 
     Vertical: one advantage group per generator's group. Horizontal: one per prompt, over all its generators.
     """
     return TrainGroup(
         group_id=group.id.hex(),
         advantage_key=group.id.hex() if share == "vertical" else str(group.group.prompt_ref),
-        own=group.own or group.group.weights_of == ours,
+        own=group.own,
+        of_own_weights=of_own_weights,
         policy_version=group.group.policy_version,
         policy_version_newest=group.group.policy_version_newest,
         prompt_ids=np.asarray(group.prompt_ids, dtype="<i4").tobytes(),

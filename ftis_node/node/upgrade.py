@@ -26,9 +26,10 @@ from pydantic import ValidationError
 
 from ftis_node.config.disk_room import disk_full, is_disk_full, replace_file
 from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema, marked_schema, refuse_newer
-from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.manifest import read_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import DamagedError, MachineError
+from ftis_node.errors import DamagedError, FileError, MachineError
+from ftis_node.files import read_object
 from ftis_node.ipc.durable import complete_folder
 from ftis_node.learner.older import older_checkpoints, renew
 from ftis_node.node.heal import rescue_files
@@ -128,7 +129,7 @@ def _schema_of(home: Home) -> int:
 def _plan(home: Home, schema: int) -> Upgrade:
     run_id = None
     if home.run_toml.exists():
-        run_id = parse_manifest(home.run_toml.read_text(), source=str(home.run_toml)).run_id
+        run_id = read_manifest(home.run_toml).run_id
     checkpoints = tuple(older_checkpoints(home.checkpoints, run_id=run_id))
     buffer = home.replay.exists() and schema <= NUM_BUFFER_STEPS
     return Upgrade(home, schema, buffer=buffer, checkpoints=checkpoints, run_id=run_id)
@@ -181,14 +182,14 @@ def _renew_settings(home: Home) -> None:
     if not home.settings.exists():
         return
     try:
-        saved = json.loads(home.settings.read_text())
+        saved = read_object(home.settings)
         NodeSettings.model_validate(saved)
     except ValidationError as error:
         for finding in error.errors():
             if finding["type"] == "extra_forbidden":
                 _drop(saved, finding["loc"])
         replace_file(home.settings, json.dumps(saved, indent=1).encode())
-    except ValueError as error:
+    except FileError as error:
         log.warning("%s is damaged (%s); the next start of the node writes it anew", home.settings, error)
 
 

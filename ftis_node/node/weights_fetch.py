@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import RecordError
 from ftis_node.gossip.base import FetchOutcome
 from ftis_node.node.background import in_background
-from ftis_node.records.weights import DIGEST_BYTES, MAX_CHUNK_BYTES, WeightsPart, WeightsQuestion
+from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
+from ftis_node.records.weights import WeightsPart, WeightsQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable

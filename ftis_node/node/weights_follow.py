@@ -30,6 +30,7 @@ from ftis_node.node.waits import waiting_for
 from ftis_node.node.weights_fetch import Download, OfferGoneError
 from ftis_node.node.weights_held import HeldVersions
 from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
+from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import InTransit, is_worth_holding
 from ftis_node.validation.rules import Refusal
 from ftis_node.validation.weights_rules import Follower, refuse_offer
@@ -92,10 +93,11 @@ class FollowLoop:
 
     async def _keep_fetching(self) -> None:
         while True:
-            heard = await self._look()
-            if heard is not None and self._wants(heard):
-                with waiting_for(f"the file of weights {heard.offer.version}"):  # for as long as the learner is away
-                    await self._fetch(heard)
+            with self._parts.guard.work_for(self._settings.follow, Place.WEIGHTS):
+                heard = await self._look()
+                if heard is not None and self._wants(heard):
+                    with waiting_for(f"the file of weights {heard.offer.version}"):  # as long as the learner is away
+                        await self._fetch(heard)
             with waiting_for("the clock"):
                 await asyncio.sleep(self._settings.look_s)
 
@@ -186,7 +188,7 @@ class FollowLoop:
             self._arrived.clear()
             before = self._transit.served
             arrived = self._transit.receive(time.monotonic())
-            if arrived is not None and await self._serve(arrived, before=before):
+            if arrived is not None and await self._serve_guarded(arrived, before=before):
                 await self._evaluate_if_due(arrived, before=before)
             with suppress(TimeoutError), waiting_for("the clock, or new weights"):
                 async with asyncio.timeout(self._settings.look_s):
@@ -198,6 +200,16 @@ class FollowLoop:
         if self._settings.evaluate and every_steps and version // every_steps > before // every_steps:
             with waiting_for("an evaluation"):  # each of its requests has a limit
                 await evaluate_tasks(self._parts, step=version)
+
+    async def _serve_guarded(self, version: int, *, before: int) -> bool:
+        """As `_serve`; a file that brings about what nobody expects is not served either."""
+        is_served = False
+        with self._parts.guard.work_for(self._settings.follow, Place.WEIGHTS) as work:
+            is_served = await self._serve(version, before=before)
+        if work.failed:
+            self._transit.served = before
+            self._held.remove(version)
+        return is_served
 
     async def _serve(self, version: int, *, before: int) -> bool:
         """The version in the engine, proved; else False, and `before` stays."""

@@ -12,6 +12,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftis_node.files import read_file
 from ftis_node.ipc.durable import complete_folder, remove_leftovers
 from ftis_node.ipc.weights import (
     ADAPTER_CONFIG_FILE,
@@ -56,7 +57,7 @@ class HeldVersions:
         remove_leftovers(self._folder, PREFIX)
         found = []
         for folder in sorted(self._folder.glob(f"{PREFIX}*")):
-            offer = open_offer((folder / OFFER_FILE).read_bytes())
+            offer = open_offer(read_file(folder / OFFER_FILE))
             self._offers[offer.version] = offer
             found.append(Found(offer, (folder / SERVED_MARK).exists()))
         return found

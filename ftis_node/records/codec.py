@@ -23,20 +23,14 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.bounds import HASH_BYTES
 from ftis_node.records.compact import pack_ids, pack_logprobs, require_compact_size, unpack_ids, unpack_logprobs
 from ftis_node.records.group import Completion, Group
-from ftis_node.records.header import (
-    FINISH_FROM_WIRE,
-    HASH_BYTES,
-    make_body,
-    parse_body,
-    read_header,
-    require_header,
-    settle,
-)
+from ftis_node.records.header import FINISH_FROM_WIRE, make_body, read_header, require_header, settle
+from ftis_node.records.reading import read_body
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -47,7 +41,6 @@ CODECS: dict[CodecName, pb.Codec] = {
     "lossless": pb.CODEC_LOSSLESS,
     "lossy": pb.CODEC_LOSSY,
 }
-CODEC_NAMES = {number: name for name, number in CODECS.items()}
 
 
 def hash_prompt(prompt_ids: Sequence[int]) -> bytes:
@@ -74,18 +67,13 @@ def unpack_group(body_bytes: bytes) -> Group:
     Raises RecordError: `parse` (no such message), `version` (another schema), `codec` (another form, or an unknown
     one), `malformed` (counts, lengths or names that contradict each other), `size` (too many tokens for a compact one).
     """
-    return read_group(parse_body(body_bytes))
+    return read_group(read_body(body_bytes, codecs=CODECS))
 
 
-def read_group(body: pb.Body, *, codecs: Collection[str] = tuple(CODECS)) -> Group:
-    """The group in a parsed body, told in one of `codecs`. Raises RecordError: `codec`, `malformed`, `size`."""
-    codec = CODEC_NAMES.get(body.codec)
-    if codec is None:
-        raise RecordError("codec", f"codec {body.codec} is not known here")
-    if codec not in codecs:
-        raise RecordError("codec", f"codec {codec!r}, this run takes {', '.join(codecs)}")
+def read_group(body: pb.Body) -> Group:
+    """The group in a body of one of these forms, from `read_body`. Raises RecordError: `malformed`, `size`."""
     require_header(body)
-    token_ids, logprobs = _read_raw(body) if codec == "exact" else _read_compact(body, codec)
+    token_ids, logprobs = _read_raw(body) if body.codec == pb.CODEC_EXACT else _read_compact(body)
     return Group(**read_header(body), completions=_split_completions(body, token_ids, logprobs))
 
 
@@ -106,14 +94,12 @@ def _compact(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], codec:
     return {"id_planes": pack_ids(token_ids), "logprob_planes": pack_logprobs(logprobs, lossy=codec == "lossy")}
 
 
-def _read_compact(body: pb.Body, codec: CodecName) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def _read_compact(body: pb.Body) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The flat arrays of a compact form; how large they will be is known and bounded before a plane is touched."""
     num_tokens = sum(body.lengths)
     require_compact_size(num_tokens)
-    if body.token_ids or body.logprobs:
-        raise RecordError("malformed", "arrays beside the planes of a compact form")
     token_ids = unpack_ids(body.id_planes, num_tokens)
-    return token_ids, unpack_logprobs(body.logprob_planes, num_tokens, lossy=codec == "lossy")
+    return token_ids, unpack_logprobs(body.logprob_planes, num_tokens, lossy=body.codec == pb.CODEC_LOSSY)
 
 
 def _version_lists(group: Group) -> dict[str, list[int]]:

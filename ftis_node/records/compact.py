@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.errors import RecordError
+from ftis_node.records.bounds import MAX_ID_PLANES, MAX_TOKENS, NUM_FLOAT_PLANES, NUM_UNIT_PLANES
 from ftis_node.records.planes import compress, count_bytes, decompress, join_bytes, split_bytes
 
 if TYPE_CHECKING:
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.planes import Plane
 
-MAX_COMPACT_TOKENS = 524_288  # what an exact envelope of 4 MiB holds: a compact one says no more
-MAX_ID_PLANES = 4
-NUM_FLOAT_PLANES = 4
-NUM_UNIT_PLANES = 3
+MAX_COMPACT_TOKENS = MAX_TOKENS
 UNITS_PER_NAT = 256
 MOST_UNITS = 2**16 - 1  # -255.99 nats
 LOW_BITS = 5

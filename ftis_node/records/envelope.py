@@ -12,34 +12,35 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.bounds import (
+    ANNOUNCED_TOKENIZER_BYTES,
+    MAX_ENVELOPE_BYTES,
+    SIGNATURE_BYTES,
+    milliseconds,
+    seconds,
+)
 from ftis_node.records.codec import pack_group
 from ftis_node.records.group import Group
-from ftis_node.records.header import HASH_BYTES, ID_BYTES, MAX_INTEGER, MAX_NAME_BYTES, RUN_ID_BYTES
 from ftis_node.records.identity import (
     ENVELOPE_DOMAIN,
     PEER_DOMAIN,
-    PEER_ID_BYTES,
     Identity,
-    is_peer_id,
     peer_id_from_text,
     peer_id_text,
     verify,
 )
-from ftis_node.records.reading import SCHEMA, read_message, require_schema
+from ftis_node.records.reading import SCHEMA, read_message
 from ftis_node.records.text_codec import pack_text_group
 
 if TYPE_CHECKING:
     from ftis_node.records.codec import CodecName
     from ftis_node.records.text_group import TextGroup
 
-SIGNATURE_BYTES = 64
-MAX_ENVELOPE_BYTES = 4 << 20
 MAX_ANNOUNCEMENT_BYTES = 512
-MAX_ATTEMPT = 255
 MAX_SHARDS = 64
 MAX_PEER_RECORD_BYTES = 2048
-MAX_PEER_NAME_BYTES = 64
 MAX_DOMAIN_BYTES = 512
+ROLES = frozenset({"full", "generator", "learner"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Announcement:
             num_tokens=self.num_tokens,
             tokenizer=self.tokenizer,
             policy_version=self.policy_version,
-            created_ms=round(self.created_at * 1000),
+            created_ms=milliseconds(self.created_at),
             attempt=self.attempt,
             sender=b"" if self.sender is None else peer_id_from_text(self.sender),
         ).SerializeToString()
@@ -133,7 +134,7 @@ def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> 
         number=group.number,
         envelope_bytes=envelope_bytes,
         num_tokens=group.num_tokens,
-        tokenizer=bytes.fromhex(group.tokenizer)[:8],
+        tokenizer=bytes.fromhex(group.tokenizer)[:ANNOUNCED_TOKENIZER_BYTES],
         policy_version=group.policy_version,
         created_at=group.created_at,
     )
@@ -142,12 +143,6 @@ def announce_group(envelope: Envelope, group: Group, *, envelope_bytes: int) -> 
 def open_announcement(data: bytes) -> Announcement:
     """The announcement in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
     message = read_message(pb.Announcement(), data, max_bytes=MAX_ANNOUNCEMENT_BYTES)
-    require_schema(message)
-    number_holds = 1 <= message.number <= MAX_INTEGER
-    if len(message.id) != ID_BYTES or not number_holds or message.num_tokens < 1 or message.envelope_bytes < 1:
-        raise RecordError("malformed", "an announcement names an id, a number, a size and a count of tokens")
-    if message.attempt > MAX_ATTEMPT or (message.sender and not is_peer_id(message.sender)):
-        raise RecordError("malformed", "an announcement's attempt or sender is out of bounds")
     return Announcement(
         id=message.id,
         number=message.number,
@@ -155,7 +150,7 @@ def open_announcement(data: bytes) -> Announcement:
         num_tokens=message.num_tokens,
         tokenizer=message.tokenizer,
         policy_version=message.policy_version,
-        created_at=message.created_ms / 1000,
+        created_at=seconds(message.created_ms),
         attempt=message.attempt,
         sender=peer_id_text(message.sender) if message.sender else None,
     )
@@ -163,7 +158,10 @@ def open_announcement(data: bytes) -> Announcement:
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """What a peer says of itself in the directory. `domain`: what it generates for, "" for the run's whole task."""
+    """What a peer says of itself in the directory. `domain`: what it generates for, "" for the run's whole task.
+
+    `role` is one of `ROLES`, "" for one that is not known here.
+    """
 
     run_id: str
     peer_id: str
@@ -195,7 +193,7 @@ def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
         last_number=record.last_number,
         policy_version=record.policy_version,
         tokens_per_s=record.tokens_per_s,
-        created_ms=round(record.created_at * 1000),
+        created_ms=milliseconds(record.created_at),
         software=record.software,
         read_shards=sum(1 << shard for shard in record.read_shards),
         domain=record.domain,
@@ -210,11 +208,6 @@ def open_peer_record(data: bytes) -> PeerRecord:
     """
     outer = read_message(pb.PeerRecord(), data, max_bytes=MAX_PEER_RECORD_BYTES)
     info = read_message(pb.PeerInfo(), outer.body, max_bytes=MAX_PEER_RECORD_BYTES)
-    require_schema(info)
-    names = ((info.name, MAX_PEER_NAME_BYTES), (info.model, MAX_NAME_BYTES), (info.software, MAX_NAME_BYTES))
-    sizes_hold = len(info.run) == RUN_ID_BYTES and len(info.tokenizer) == HASH_BYTES and len(info.peer) == PEER_ID_BYTES
-    if not sizes_hold or any(len(name.encode()) > bound for name, bound in names):
-        raise RecordError("malformed", "a directory record's fields have not their sizes")
     if not verify(info.peer, PEER_DOMAIN, outer.body, outer.signature):
         raise RecordError("signature", "the directory record is not signed by the peer it names")
     return PeerRecord(
@@ -224,11 +217,11 @@ def open_peer_record(data: bytes) -> PeerRecord:
         model=info.model,
         parameters=info.parameters,
         tokenizer=info.tokenizer.hex(),
-        role=info.role,
+        role=info.role if info.role in ROLES else "",
         last_number=info.last_number,
         policy_version=info.policy_version,
         tokens_per_s=info.tokens_per_s,
-        created_at=info.created_ms / 1000,
+        created_at=seconds(info.created_ms),
         software=info.software,
         read_shards=frozenset(shard for shard in range(MAX_SHARDS) if info.read_shards >> shard & 1),
         domain=info.domain if len(info.domain.encode()) <= MAX_DOMAIN_BYTES else "",

@@ -1,6 +1,6 @@
 """The part of a `Body` that both forms of a group share: everything but the completions' contents.
 
-Sizes and counts are checked here before anything is made of them; what contradicts itself is a `RecordError`.
+What each field may hold stands in `bounds.py`; what contradicts itself is a `RecordError` here.
 """
 
 from __future__ import annotations
@@ -12,22 +12,16 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.bounds import MAX_COMPLETIONS, MAX_INTEGER, MAX_NAME_BYTES, milliseconds, seconds
 from ftis_node.records.group import FinishReason, PromptRef, SamplingSettings
-from ftis_node.records.identity import PEER_ID_BYTES, peer_id_from_text, peer_id_text
-from ftis_node.records.reading import SCHEMA, read_message, require_schema
+from ftis_node.records.identity import peer_id_from_text, peer_id_text
+from ftis_node.records.reading import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.records.group import Group
     from ftis_node.records.text_group import TextGroup
-
-RUN_ID_BYTES = 16
-HASH_BYTES = 16
-ID_BYTES = 32  # of a group: SHA-256 of its body
-MAX_COMPLETIONS = 1024
-MAX_NAME_BYTES = 128
-MAX_INTEGER = 2**63 - 1  # what a signed integer of the database holds
 
 FINISH_TO_WIRE = {
     FinishReason.STOP: pb.FINISH_STOP,
@@ -64,7 +58,7 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
         run=bytes.fromhex(group.run_id),
         sender=peer_id_from_text(group.sender),
         number=group.number,
-        created_ms=round(group.created_at * 1000),
+        created_ms=milliseconds(group.created_at),
         task=group.prompt_ref.task,
         prompt_index=group.prompt_ref.index,
         prompt_hash=group.prompt_hash,
@@ -83,45 +77,17 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
     ).SerializeToString()
 
 
-def parse_body(body_bytes: bytes) -> pb.Body:
-    """The message in these bytes. Raises RecordError: `parse` (no such message), `version` (another schema)."""
-    body = read_message(pb.Body(), body_bytes, max_bytes=len(body_bytes))  # the envelope was bounded
-    require_schema(body)
-    return body
-
-
-def require_codec(body: pb.Body, codec: pb.Codec) -> None:
-    """Raises RecordError (`codec`) where the body is told otherwise."""
-    if body.codec != codec:
-        raise RecordError("codec", f"codec {body.codec} is not known here")
-
-
 def require_header(body: pb.Body) -> None:
-    """Raises RecordError (`malformed`) where fields cannot belong together. Reads sizes and counts only."""
-    if len(body.run) != RUN_ID_BYTES or len(body.prompt_hash) != HASH_BYTES or len(body.tokenizer) != HASH_BYTES:
-        raise RecordError("malformed", "run id, prompt hash and tokenizer fingerprint have 16 bytes each")
-    if len(body.sender) != PEER_ID_BYTES:
-        raise RecordError("malformed", "the sender is no Ed25519 peer id")
-    if len(body.weights_of) not in (0, PEER_ID_BYTES):
-        raise RecordError("malformed", "whose weights they were is no Ed25519 peer id")
-    if len(body.task.encode()) > MAX_NAME_BYTES or len(body.model.encode()) > MAX_NAME_BYTES:
-        raise RecordError("malformed", f"a name is longer than {MAX_NAME_BYTES} bytes")
-    newest = body.policy_version + body.policy_version_span
-    if max(body.number, body.prompt_index, body.created_ms, newest) > MAX_INTEGER:
-        raise RecordError("malformed", "a number of 2^63 or more")
+    """Raises RecordError (`malformed`) where fields that are within their bounds cannot belong together."""
+    if body.policy_version + body.policy_version_span > MAX_INTEGER:
+        raise RecordError("malformed", "a version of 2^63 or more")
     num_completions = len(body.lengths)
-    if not 1 <= num_completions <= MAX_COMPLETIONS:
-        raise RecordError("malformed", f"{num_completions} completions; 1 to {MAX_COMPLETIONS} are possible")
     if len(body.finishes) != num_completions or len(body.rewards) != num_completions:
         raise RecordError("malformed", "finish reasons or rewards do not count as many as lengths")
-    if min(body.lengths) < 1:
-        raise RecordError("malformed", "an empty completion")
-    if not FINISH_FROM_WIRE.keys() >= set(body.finishes):
-        raise RecordError("malformed", "an unknown finish reason")
 
 
 def read_header(body: pb.Body) -> HeaderFields:
-    """The header of a body that `require_header` has passed."""
+    """The header of a body that was read by `reading.read_body` and has passed `require_header`."""
     return HeaderFields(
         run_id=body.run.hex(),
         sender=peer_id_text(body.sender),
@@ -135,7 +101,7 @@ def read_header(body: pb.Body) -> HeaderFields:
         ),
         model=body.model,
         tokenizer=body.tokenizer.hex(),
-        created_at=body.created_ms / 1000,
+        created_at=seconds(body.created_ms),
         weights_of=peer_id_text(body.weights_of) if body.weights_of else None,
     )
 

@@ -17,15 +17,19 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ftis_node.errors import ConfigError, DamagedError
+from ftis_node.files import check_regular, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+MAX_KEY_FILE_BYTES = 4096
 ENVELOPE_DOMAIN = b"ftis-node/envelope/1\n"
 PEER_DOMAIN = b"ftis-node/peer/1\n"
 WEIGHTS_DOMAIN = b"ftis-node/weights/1\n"
 SEED_BYTES = 32
 PEER_ID_BYTES = 38
+PEER_ID_CHARS = 52
+SHOWN_CHARS = 80  # of a text that is none, in a message
 NUM_CACHED_PEERS = 4096  # base58 costs as much as unpacking a group, and a node hears of the same peers again and again
 _ED25519_PEER_PREFIX = bytes.fromhex("002408011220")  # identity multihash of 36 bytes: key type 1, 32 bytes of key
 
@@ -42,13 +46,22 @@ def is_peer_id(raw: bytes) -> bool:
 
 @lru_cache(maxsize=NUM_CACHED_PEERS)
 def peer_id_text(raw: bytes) -> str:
-    """The usual text form of a raw peer id (`12D3Koo...`)."""
+    """The usual text form of a raw peer id (`12D3Koo...`). Raises ValueError for anything but an Ed25519 peer id."""
+    if not is_peer_id(raw):
+        raise ValueError(f"{len(raw)} bytes are no Ed25519 peer id")
     return str(base58.b58encode(raw), "ascii")
+
+
+def ed25519_peer_id(raw: bytes) -> str | None:
+    """The text form of a raw peer id from the network; None where its key is of another type."""
+    return peer_id_text(raw) if is_peer_id(raw) else None
 
 
 @lru_cache(maxsize=NUM_CACHED_PEERS)
 def peer_id_from_text(text: str) -> bytes:
     """The raw form of a peer id. Raises ValueError for anything but an Ed25519 peer id."""
+    if len(text) != PEER_ID_CHARS or not text.isascii():  # before base58, whose cost grows with the square
+        raise ValueError(f"{text[:SHOWN_CHARS]!r} is no Ed25519 peer id")
     raw: bytes = base58.b58decode(text)
     if not is_peer_id(raw):
         raise ValueError(f"{text!r} is no Ed25519 peer id")
@@ -101,10 +114,11 @@ class Identity:
         Files of old have the seed alone: they get the peer id, by which a turned bit is noticed. Raises DamagedError,
         ConfigError where others can read the file.
         """
+        check_regular(path)
         if not path.exists():
             cls.generate().save(path)
         identity = cls.load(path)
-        if len(path.read_text().split()) == 1:
+        if len(read_file(path, max_bytes=MAX_KEY_FILE_BYTES).split()) == 1:
             identity.save(path)
         return identity
 
@@ -122,9 +136,10 @@ class Identity:
     def load(cls, path: Path) -> Identity:
         """The identity in the file `path`. Raises ConfigError where there is none, or as `load_or_create` does."""
         try:
+            text = read_file(path, max_bytes=MAX_KEY_FILE_BYTES).decode("ascii", errors="replace")
             if path.stat().st_mode & 0o077:
                 raise ConfigError(f"the identity file {path} can be read by others: run chmod 600 on it")
-            identity = cls.parse(path.read_text(encoding="ascii", errors="replace"))
+            identity = cls.parse(text)
         except FileNotFoundError:
             raise ConfigError(
                 f"there is no identity {path} yet: `join` makes one, `ftis-node identity restore` puts a backup there"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.header import MAX_INTEGER
-from ftis_node.records.identity import is_peer_id, peer_id_from_text, peer_id_text
-from ftis_node.records.reading import SCHEMA, read_message, require_schema
+from ftis_node.records.bounds import milliseconds, seconds
+from ftis_node.records.identity import peer_id_from_text, peer_id_text
+from ftis_node.records.reading import SCHEMA, read_message
 
 MAX_QUESTION_BYTES = 256
 
@@ -29,22 +29,18 @@ class Question:
             sender=b"" if self.sender is None else peer_id_from_text(self.sender),
             first_number=self.first_number,
             last_number=self.last_number or 0,
-            since_ms=max(0, round(self.since * 1000)),
+            since_ms=milliseconds(self.since),
         ).SerializeToString()
 
 
 def open_question(data: bytes) -> Question:
     """The question in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
     message = read_message(pb.Question(), data, max_bytes=MAX_QUESTION_BYTES)
-    require_schema(message)
-    numbers = (message.first_number, message.last_number)
-    if max(*numbers, message.since_ms) > MAX_INTEGER or (message.sender and not is_peer_id(message.sender)):
-        raise RecordError("malformed", "a question's bounds or sender are impossible")
-    if any(numbers) and not message.sender:
+    if (message.first_number or message.last_number) and not message.sender:
         raise RecordError("malformed", "running numbers without a sender")
     return Question(
         sender=peer_id_text(message.sender) if message.sender else None,
         first_number=message.first_number,
         last_number=message.last_number or None,
-        since=message.since_ms / 1000,
+        since=seconds(message.since_ms),
     )

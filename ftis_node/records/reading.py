@@ -1,28 +1,57 @@
-"""Bytes from a peer into a message: bounded before they are parsed, and of a schema that is spoken here."""
+"""Bytes from a peer into a message: bounded before they are parsed, of a schema that is spoken here, in its bounds.
+
+This is the only place where bytes become a message: what leaves it has passed the tables of `bounds.py`.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from ftis_node.errors import RecordError, SchemaRecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.bounds import BODIES, TABLES, require_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 SCHEMA = 1
-
-
-class Versioned(Protocol):
-    """A message that names its schema."""
-
-    @property
-    def schema(self) -> int: ...
-
+CODEC_NAMES = {pb.CODEC_EXACT: "exact", pb.CODEC_TEXT: "text", pb.CODEC_LOSSLESS: "lossless", pb.CODEC_LOSSY: "lossy"}
 
 MessageT = TypeVar("MessageT", bound=Message)
 
 
 def read_message(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:
-    """`message`, filled from `data`. Raises RecordError: `size` before anything is parsed, `parse`."""
+    """`message`, filled from `data`, with every field within its bound.
+
+    Raises RecordError: `size` before anything is parsed, `parse`, `version` (another schema), `malformed`.
+    """
+    _parse(message, data, max_bytes=max_bytes)
+    table = TABLES[type(message)]
+    if "schema" in table:
+        _require_schema(message)
+    require_bounds(message, table)
+    return message
+
+
+def read_body(data: bytes, *, codecs: Collection[str]) -> pb.Body:
+    """The `Body` in `data`, in one of `codecs` and with no field that belongs to another.
+
+    Raises RecordError: `parse`, `version`, `codec`, `malformed`.
+    """
+    body = _parse(pb.Body(), data, max_bytes=len(data))  # the envelope was bounded
+    _require_schema(body)
+    name = CODEC_NAMES.get(body.codec)
+    if name is None:
+        raise RecordError("codec", f"codec {body.codec} is not known here")
+    if name not in codecs:
+        raise RecordError("codec", f"codec {name!r}, this run takes {', '.join(codecs)}")
+    require_bounds(body, BODIES[body.codec])
+    return body
+
+
+def _parse(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:
     name = type(message).__name__
     if len(data) > max_bytes:
         raise RecordError("size", f"a {name} of {len(data)} bytes; at most {max_bytes} are taken")
@@ -33,7 +62,7 @@ def read_message(message: MessageT, data: bytes, *, max_bytes: int) -> MessageT:
     return message
 
 
-def require_schema(message: Versioned) -> None:
+def _require_schema(message: Any) -> None:
     """Raises SchemaRecordError (`version`) for another schema than ours."""
     if message.schema != SCHEMA:
         detail = f"schema {message.schema}, this node speaks {SCHEMA}"

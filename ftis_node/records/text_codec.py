@@ -1,6 +1,6 @@
 """The text form of a group on the wire, and the reader for a body in either form.
 
-The counts, and the size of every text, are checked before a record is made; the UTF-8 is checked by the parser.
+The size of every text is checked by `bounds.py`, the counts before a record is made, the UTF-8 by the parser.
 Versions are told of the group only: which of another model's weights sampled which text means nothing to the reader.
 """
 
@@ -12,18 +12,10 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.bounds import HASH_BYTES
 from ftis_node.records.codec import CODECS, read_group
-from ftis_node.records.header import (
-    FINISH_FROM_WIRE,
-    HASH_BYTES,
-    ID_BYTES,
-    make_body,
-    parse_body,
-    read_header,
-    require_codec,
-    require_header,
-    settle,
-)
+from ftis_node.records.header import FINISH_FROM_WIRE, make_body, read_header, require_header, settle
+from ftis_node.records.reading import read_body
 from ftis_node.records.text_group import TextCompletion, TextGroup
 
 if TYPE_CHECKING:
@@ -31,7 +23,7 @@ if TYPE_CHECKING:
 
     from ftis_node.records.group import Group
 
-MAX_TEXT_BYTES = 1 << 20
+TEXT = "text"
 
 
 def hash_messages(messages: Sequence[Mapping[str, object]]) -> bytes:
@@ -57,7 +49,7 @@ def unpack_text_group(body_bytes: bytes) -> TextGroup:
 
     Raises RecordError: `parse` (no such message, or a text that is no UTF-8), `version`, `codec`, `malformed`.
     """
-    return read_text_group(parse_body(body_bytes))
+    return read_text_group(read_body(body_bytes, codecs=(TEXT,)))
 
 
 def unpack_any(body_bytes: bytes, *, codecs: Collection[str] = tuple(CODECS)) -> Group | TextGroup:
@@ -65,24 +57,15 @@ def unpack_any(body_bytes: bytes, *, codecs: Collection[str] = tuple(CODECS)) ->
 
     Raises RecordError as the others.
     """
-    body = parse_body(body_bytes)
-    return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body, codecs=codecs)
+    body = read_body(body_bytes, codecs=(*codecs, TEXT))
+    return read_text_group(body) if body.codec == pb.CODEC_TEXT else read_group(body)
 
 
 def read_text_group(body: pb.Body) -> TextGroup:
-    """The group in a parsed body. Raises RecordError: `codec`, `malformed`."""
-    require_codec(body, pb.CODEC_TEXT)
+    """The group in a body of the text form, from `read_body`. Raises RecordError: `malformed`."""
     require_header(body)
     if len(body.texts) != len(body.lengths) or len(body.mean_logprobs) != len(body.lengths):
         raise RecordError("malformed", "texts or mean log-probs do not count as many as lengths")
-    if body.token_ids or body.logprobs or body.version_offsets or body.version_spans:
-        raise RecordError("malformed", "token ids, log-probs or versions beside texts")
-    if body.id_planes or body.logprob_planes:
-        raise RecordError("malformed", "planes beside texts")
-    if len(body.retells) != ID_BYTES:
-        raise RecordError("malformed", f"a group told again is named by an id of {ID_BYTES} bytes")
-    if any(len(text.encode()) > MAX_TEXT_BYTES for text in body.texts):
-        raise RecordError("malformed", f"a text is longer than {MAX_TEXT_BYTES} bytes")
     return TextGroup(
         **read_header(body),
         policy_version=body.policy_version,

@@ -7,36 +7,33 @@ of the list of chunk hashes, so that the list of a large file travels apart from
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
-from ftis_node.records.header import HASH_BYTES, MAX_INTEGER, MAX_NAME_BYTES, RUN_ID_BYTES, clip_name, settle
+from ftis_node.records.bounds import (
+    DIGEST_BYTES,
+    MAX_CHUNKS,
+    milliseconds,
+    seconds,
+)
+from ftis_node.records.header import clip_name, settle
 from ftis_node.records.identity import (
-    PEER_ID_BYTES,
     WEIGHTS_DOMAIN,
     Identity,
     peer_id_from_text,
     peer_id_text,
     verify,
 )
-from ftis_node.records.reading import SCHEMA, read_message, require_schema
+from ftis_node.records.reading import SCHEMA, read_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DIGEST_BYTES = 32
 MAX_OFFER_BYTES = 32 << 10
 MAX_WEIGHTS_QUESTION_BYTES = 256
-MAX_CHUNK_BYTES = 1 << 20
-MAX_CHUNKS = 1 << 20  # their hashes are 32 MiB then, and the file 1 TiB
-MAX_CHUNKS_PER_QUESTION = 64
-MAX_PROBE_IDS = 256
-MAX_ADAPTER_CONFIG_BYTES = 16 << 10
-LOGPROB_SLACK = 1e-3  # above 0, by rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ def seal_offer(offer: WeightsOffer, identity: Identity) -> bytes:
         run=bytes.fromhex(offer.run_id),
         peer=peer_id_from_text(offer.peer_id),
         version=offer.version,
-        created_ms=round(offer.created_at * 1000),
+        created_ms=milliseconds(offer.created_at),
         model=clip_name(offer.model),
         tokenizer=bytes.fromhex(offer.tokenizer),
         started_from=bytes.fromhex(offer.started_from),
@@ -102,7 +99,6 @@ def open_offer(data: bytes) -> WeightsOffer:
     """An offer whose signature holds. Raises RecordError: `size`, `parse`, `version`, `malformed`, `signature`."""
     outer = read_message(pb.WeightsOffer(), data, max_bytes=MAX_OFFER_BYTES)
     info = read_message(pb.WeightsInfo(), outer.body, max_bytes=MAX_OFFER_BYTES)
-    require_schema(info)
     _require_form(info)
     if not verify(info.peer, WEIGHTS_DOMAIN, outer.body, outer.signature):
         raise RecordError("signature", "the offer is not signed by the peer it names")
@@ -110,7 +106,7 @@ def open_offer(data: bytes) -> WeightsOffer:
         run_id=info.run.hex(),
         peer_id=peer_id_text(info.peer),
         version=info.version,
-        created_at=info.created_ms / 1000,
+        created_at=seconds(info.created_ms),
         model=info.model,
         tokenizer=info.tokenizer.hex(),
         started_from=info.started_from.hex(),
@@ -125,26 +121,11 @@ def open_offer(data: bytes) -> WeightsOffer:
 
 
 def _require_form(info: pb.WeightsInfo) -> None:
-    """Raises RecordError (`malformed`) where a field has not its size, or the fields cannot belong together."""
-    names = (info.tokenizer, info.started_from)
-    if (
-        len(info.run) != RUN_ID_BYTES
-        or len(info.peer) != PEER_ID_BYTES
-        or any(len(name) != HASH_BYTES for name in names)
-    ):
-        raise RecordError("malformed", "an offer's run id, peer id and fingerprints have not their sizes")
-    if len(info.sha256) != DIGEST_BYTES or len(info.chunks_sha256) != DIGEST_BYTES:
-        raise RecordError("malformed", "an offer's hashes have 32 bytes each")
-    if len(info.model.encode()) > MAX_NAME_BYTES or len(info.adapter_config) > MAX_ADAPTER_CONFIG_BYTES:
-        raise RecordError("malformed", "an offer's name or adapter settings are too long")
-    if not 1 <= info.version <= MAX_INTEGER or info.created_ms > MAX_INTEGER:
-        raise RecordError("malformed", "an offer's version or time is out of bounds")
-    if not 1 <= info.chunk_bytes <= MAX_CHUNK_BYTES or not 1 <= info.num_bytes <= MAX_CHUNKS * info.chunk_bytes:
+    """Raises RecordError (`malformed`) where fields that are within their bounds cannot belong together."""
+    if info.num_bytes > MAX_CHUNKS * info.chunk_bytes:
         raise RecordError("malformed", f"an offer of {info.num_bytes} bytes in chunks of {info.chunk_bytes}")
-    if not 2 <= len(info.probe_ids) <= MAX_PROBE_IDS or len(info.probe_logprobs) != len(info.probe_ids) - 1:
+    if len(info.probe_logprobs) != len(info.probe_ids) - 1:
         raise RecordError("malformed", "an offer's proof has not one log-prob for each token but the first")
-    if not all(math.isfinite(logprob) and logprob <= LOGPROB_SLACK for logprob in info.probe_logprobs):
-        raise RecordError("malformed", "an offer's proof has log-probs that are none")
 
 
 class WeightsPart(IntEnum):
@@ -174,13 +155,10 @@ class WeightsQuestion:
 def open_question(data: bytes) -> WeightsQuestion:
     """The question in a peer's bytes. Raises RecordError: `size`, `parse`, `version`, `malformed`."""
     message = read_message(pb.WeightsQuestion(), data, max_bytes=MAX_WEIGHTS_QUESTION_BYTES)
-    require_schema(message)
-    if int(message.part) not in set(map(int, WeightsPart)):
-        raise RecordError("malformed", f"part {message.part} of weights is not known here")
     part = WeightsPart(int(message.part))
     if len(message.file) != (0 if part is WeightsPart.OFFER else DIGEST_BYTES):
         raise RecordError("malformed", "a question names the file that it is about by 32 bytes")
-    if part is WeightsPart.CHUNKS and not 1 <= message.count <= MAX_CHUNKS_PER_QUESTION:
+    if part is WeightsPart.CHUNKS and not message.count:
         raise RecordError("malformed", f"{message.count} chunks in one question")
     return WeightsQuestion(part, message.file, message.first, message.count)
 

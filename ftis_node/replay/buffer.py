@@ -22,7 +22,7 @@ from ftis_node.replay.database import Transaction, give_back_pages, open_writer
 from ftis_node.replay.failures import note_failed, release_poisoned
 from ftis_node.replay.forgotten import forget, is_forgotten, trim
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
-from ftis_node.replay.salvage import count_missing, is_sound, release_damaged, take_again
+from ftis_node.replay.salvage import count_missing, forget_missing, is_sound, release_again, release_damaged, take_again
 from ftis_node.swarm.quotas import ShareCap
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ class ReplayBuffer:
             [(State.READY, group_id) for group_id in strayed],
         )
         self._db.executemany(
-            "UPDATE groups SET state = ?, reason = ?, step = ? WHERE id = ? AND (state != ? OR reason = ?)",
-            [(*trained, step, group_id, *trained) for group_id in ids],
+            "UPDATE groups SET state = ?, reason = ?, step = ? WHERE id = ? AND (state != ? OR reason IN (?, ?))",
+            [(*trained, step, group_id, *trained, ReleaseReason.DAMAGED) for group_id in ids],  # damaged afterwards
         )
         return len(strayed)
 
@@ -211,13 +211,24 @@ class ReplayBuffer:
         with self._transaction():
             return release_damaged(self._db)
 
-    def follow_trail(self, *, expected: Iterable[TrailGroup], used: Iterable[TrailGroup]) -> tuple[int, int]:
+    def follow_trail(
+        self,
+        *,
+        expected: Iterable[TrailGroup],
+        used: Iterable[TrailGroup],
+        in_doubt: Iterable[TrailGroup] = (),
+        released: Iterable[tuple[bytes, str]] = (),
+    ) -> tuple[int, int]:
         """READY -> TAKEN for groups that steps have used, in a buffer that lost its last commits.
 
-        Returns how many of the `expected` groups are lost, and how many `used` ones it did not know to be so.
+        Of the groups `in_doubt`, the learner's checkpoint may have those that are lost here, so they are never admitted
+        again. Those `released` unused, with their reasons, are given up again. Returns how many of the `expected`
+        groups are lost, and how many others it did not know to be used or released.
         """
         with self._transaction():
-            return count_missing(self._db, expected), take_again(self._db, used)
+            num_lost = count_missing(self._db, expected)
+            forget_missing(self._db, in_doubt)
+            return num_lost, take_again(self._db, used) + release_again(self._db, released)
 
     def prune(self, *, max_disk_bytes: int, saved_step: int | None = None) -> int:
         """Deletes the oldest RELEASED groups until the kept envelopes fit `max_disk_bytes`; returns how many went.

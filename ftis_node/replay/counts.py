@@ -56,13 +56,20 @@ class Count(NamedTuple):
 
 
 def start_counting(db: sqlite3.Connection) -> None:
-    """Sets the triggers up, and counts what is there already, once in a buffer's life. Outside of transactions."""
-    if _has(db, *TRIGGERS):
+    """Sets the triggers up, and counts what is there already, once in a buffer's life. Outside of transactions.
+
+    Again where their text is another: SQLite's check does not read it, and a turned bit in it fails when a group comes.
+    """
+    present = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"))
+    wanted = {name: f"CREATE TRIGGER {name} {what}" for name, what in TRIGGERS.items()}
+    if present == wanted:
         return
     db.execute("BEGIN IMMEDIATE")  # no group comes between the counting and the triggers
     db.execute(SCHEMA)
-    for name, what in TRIGGERS.items():
-        db.execute(f"CREATE TRIGGER IF NOT EXISTS {name} {what}")
+    for name in present:
+        db.execute(f'DROP TRIGGER "{name}"')
+    for text in wanted.values():
+        db.execute(text)
     db.execute("DELETE FROM counts")
     db.execute(f"INSERT INTO counts {BY_ROWS}")
     db.execute("COMMIT")

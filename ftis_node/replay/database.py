@@ -10,9 +10,10 @@ import sqlite3
 from pathlib import Path
 
 from ftis_node.config.disk_room import free_bytes
-from ftis_node.errors import ConfigError
+from ftis_node.errors import ConfigError, DamagedError
+from ftis_node.files import check_database
 from ftis_node.replay import checksums, counts, failures, forgotten
-from ftis_node.replay.soundness import BUSY_TIMEOUT_S, told
+from ftis_node.replay.soundness import BUSY_TIMEOUT_S, MAX_VERSION, told
 
 SCHEMA_VERSION = 3
 INCREMENTAL = 2  # of `auto_vacuum`: pages are given back when asked to
@@ -57,6 +58,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
     Raises DamagedError, ConfigError for one of another schema, MachineError where another program holds it.
     """
+    check_database(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     try:
@@ -108,6 +110,7 @@ def _write_anew(connection: sqlite3.Connection) -> None:
 
 def open_reader(path: Path) -> sqlite3.Connection:
     """A read-only connection, to an older buffer as well. Raises ConfigError where there is none; as `open_writer`."""
+    check_database(path)
     if not path.exists():
         raise ConfigError(f"no replay buffer at {path}: has a node run with this home?")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)
@@ -155,6 +158,8 @@ def back_up(path: Path, to: Path) -> None:
 
 def _known_version(connection: sqlite3.Connection, path: Path) -> int:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if not 0 <= version <= MAX_VERSION:
+        raise DamagedError(f"{path} is damaged (schema {version}): the next start of the node saves what can be read")
     if version not in (0, *MIGRATIONS, SCHEMA_VERSION):
         raise ConfigError(f"{path} has schema {version}; this version of ftis-node knows {SCHEMA_VERSION}: update it")
     return version

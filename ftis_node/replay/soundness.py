@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.config.disk_room import is_disk_full, make_folder, sync_to_disk
 from ftis_node.errors import DamagedError, FtisError, MachineError
+from ftis_node.files import check_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,8 +32,13 @@ BUSY_TIMEOUT_S = 60.0
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 NO_TEXT = "Could not decode to UTF-8"  # the error has no code: it is Python's own
+NO_FORMAT = (
+    "unsupported file format"  # a number of the header that no version of SQLite wrote; the code is the general one
+)
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
+FORMATS = frozenset({1, 2})  # bytes 18 and 19 of the header; of any other SQLite writes nothing to the file
+MAX_VERSION = 1000  # of a schema: a turned bit in it is not taken for a version of years to come
 MAX_FILE_BYTES = 1 << 36  # a damaged header may say anything
 UNFINISHED = "UNFINISHED"
 FOLDER_TIME = "%Y%m%dT%H%M%SZ"
@@ -70,7 +76,9 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file is not what was written: its pages, or a text in them that is none."""
+    """Whether the file is not what was written: its pages, its header, or a text in them that is none."""
+    if NO_FORMAT in str(error):
+        return True
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE or NO_TEXT in str(error)
 
 
@@ -92,17 +100,21 @@ def telling_damage(root: Path) -> Iterator[None]:
         raise
 
 
-def find_damage(path: Path) -> str:
-    """What SQLite's check of the whole file finds first, or a text that is none.
+def find_damage(path: Path, *, look: Callable[[sqlite3.Connection], str] = lambda connection: "") -> str:
+    """What SQLite's check of the whole file finds first, or a text that is none, or what `look` says is wrong.
 
     "" where it is sound, empty or missing. Raises MachineError where another program holds it.
     """
+    check_database(path)
     if not path.exists() or not path.stat().st_size:
         return ""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)
     try:
         found = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
         _read_texts(connection)
+        wrong = _wrong_header(connection, path) or look(connection)
+    except UnicodeDecodeError as error:  # the names in SQLite's own error message are none
+        return f"{NO_TEXT}: {error}"
     except sqlite3.DatabaseError as error:
         problem = told(error, path)
         if not isinstance(problem, DamagedError):
@@ -110,7 +122,17 @@ def find_damage(path: Path) -> str:
         return str(error)
     finally:
         connection.close()
-    return "" if found == "ok" else " ".join(found.split())
+    return wrong if found == "ok" else " ".join(found.split())
+
+
+def _wrong_header(connection: sqlite3.Connection, path: Path) -> str:
+    """What of the header no node wrote, "" where nothing."""
+    with path.open("rb") as file:
+        header = file.read(HEADER_BYTES)
+    if not FORMATS.issuperset(header[18:20]):
+        return f"formats {header[18]} and {header[19]} in the header"
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    return "" if 0 <= version <= MAX_VERSION else f"schema {version} in the header"
 
 
 def _read_texts(connection: sqlite3.Connection) -> None:
@@ -120,21 +142,29 @@ def _read_texts(connection: sqlite3.Connection) -> None:
         " FROM sqlite_master AS tables, pragma_table_info(tables.name) AS columns"
         " WHERE tables.type = 'table' AND columns.type = 'TEXT' GROUP BY tables.name"
     )
+    connection.execute("SELECT name, tbl_name, sql FROM sqlite_master").fetchall()
     for table, names in connection.execute(columns).fetchall():
         for _ in connection.execute(f'SELECT {names} FROM "{table}"'):
             pass
 
 
-def rescue(path: Path, damaged: Path, *, copy: Callable[[sqlite3.Connection, Path], int]) -> Rescue | None:
+def rescue(
+    path: Path,
+    damaged: Path,
+    *,
+    copy: Callable[[sqlite3.Connection, Path], int],
+    look: Callable[[sqlite3.Connection], str] = lambda connection: "",
+) -> Rescue | None:
     """Sees to it that the file at `path` is sound. None where it was; else what was done about it.
 
+    `look` says what is wrong with a file that SQLite's check takes for sound, "" where nothing is.
     `copy` writes what it can read through a connection into the new file at a path, and returns the number of rows.
     Raises OSError and sqlite3.Error where the disk refuses, MachineError where another program holds the file.
     """
     folder = _unfinished(damaged, path.name)
     why = "cut off while it was saved"
     if folder is None:
-        if not (why := find_damage(path)):
+        if not (why := find_damage(path, look=look)):
             return None
         folder = damaged / f"{path.name}-{time.strftime(FOLDER_TIME, time.gmtime())}"
         make_folder(folder)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ConfigError, FtisError
+from ftis_node.files import read_toml
 from ftis_node.models.decoder import Decoder
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
@@ -147,7 +148,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
     """None for a line that is half written, or damaged."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
 
@@ -238,10 +239,8 @@ def _prompt(home: Home, group: Group | TextGroup) -> PromptStory:
 
 def _task(home: Home, split: str) -> Any:
     """The task of this home's run. Raises ConfigError, TaskError, NetworkError."""
-    import tomllib
-
     from ftis_node.tasks import load_task
 
     if not home.run_toml.exists():
         raise ConfigError("the home has no run.toml")
-    return load_task(str(tomllib.loads(home.run_toml.read_text())["task"]), split=split)
+    return load_task(str(read_toml(home.run_toml)["task"]), split=split)

@@ -36,16 +36,27 @@ class Chronicle:
         self.refused: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()  # completion tokens by "made" and "received"
         self.num_events = 0
+        self.num_unreadable = 0
         self.began_at: float | None = None
         self.ended_at: float | None = None
         self._moments = MomentLog()
 
     def add(self, line: bytes, name: str) -> None:
-        """One undamaged line."""
+        """One line. One that cannot be read after all, for it is nested too deep, is counted and left out."""
         self.num_events += 1
         try:
+            self._add(line, name)
+        except ValueError:
+            self.num_unreadable += 1
+
+    def _add(self, line: bytes, name: str) -> None:
+        try:
             told = _DECODER.decode(line)
-        except msgspec.DecodeError:  # other types under the same names, or a NaN: nothing of it is counted
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            RecursionError,
+        ):  # other types under the same names, or a NaN: nothing of it is counted
             event = read_event(line)
             told = _Line(time=float(event["time"]), event=name)
         self.began_at = told.time if self.began_at is None else self.began_at

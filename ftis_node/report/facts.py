@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.errors import FileError
+from ftis_node.files import read_object, read_text
 from ftis_node.report.chronicle import Chronicle
 from ftis_node.report.samples import Sample, read_samples
 from ftis_node.report.words import clean, short_id
@@ -61,7 +62,7 @@ def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progre
         chronicle=chronicle,
         peers=peers,
         settings=_settings(home.settings),
-        manifest=home.run_toml.read_text(encoding="utf-8")[:MAX_MANIFEST] if home.run_toml.exists() else "",
+        manifest=read_text(home.run_toml)[:MAX_MANIFEST] if home.run_toml.exists() else "",
         samples=read_samples(home),
         moments=moments,
         moments_left_out=left_out,
@@ -84,7 +85,6 @@ def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, Chronicle
 
 def _settings(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(path)
+    except (OSError, FileError):
         return {}
-    return settings if isinstance(settings, dict) else {}

@@ -150,6 +150,7 @@ TONES = {
     "saved": "bad",
     "buffer_behind": "bad",
     "fell_back": "bad",
+    "steps_unknown": "bad",
     "clock_moved": "bad",
     "understated": "bad",
 }
@@ -182,6 +183,8 @@ def sentence(moment: Moment, name_of: Callable[[str], str]) -> str:
             return f"The buffer had lost writes: {plural(lost, 'group')} lost, {used:,} used before and not again"
         case "fell_back":
             return f"Went on at step {event.get('step')} of the newest good checkpoint, after step {event.get('done')}"
+        case "steps_unknown":
+            return f"Went on at step {event.get('step')} of a checkpoint, where this home had done {event.get('done')}"
         case "clock_moved":
             return f"This machine's clock was moved by {float(last.get('jump_s', 0.0)):+,.0f} s"
         case "pull_given_up":

@@ -31,7 +31,10 @@ REASONS = {
     "copy": "Its completions had been in another group before.",
     "copy_ours": "Its completions had been in a group of this node before.",
     "reward": "A claimed reward was not the one found here.",
-    "unscored": "Scoring it here failed or took too long.",
+    "weights_of": "It claimed weights of this node that this node had not offered.",
+    "scoring_quota": "Scoring the groups of its sender, or of all strangers, had taken more time than their allowance.",
+    "scoring_time": "Its problem, or one of its completions, took the whole time limit of making or scoring it.",
+    "unscored": "Scoring it here failed, or this machine was too busy for it.",
     "audit": "Its log-probs were not those of the weights that it claimed.",
     "understated": "The learner found a completion far likelier than its log-probs said.",
 }

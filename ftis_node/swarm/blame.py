@@ -23,10 +23,15 @@ NOBODYS_FAULT = frozenset(
     {
         *("version", "codec"),  # another version of the software
         *("banned", "duplicate", "number", "stale", "clock"),
-        *("unscored", "text"),  # ours to score, and to say in our tokens
+        *("unscored", "text", "scoring_quota"),  # ours to score, and to say in our tokens
     }
 )
-SIGNERS_FAULT = {"reward": Conduct.LIED, "copy_ours": Conduct.LIED, "copy": Conduct.COPIED}
+SIGNERS_FAULT = {
+    "scoring_time": Conduct.SLOW,
+    "reward": Conduct.LIED,
+    "copy_ours": Conduct.LIED,
+    "copy": Conduct.COPIED,
+}
 
 
 class Blame(NamedTuple):

@@ -22,18 +22,21 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """Groups and tokens a minute: of one sender, and of all strangers together."""
+    """Groups, tokens and seconds of scoring a minute: of one sender, and of all strangers together."""
 
     groups_a_minute: float = 6000.0
     tokens_a_minute: float = 20e6
     strangers_groups_a_minute: float = 30000.0
     strangers_tokens_a_minute: float = 100e6
+    scoring_s_a_minute: float = 20.0
+    strangers_scoring_s_a_minute: float = 40.0
 
 
-class _Pair:
-    """Groups and tokens, a minute's worth at once at most."""
+class _Shares:
+    """Groups, tokens and seconds of scoring, a minute's worth at once at most."""
 
-    def __init__(self, groups_a_minute: float, tokens_a_minute: float) -> None:
+    def __init__(self, groups_a_minute: float, tokens_a_minute: float, scoring_s_a_minute: float) -> None:
+        self.scoring_s = Allowance(rate_per_s=scoring_s_a_minute / MINUTE_S, burst=scoring_s_a_minute)
         self._groups = Allowance(rate_per_s=groups_a_minute / MINUTE_S, burst=groups_a_minute)
         self._tokens = Allowance(rate_per_s=tokens_a_minute / MINUTE_S, burst=tokens_a_minute)
 
@@ -51,27 +54,47 @@ class Quotas:
     def __init__(self, limits: QuotaLimits, *, max_peers: int = 4096) -> None:
         self._limits = limits
         self._max_peers = max_peers
-        self._senders: OrderedDict[str, _Pair] = OrderedDict()
-        self._strangers = _Pair(limits.strangers_groups_a_minute, limits.strangers_tokens_a_minute)
+        self._senders: OrderedDict[str, _Shares] = OrderedDict()
+        self._strangers = _Shares(
+            limits.strangers_groups_a_minute, limits.strangers_tokens_a_minute, limits.strangers_scoring_s_a_minute
+        )
 
     def allows(self, peer_id: str, *, is_stranger: bool, now: float) -> bool:
         """Whether a group of this peer is looked at. Spends nothing: a name on a group is nobody's word yet."""
         if is_stranger and self._strangers.is_spent(now=now):
             return False
-        pair = self._senders.get(peer_id)
-        return pair is None or not pair.is_spent(now=now)
+        shares = self._senders.get(peer_id)
+        return shares is None or not shares.is_spent(now=now)
+
+    def allows_scoring(self, peer_id: str, *, is_stranger: bool, now: float) -> bool:
+        """Whether a group of this peer is scored. Spends nothing."""
+        if is_stranger and self._strangers.scoring_s.left(now=now) <= 0.0:
+            return False
+        shares = self._senders.get(peer_id)
+        return shares is None or shares.scoring_s.left(now=now) > 0.0
 
     def spend(self, peer_id: str, num_tokens: int, *, is_stranger: bool, now: float) -> None:
         """Charges the peer that answers for a group, whatever the verdict was."""
         if is_stranger:
             self._strangers.spend(num_tokens, now=now)
-        pair = self._senders.get(peer_id)
-        if pair is None:
-            pair = self._senders[peer_id] = _Pair(self._limits.groups_a_minute, self._limits.tokens_a_minute)
+        self._shares_of(peer_id).spend(num_tokens, now=now)
+
+    def spend_scoring(self, peer_id: str, seconds: float, *, is_stranger: bool, now: float) -> None:
+        """Charges the signer of a group that was scored."""
+        if is_stranger:
+            self._strangers.scoring_s.spend(seconds, now=now)
+        self._shares_of(peer_id).scoring_s.spend(seconds, now=now)
+
+    def _shares_of(self, peer_id: str) -> _Shares:
+        shares = self._senders.get(peer_id)
+        if shares is None:
+            limits = self._limits
+            shares = _Shares(limits.groups_a_minute, limits.tokens_a_minute, limits.scoring_s_a_minute)
+            self._senders[peer_id] = shares
             if len(self._senders) > self._max_peers:
                 self._senders.popitem(last=False)
         self._senders.move_to_end(peer_id)
-        pair.spend(num_tokens, now=now)
+        return shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,10 @@ class Conduct(StrEnum):
     MISHAP = "mishap"  # a group was of no use, and that may happen to anyone
     PULL_FAILED = "pull_failed"  # it announced and did not deliver
     FLOODED = "flooded"  # more than its quota
+    SLOW = "slow"  # scoring its completions took the whole time limit: ten times in a short while is no accident
     COPIED = "copied"  # completions that another peer's group had before; who was first is not certain
     REFUSED = "refused"  # what no honest node of this run sends
+    FAULT = "fault"  # its values made code of this node raise what nobody expected
     LIED = "lied"  # a wrong claim under its own signature, or a forged one
 
 
@@ -53,8 +55,10 @@ WEIGHTS = {
     Conduct.MISHAP: Weight(0.0),
     Conduct.PULL_FAILED: Weight(-0.25, floor=WATCH_LINE),
     Conduct.FLOODED: Weight(-0.25),
+    Conduct.SLOW: Weight(-1.0),
     Conduct.COPIED: Weight(-1.0, floor=WATCH_LINE - 1.0),
     Conduct.REFUSED: Weight(-2.0),
+    Conduct.FAULT: Weight(-2.0),
     Conduct.LIED: Weight(-4.0),
 }
 
@@ -137,7 +141,7 @@ class Reputation:
         """The record with a ban that starts now."""
         return replace(
             self,
-            score=min(self.score, AFTER_BAN),
+            score=AFTER_BAN,
             updated_at=now,
             banned_until=now + length_s,
             ban_reason=reason,

@@ -143,10 +143,18 @@ class Wants:
         for group_id in ids:
             self._drop(group_id)
 
-    def missed(self, batch: Batch, *, missing: Iterable[bytes], others: Sequence[str] = ()) -> list[Want]:
+    def missed(
+        self,
+        batch: Batch,
+        *,
+        missing: Iterable[bytes],
+        others: Sequence[str] = (),
+        may_give: Callable[[str, bytes], bool] = lambda *_: True,
+    ) -> list[Want]:
         """`batch` ended without these; they are asked of the next who may have them. Returns those given up.
 
-        `others`: members who may be tried where nobody else is known to have them.
+        `others`: members who may be tried where nobody else is known to have them. `may_give`: whether a peer may be
+        asked for a group.
         """
         given_up = []
         for group_id in missing:
@@ -154,7 +162,7 @@ class Wants:
             if known is None:
                 continue
             known.asked |= {batch.source.peer_id}
-            left = [peer for peer in (*known.spare, *others) if peer not in known.asked]
+            left = [peer for peer in (*known.spare, *others) if peer not in known.asked and may_give(peer, group_id)]
             if not left or len(known.asked) >= MAX_TRIES or known.want.as_text:  # only its sender tells it as text
                 del self._by_id[group_id]
                 given_up.append(known.want)

@@ -12,6 +12,8 @@
     rg.py              reasoning-gym's generators; rg_guard.py keeps answers from being run as code
     think_answer.py    the chat format of the reasoning tasks
     math_answers.py    whether two mathematical answers are equal
+    answer_limits.py   what is too costly for a parser, and so a wrong answer
+    answer_cost.py     bounds of numbers and terms, for answer_limits.py
     answers.py         the answer in a completion, for votes
     scoring.py         scores in a process of its own, under limits; scoring_worker.py is that process
 """

@@ -34,8 +34,9 @@ class TaskItem:
 class Task(Protocol):
     """A set of problems with verifiable rewards. `len(task)` problems, `task[i]` the i-th.
 
-    It may also have `answer_of(item, completion_text) -> str | None`, the answer that a completion votes for
-    (`answers.py`).
+    It may also have `isolate_resolving`: True where making a problem may be slow, so that one whose index a peer chose
+    is made in the scoring process, too. And `answer_of(item, completion_text) -> str | None`, the answer that a
+    completion votes for (`answers.py`).
 
     A task is never changed after it is made. One with `isolate_scoring` is pickled into the scoring process, so it
     must be picklable: whatever cannot travel is made on first use.

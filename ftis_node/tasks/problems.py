@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.errors import TaskError
+from ftis_node.errors import FileError, TaskError
+from ftis_node.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     ReadRow = Callable[[dict[str, Any]], "Problem"]
+
+
+MAX_FILE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,9 @@ def problem_file(path: str, split: str) -> Path:
 def read_problems(file: Path, read_row: ReadRow) -> tuple[Problem, ...]:
     """The problems of a JSON-lines file in UTF-8. Raises TaskError naming file and line."""
     try:
-        content = file.read_bytes()
+        content = read_file(file, max_bytes=MAX_FILE_BYTES)
+    except FileError as error:
+        raise TaskError(f"{error}: give the path of a JSON-lines file") from None
     except OSError as error:
         raise TaskError(f"{file}: cannot be read ({error.strerror}): give the path of a JSON-lines file") from error
     return parse_problems(content.rstrip().split(b"\n") if content.strip() else [], read_row, source=str(file))

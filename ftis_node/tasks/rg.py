@@ -57,6 +57,7 @@ class ReasoningGymTask:
     """
 
     isolate_scoring: ClassVar[bool] = True
+    isolate_resolving: ClassVar[bool] = True  # a generator of the library may try for long
 
     def __init__(self, generator: str, split: str = "train") -> None:
         _check_known(generator)

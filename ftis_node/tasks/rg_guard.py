@@ -6,7 +6,7 @@ back. So an answer passes only if evaluating it can do nothing but compute:
 
 * for `eval`: a literal (`[[1, 2], [3, 4]]`), or what is no Python expression at all, or the reference itself;
 * for `parse_expr`: numbers, operators and brackets, one-letter variables and elementary functions. `Integral(f, x)`
-  stays out as well: differentiated, it equals any f it is given.
+  stays out as well: differentiated, it equals any f it is given. It also keeps the limits of `answer_limits.py`.
 
 The verifier of complex numbers, which finds `nan` close to everything, is not shown it. A test reads the installed
 library for verifiers that evaluate and are missing here.
@@ -18,6 +18,8 @@ import ast
 import re
 import warnings
 from typing import Final
+
+from ftis_node.tasks.answer_limits import is_within_limits
 
 EVALUATED: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 PARSED: Final = frozenset({"countdown", "intermediate_integration", "puzzle24", "simple_integration"})
@@ -39,6 +41,8 @@ def is_safe_answer(generator: str, answer: str, *, reference: str) -> bool:
     if generator in EVALUATED:
         return answer == reference or not _is_python(answer) or _is_literal(answer)
     if generator in PARSED:
+        if not is_within_limits(answer):
+            return False
         words = _WORD.findall(answer)
         return bool(_EXPRESSION.fullmatch(answer)) and all(len(word) == 1 or word in FUNCTIONS for word in words)
     return not (generator in NUMERIC and _NO_NUMBER.search(answer))

@@ -17,26 +17,28 @@ import time
 import warnings
 from contextlib import contextmanager
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from ftis_node.records.group import PromptRef
     from ftis_node.tasks.base import Task, TaskItem
 
 log = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 0.5
-CPU_GRACE_S = 1.0  # the parent's own limit, by the clock, should strike first
+CPU_GRACE_S = 1.0
 
 _tasks: dict[tuple[str, str], Task] = {}  # this process's own, set once by start_worker
 
 
 def start_worker(tasks: Sequence[Task], parent_pid: int, memory_limit_bytes: int) -> None:
     """Prepares the process: limits first, then the tasks, warmed up so that no text pays for loading a library."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for name in (signal.SIGTERM, signal.SIGPROF):
+        signal.signal(name, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")  # a compiler's remarks on a stranger's text
@@ -50,10 +52,33 @@ def start_worker(tasks: Sequence[Task], parent_pid: int, memory_limit_bytes: int
             log.warning("%s", error)
 
 
-def score_in_worker(item: TaskItem, text: str, time_limit_s: float) -> float:
-    """The reward of one text. Raises ValueError where a task gives something that is no reward."""
-    with _cpu_limit(time_limit_s + CPU_GRACE_S):
-        return checked_score(_tasks[item.ref.task, item.ref.split], item, text)
+class Done(NamedTuple):
+    """What a call in the scoring process came to: its value or its exception, and the processor time that it took."""
+
+    value: object
+    error: Exception | None
+    seconds: float
+
+
+def score_in_worker(item: TaskItem, text: str, time_limit_s: float) -> Done:
+    """The reward of one text; the error is a ValueError where a task gives something that is no reward."""
+    return _done(lambda: checked_score(_tasks[item.ref.task, item.ref.split], item, text), time_limit_s)
+
+
+def resolve_in_worker(ref: PromptRef, time_limit_s: float) -> Done:
+    """The problem that `ref` names; the error is a KeyError, or whatever the task raises."""
+    return _done(lambda: _tasks[ref.task, ref.split].resolve(ref), time_limit_s)
+
+
+def _done(work: Callable[[], object], time_limit_s: float) -> Done:
+    began = time.process_time()
+    try:
+        with _cpu_limit(time_limit_s):
+            return Done(work(), None, time.process_time() - began)
+    except KeyError as error:
+        return Done(None, KeyError(str(error)), time.process_time() - began)
+    except Exception as error:  # its own type may not travel
+        return Done(None, ValueError(f"{type(error).__name__}: {error}"), time.process_time() - began)
 
 
 def checked_score(task: Task, item: TaskItem, text: str) -> float:
@@ -66,13 +91,18 @@ def checked_score(task: Task, item: TaskItem, text: str) -> float:
 
 @contextmanager
 def _cpu_limit(limit_s: float) -> Iterator[None]:
-    """The kernel ends this process if the block uses more CPU time than `limit_s`, rounded up to whole seconds."""
+    """The kernel ends this process if the block uses more CPU time than `limit_s`, by SIGPROF.
+
+    RLIMIT_CPU is a second limit, in whole seconds and a little later, for a text that stops the timer.
+    """
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = ceil(time.process_time() + limit_s)
+    soft = ceil(time.process_time() + limit_s + CPU_GRACE_S)
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 
 

@@ -11,12 +11,17 @@ import logging
 import os
 import time
 from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.files import check_regular, open_to_write
 from ftis_node.telemetry.secrets import redacted
+from ftis_node.telemetry.seldom import Seldom, is_out_of_files
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from io import TextIOWrapper
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_KEPT_FILES = 3
@@ -26,6 +31,37 @@ JsonValue = str | int | float | bool | None
 
 class TurningFile(RotatingFileHandler):
     """Looks at its own count, not at the file system, to see whether the file is full: there is a line a group."""
+
+    _shortage = Seldom()
+
+    def _open(self) -> TextIOWrapper:
+        """Never through a link, which may lead out of the home."""
+        return self._opened(Path(self.baseFilename))
+
+    def doRollover(self) -> None:
+        """Opens the next file before it closes the full one, which goes on where no further one can be opened."""
+        full = Path(self.baseFilename)
+        new = full.with_name(f"{full.name}.new")
+        try:
+            stream = self._opened(new)
+        except OSError as error:
+            if not is_out_of_files(error):
+                raise
+            if self._shortage.is_due():
+                log.warning("%s is full and no other file can be opened (%s): it grows on", full, error)
+            return
+        for number in range(self.backupCount - 1, 0, -1):
+            older = full.with_name(f"{full.name}.{number}")
+            if older.exists():
+                older.replace(full.with_name(f"{full.name}.{number + 1}"))
+        full.replace(full.with_name(f"{full.name}.1"))
+        new.replace(full)
+        if self.stream is not None:
+            self.stream.close()
+        self.stream = stream
+
+    def _opened(self, path: Path) -> TextIOWrapper:
+        return os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding=self.encoding)
 
     def shouldRollover(self, record: logging.LogRecord) -> bool:
         """Whether this line would be too much."""
@@ -40,7 +76,7 @@ class TurningFile(RotatingFileHandler):
 class EventTrail:
     """Appends events to a file, from any thread. Cheap enough to be called for every group.
 
-    Raises OSError where the disk is full.
+    Raises OSError where the disk is full, FileError where a link or folder is in the file's place.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
@@ -68,6 +104,7 @@ def trail_files(path: Path) -> list[Path]:
 
 def _drop_half_line(path: Path) -> None:
     """Cuts off what a full disk or a power cut left of a last line, so that the next begins a line of its own."""
+    check_regular(path, follow_links=False)
     if not path.exists():
         return
     with path.open("rb+") as file:

@@ -127,11 +127,12 @@ class HistoryBuilder:
 
     def build(self) -> History:
         """The history of all lines so far."""
+        events = [event for line in self._last_lines if (event := _event_or_none(line)) is not None]
         return History(
             steps=tuple(self._steps),
             evaluations=tuple(self._evaluations.values()),
-            events=tuple(read_event(line) for line in self._last_lines),
-            damaged_lines=self._damaged_lines,
+            events=tuple(events),
+            damaged_lines=self._damaged_lines + len(self._last_lines) - len(events),
         )
 
     def _add_step(self, point: StepPoint) -> None:
@@ -154,7 +155,7 @@ def event_name(line: bytes) -> str | None:
     """The name of the event in a line; None where the line is damaged."""
     try:
         return _HEAD_DECODER.decode(line).event
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
         event = read_event(line)
@@ -164,9 +165,20 @@ def event_name(line: bytes) -> str | None:
     return event["event"] if isinstance(event["event"], str) else None
 
 
+def _event_or_none(line: bytes) -> dict[str, Any] | None:
+    """None for a line whose head could be read, and no more of it."""
+    try:
+        return read_event(line)
+    except ValueError:
+        return None
+
+
 def read_event(line: bytes) -> dict[str, Any]:
     """The event in a line. The trail's JSON is Python's, so it may have NaN. Raises ValueError for a damaged line."""
-    event: dict[str, Any] = json.loads(line)
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
     return event
 
 

@@ -6,15 +6,33 @@ Python would in a string: `\\x1b`. Widths are those of a terminal's cells.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 WIDE = frozenset("WF")
 ELLIPSIS = "…"
+MAX_VALUE = 200  # characters of one value in an error's line
+MAX_LINE = 2000
+LONG_VALUE = re.compile(r"""'[^']{201,}'|"[^"]{201,}"|\S{201,}""")
 
 
 def printable(text: str) -> str:
     """The same text, harmless on one line of a terminal."""
     return "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
+
+
+def one_line(text: str) -> str:
+    """An error's text as one line of bounded length: without control characters, long values shortened."""
+    line = " ".join(printable(text[: 16 * MAX_LINE].replace("\n", " ")).split())
+    line = LONG_VALUE.sub(lambda found: _ends_of(found[0], MAX_VALUE), line)
+    return _ends_of(line, MAX_LINE)
+
+
+def _ends_of(text: str, length: int) -> str:
+    """Both ends of a long text: a path's first and last names, what was quoted and by what."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length // 2]}{ELLIPSIS}{text[-(length // 2) + 1 :]}"
 
 
 def cells(text: str) -> int:

@@ -42,6 +42,7 @@ class _Line(msgspec.Struct):
     sender: str = ""
     number: int = 0
     file: str = ""
+    reason: str = ""
 
 
 _DECODER = msgspec.json.Decoder(_Line)
@@ -63,6 +64,7 @@ class Remembered:
     _taken: dict[str, int] = field(default_factory=dict)  # by the step under way
     _in_doubt: dict[str, int] = field(default_factory=dict)  # by one that an end cut off
     _used: dict[str, int] = field(default_factory=dict)
+    _released: dict[str, str] = field(default_factory=dict)  # unused, by reason
 
     @property
     def used(self) -> list[TrailGroup]:
@@ -72,27 +74,42 @@ class Remembered:
         return [TrailGroup(bytes.fromhex(name), *origins[name], step) for name, step in self._used.items()]
 
     @property
+    def in_doubt(self) -> list[TrailGroup]:
+        """The groups of a step that has no line of its own: the learner's checkpoint says whether it was done."""
+        pending = self._in_doubt | self._taken
+        known = self._admitted
+        return [TrailGroup(bytes.fromhex(name), *known.get(name, ("", 0)), step) for name, step in pending.items()]
+
+    @property
     def expected(self) -> list[TrailGroup]:
         """The groups that the buffer has, or has had: what it is known to have lost already is not among them."""
         return [TrailGroup(bytes.fromhex(name), *origin) for name, origin in self._expected.items()]
+
+    @property
+    def released(self) -> list[tuple[bytes, str]]:
+        """The groups that were given up unused, and why."""
+        return [(bytes.fromhex(name), reason) for name, reason in self._released.items()]
 
     def add(self, data: bytes) -> None:
         """One line of the trail."""
         try:
             line = _DECODER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._add_unusual(data)
             return
         if line.event == "admitted" and line.group:
             _put(self._admitted, line.group, (line.sender, line.number))
             _put(self._expected, line.group, (line.sender, line.number))
+            self._released.pop(line.group, None)  # a buffer that had lost it took it again
             if line.own:
                 self.last_numbers[line.sender] = max(line.number, self.last_numbers.get(line.sender, 0))
         elif line.event == "taken" and line.group and line.step is not None:
-            self._in_doubt.clear()
+            self._begin(line.step)
             self._taken[line.group] = line.step
             if line.sender:  # a second time, for the line of its admission may be damaged
                 _put(self._admitted, line.group, (line.sender, line.number))
+        elif line.event == "released" and line.group:
+            _put(self._released, line.group, line.reason)
         elif line.event in ("start", "step_lost"):
             self._in_doubt |= self._taken
             self._taken.clear()
@@ -111,6 +128,13 @@ class Remembered:
                 self._add_step(int(event["step"]))
         except (ValueError, KeyError, TypeError):
             self.num_damaged += 1
+
+    def _begin(self, step: int) -> None:
+        """A step takes groups. Where it was done before the learner fell back: it is not done until told again."""
+        self._in_doubt.clear()
+        if step <= self.step:
+            self._used = {name: at for name, at in self._used.items() if at < step}
+            self.step = step - 1
 
     def _add_step(self, step: int) -> None:
         if step <= self.step:  # the learner fell back: what it had used since was given back

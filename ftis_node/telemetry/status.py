@@ -101,6 +101,9 @@ class SwarmStatus(msgspec.Struct, frozen=True):
 
     `fetch_errors`: requests to peers that did not complete, by outcome. `serve_errors`: streams of peers that were
     refused or ended early, by reason (docs/gossip.md).
+    `announcements_refused`: those that were too large or sealed otherwise. `confirmations_unproven`: those of
+    own groups by peers to which the group was not sent. `non_ed25519`: connections, messages and streams of peers whose
+    key is of another type; they are ignored.
     `reachability`: unknown, local, relayed or public. `clock_skew_s`: peers' clocks less ours, None before one was met.
     Weights between a learner and its generators are counted apart; `weights_age_s` is how long ago the learner offered
     those that a generator serves, `weights_refused` why it did not take others.
@@ -126,6 +129,8 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     fetch_errors: dict[str, int] = {}
     serve_errors: dict[str, int] = {}
     announcements_refused: int = 0
+    confirmations_unproven: int = 0
+    non_ed25519: dict[str, int] = {}
     weights_bytes_in: int = 0
     weights_bytes_out: int = 0
     weights_age_s: float | None = None
@@ -173,7 +178,8 @@ class LimitsStatus(msgspec.Struct, frozen=True):
     """What the node uses of what it may use, in bytes; None before the first look, or where there is no such limit.
 
     `paused`: why nothing is made or pulled until there is room, "" where it goes on. `home_bytes` is all that lies in
-    the home; `buffer_bytes` the envelopes in it, `ready_bytes` those of peers that wait for a step.
+    the home; `buffer_bytes` the envelopes in it, `ready_bytes` those of peers that wait for a step. `out_of_files`
+    counts snapshots for which no file could be opened, `http_refused` HTTP requests and connections by reason.
     """
 
     paused: str = ""
@@ -186,6 +192,8 @@ class LimitsStatus(msgspec.Struct, frozen=True):
     ready_limit_bytes: int = 0
     open_files: int | None = None
     open_files_limit: int | None = None
+    out_of_files: int = 0
+    http_refused: dict[str, int] = {}
 
 
 class EvalStatus(msgspec.Struct, frozen=True):

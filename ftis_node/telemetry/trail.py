@@ -11,6 +11,8 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, BinaryIO
 
+from ftis_node.files import check_regular
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -49,6 +51,7 @@ class TrailReader:
         """From the file where this reader stands to the newest; all of them where it stands in none, oldest first."""
         files: dict[int, BinaryIO] = {}
         for path in self._names():
+            check_regular(path)
             try:
                 file = opened.enter_context(path.open("rb"))
             except FileNotFoundError:

@@ -14,11 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftis_node.errors import RecordError
+from ftis_node.errors import MachineError, RecordError, WorkerError
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Accepted, open_envelope
 from ftis_node.records.group import CompletionStatus, Group
 from ftis_node.records.text_codec import hash_messages, unpack_any
+from ftis_node.tasks.cost import ScoringCost
 from ftis_node.validation.rules import RULES, Refusal, signature_holds
 from ftis_node.validation.text_rules import TEXT_RULES, retokenise
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from ftis_node.records.envelope import Envelope
+    from ftis_node.records.group import PromptRef
     from ftis_node.records.text_group import TextGroup
     from ftis_node.tasks.base import TaskItem
     from ftis_node.validation.context import DoorContext
@@ -105,10 +107,21 @@ async def _judge_content(
     data: bytes, envelope: Envelope, told: Group | TextGroup, context: DoorContext
 ) -> Accepted | Refusal:
     """The rules that cost time: the prompt is made again, texts are tokenised, the rewards are scored again."""
+    if not context.may_score(told.sender):
+        return Refusal("scoring_quota", "its sender's groups have taken more scoring time than its allowance")
+    cost = ScoringCost()
     try:
-        item = context.resolve(told.prompt_ref)
-    except KeyError:
-        return Refusal("prompt", f"no problem {told.prompt_ref} here")
+        return await _judge_costly(data, envelope, told, context, cost)
+    finally:
+        context.charge(told.sender, cost.seconds)
+
+
+async def _judge_costly(
+    data: bytes, envelope: Envelope, told: Group | TextGroup, context: DoorContext, cost: ScoringCost
+) -> Accepted | Refusal:
+    item = await _resolve(told.prompt_ref, context, cost)
+    if isinstance(item, Refusal):
+        return item
     prompt_ids = context.tokenizer.encode_prompt(item.prompt)
     our_hash = hash_prompt(prompt_ids) if isinstance(told, Group) else hash_messages(item.prompt)
     if our_hash != told.prompt_hash:
@@ -120,11 +133,31 @@ async def _judge_content(
         return refusal
     if reason := context.copy_of(group):
         return Refusal(reason, "too many of its completions were here before")
-    scored = await _rescore(group, item, context)
+    scored = await _rescore(group, item, context, cost)
+    if cost.num_lost:
+        return Refusal("unscored", "this machine did not finish scoring it: it is busy, or its process was ended")
+    if cost.num_stopped:
+        return Refusal("scoring_time", f"scoring {cost.num_stopped} of its completions took the whole time limit")
     if refusal := _rewards_agree(scored, group):
         return refusal
     retells = None if isinstance(told, Group) else told.retells
     return Accepted(envelope, data, scored, tuple(prompt_ids), retells)
+
+
+async def _resolve(ref: PromptRef, context: DoorContext, cost: ScoringCost) -> TaskItem | Refusal:
+    """The problem, or why there is none. The sender chose its index, so whatever making it raises is a refusal."""
+    try:
+        return await context.resolve(ref, cost)
+    except KeyError:
+        return Refusal("prompt", f"no problem {ref} here")
+    except TimeoutError:
+        if cost.num_lost:
+            return Refusal("unscored", f"this machine did not finish making problem {ref}")
+        return Refusal("scoring_time", f"problem {ref} takes too long to make")
+    except (MachineError, WorkerError):
+        raise
+    except Exception as error:
+        return Refusal("prompt", f"problem {ref} cannot be made: {type(error).__name__}")
 
 
 def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: DoorContext) -> Refusal | None:
@@ -136,17 +169,17 @@ def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: DoorConte
 def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
     """The claimed rewards are ours. A text that could not be scored here counts 0, and is no lie of the sender's."""
     for completion, claimed in zip(scored.completions, group.rewards, strict=True):
-        if abs(completion.reward - claimed) > REWARD_SLACK:
+        if not abs(completion.reward - claimed) <= REWARD_SLACK:
             if completion.status is CompletionStatus.UNSCORED:
                 return Refusal("unscored", "scoring it here failed or took too long")
             return Refusal("reward", f"a claimed reward of {claimed:g}, ours is {completion.reward:g}")
     return None
 
 
-async def _rescore(group: Group, item: TaskItem, context: DoorContext) -> Group:
+async def _rescore(group: Group, item: TaskItem, context: DoorContext, cost: ScoringCost) -> Group:
     """The group with the rewards that we give it."""
     texts = [context.tokenizer.decode(completion.token_ids.tolist()) for completion in group.completions]
-    scores = await context.scorer.score(item, texts)
+    scores = await context.scorer.score(item, texts, cost=cost)
     if scores == [(completion.reward, completion.status) for completion in group.completions]:
         return group  # as nearly always: the sender's rewards are ours
     completions = tuple(

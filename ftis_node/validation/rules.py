@@ -69,20 +69,32 @@ def not_seen(envelope: Envelope, group: Group | TextGroup, context: DoorContext)
     return None
 
 
+def weights_offered(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
+    """A peer that says that this node's weights sampled its group names a version that this node has offered."""
+    if group.weights_of != context.own_id or group.sender == context.own_id:
+        return None
+    newest = context.newest_offered()
+    if newest is None:
+        return Refusal("weights_of", "it claims this node's weights, which are offered to nobody")
+    if group.policy_version_newest > newest:
+        return Refusal("weights_of", f"it claims version {group.policy_version_newest} of this node's weights")
+    return None
+
+
 def in_time(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
     """The group is neither from the future, but for clocks that differ a little, nor older than the run uses it."""
     age_s = context.now() - group.created_at
-    if -age_s > context.limits.max_skew_s:
+    if not -age_s <= context.limits.max_skew_s:
         return Refusal("clock", f"made {-age_s:.0f} s from now: a clock is wrong")
     max_age_s = context.manifest.step.max_age_s
-    return Refusal("stale", f"{age_s:.0f} s old, the run uses {max_age_s:.0f}") if age_s > max_age_s else None
+    return None if age_s <= max_age_s else Refusal("stale", f"{age_s:.0f} s old, the run uses {max_age_s:.0f}")
 
 
 def same_tokenizer(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
     """The sender's tokenizer is this node's: ids mean the same."""
     if group.tokenizer == context.tokenizer.fingerprint:
         return None
-    return Refusal("tokenizer", f"tokenizer {group.tokenizer[:8]}, here {context.tokenizer.fingerprint[:8]}")
+    return Refusal("tokenizer", f"tokenizer {group.tokenizer}, here {context.tokenizer.fingerprint}")
 
 
 def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: DoorContext) -> Refusal | None:
@@ -91,13 +103,12 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Doo
     if len(group.completions) != agreed.group_size:
         return Refusal("group_size", f"{len(group.completions)} completions, the run has {agreed.group_size}")
     sampling = group.sampling
-    if (
-        abs(sampling.temperature - agreed.temperature) > TEMPERATURE_SLACK
-        or abs(sampling.top_p - agreed.top_p) > TEMPERATURE_SLACK
-        or sampling.top_k != agreed.top_k
-    ):
-        return Refusal("sampling", f"sampled with {sampling}, not as the run says")
-    return None
+    is_agreed = (  # NaN compares false: asked for what is right, it is none
+        abs(sampling.temperature - agreed.temperature) <= TEMPERATURE_SLACK
+        and abs(sampling.top_p - agreed.top_p) <= TEMPERATURE_SLACK
+        and sampling.top_k == agreed.top_k
+    )
+    return None if is_agreed else Refusal("sampling", f"sampled with {sampling}, not as the run says")
 
 
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: DoorContext) -> Refusal | None:
@@ -120,7 +131,7 @@ def logprobs_possible(envelope: Envelope, group: Group, context: DoorContext) ->
     logprobs = np.concatenate([completion.logprobs for completion in group.completions])
     if not np.isfinite(logprobs).all():
         return Refusal("logprobs", "a log-prob is not finite")
-    if logprobs.max() > LOGPROB_SLACK:
+    if not logprobs.max() <= LOGPROB_SLACK:
         return Refusal("logprobs", f"a log-prob of {logprobs.max():.4g}")
     return None
 
@@ -132,7 +143,7 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: DoorContext) -
     """
     logprobs = np.concatenate([completion.logprobs for completion in group.completions])
     mean = float(logprobs.mean(dtype=np.float64))
-    if mean < context.limits.min_mean_logprob:
+    if not mean >= context.limits.min_mean_logprob:
         return Refusal("logprobs", f"a mean log-prob of {mean:.4g}")
     if len(logprobs) > MAX_EQUAL_TOKENS and logprobs.min() == logprobs.max():
         is_one_text = len({completion.token_ids.tobytes() for completion in group.completions}) == 1
@@ -174,6 +185,7 @@ RULES: tuple[Callable[[Envelope, Group, DoorContext], Refusal | None], ...] = (
     within_quota,
     signature_holds,
     not_seen,
+    weights_offered,
     in_time,
     same_tokenizer,
     sampled_as_agreed,

@@ -22,6 +22,7 @@ from ftis_node.validation.rules import (
     sampled_as_agreed,
     sender_welcome,
     signature_holds,
+    weights_offered,
     within_quota,
 )
 
@@ -72,7 +73,7 @@ def means_possible(envelope: Envelope, group: TextGroup, context: DoorContext) -
             return Refusal("logprobs", f"a mean log-prob of {mean:.4g}")
     num_tokens = sum(completion.num_tokens for completion in group.completions)
     mean = sum(completion.mean_logprob * completion.num_tokens for completion in group.completions) / num_tokens
-    if mean < context.limits.min_mean_logprob:
+    if not mean >= context.limits.min_mean_logprob:
         return Refusal("logprobs", f"a mean log-prob of {mean:.4g} over the group")
     return _means_differ(group)
 
@@ -113,6 +114,7 @@ TEXT_RULES: tuple[Callable[[Envelope, TextGroup, DoorContext], Refusal | None], 
     within_quota,
     signature_holds,
     not_seen,
+    weights_offered,
     in_time,
     other_tokenizer,
     sampled_as_agreed,

@@ -24,6 +24,7 @@ from ftis_node.records.envelope import Announcement, Envelope, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import ENVELOPE_DOMAIN, Identity
 from ftis_node.tasks.registry import load_task
+from tests.attacks.victim import patiently
 from tests.gossip.helpers import eventually, settings
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 AGAIN_S = 0.4  # between announcements of the same: gossipsub loses what is said before its mesh has grown
 HONEST_PERIOD_S = 0.5
+STARTING = asyncio.Lock()
+NUM_KEPT = 1000  # groups of an honest member
 UNUSED = 10**9  # running numbers that no group here has
 LIMITS = GossipLimits(max_body_bytes=4 << 20, max_queued_announcements=64)
 
@@ -155,20 +158,33 @@ class Member:
     async def announce_until_asked(self, claims: dict[bytes, bytes], *, within_s: float = 30.0) -> None:
         """Says announcements, by the group's id, until the victim asked for each of those groups, or banned us."""
         async with asyncio.timeout(within_s):
-            while (missing := claims.keys() - self.asked_for) and not await self._victim.is_banned(self.peer_id):
+            while (missing := claims.keys() - self.asked_for) and not await patiently(self._is_banned):
                 for group_id in missing:
                     await self.gossip.announce(claims[group_id])
                 await asyncio.sleep(AGAIN_S)
 
-    async def keep_sending(self) -> None:
-        """What an honest peer does, until cancelled."""
+    async def keep_sending(self, *, period_s: float = HONEST_PERIOD_S) -> None:
+        """What an honest peer does, until cancelled: a group every `period_s`, as well as its machine allows."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
         while True:
+            due = max(due + period_s, loop.time())
             group = self.group(num_tokens=12)
             envelope = self.envelope(group)
             claim = self.claim(envelope.id, envelope.to_bytes(), number=group.number)
             self.answers = lambda claim=claim: (claim,)
             await self.gossip.announce(claim)
-            await asyncio.sleep(HONEST_PERIOD_S)
+            self._forget()
+            await asyncio.sleep(due - loop.time())
+
+    def _forget(self) -> None:
+        """Old groups; a node asks for what is new."""
+        for old in list(self.shelf)[:-NUM_KEPT]:
+            del self.shelf[old]
+            self.asked_for.discard(old)
+
+    async def _is_banned(self) -> bool:
+        return await self._victim.is_banned(self.peer_id)
 
     async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         self.asked_for.update(ids)
@@ -225,16 +241,17 @@ async def joined(
     prepare: Callable[[Member], None] = lambda member: None,
 ) -> AsyncIterator[Member]:
     """A new identity, connected to the victim. `prepare` is called before it is; `script` serves in its place."""
-    identity, addresses = Identity.generate(), await victim.addresses()
+    identity, addresses = Identity.generate(), await victim.until(victim.addresses)
     gossip = Libp2pGossip(
         settings(folder, peers=tuple(addresses)), identity=identity, run_id=maker.manifest.run_id, limits=LIMITS
     )
     victim_id = addresses[0].rsplit("/", 1)[1]
     member = Member(gossip, identity, maker, victim, victim_id)
     prepare(member)
-    server = session.StreamServer if script is None else ScriptedServer(script)
-    with patch.object(session, "StreamServer", server):
-        await gossip.start()
+    server = None if script is None else ScriptedServer(script)
+    async with STARTING:  # what is patched is the module's: one at a time
+        with patch.object(session, "StreamServer", server or session.StreamServer):
+            await gossip.start()
     try:
         await eventually(lambda: _is_connected(gossip, victim_id))
         yield member
@@ -251,9 +268,9 @@ async def _is_connected(gossip: Libp2pGossip, peer_id: str) -> bool:
 
 
 @asynccontextmanager
-async def sending(member: Member) -> AsyncIterator[Member]:
+async def sending(member: Member, *, period_s: float = HONEST_PERIOD_S) -> AsyncIterator[Member]:
     """An honest member at work."""
-    task = asyncio.create_task(member.keep_sending())
+    task = asyncio.create_task(member.keep_sending(period_s=period_s))
     try:
         yield member
     finally:

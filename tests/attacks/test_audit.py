@@ -28,6 +28,7 @@ async def test_pleasing_logprobs_under_the_learners_own_name_are_found_out(
     victim: Victim, maker: Maker, sockets: Path
 ) -> None:
     status = await victim.status()
+    assert status["model"]["policy_version"] == 0, "no file of the folder comes before this one"
     async with joined(sockets / "audited", maker, victim) as attacker:
         for _ in range(3):
             group = attacker.group(model=status["model"]["name"])

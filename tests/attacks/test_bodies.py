@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytes
 
 BOMB_BYTES = 512 << 20
 FOUR_GIB = 2**32 - 1
+CHARGED_FOR_S, ANNOUNCED_EVERY_S = 12.0, 0.5
 NUM_BODIES = 12  # more than it takes to be banned, however they come in
 BODIES = {
     "random bytes": lambda: os.urandom(2000),
@@ -92,6 +93,38 @@ async def test_a_codec_that_the_run_does_not_take_is_refused(victim: Victim, att
     group = attacker.group()
     await attacker.offer(sign_body(pack_group(group, codec="lossy"), attacker.identity))
     await victim.until(lambda: victim.blames(attacker.peer_id, "codec"))
+
+
+FIELDS_OF_OTHERS: dict[str, dict[str, object]] = {
+    "texts": {"texts": ["a", "b", "c", "d"]},
+    "means of log-probs": {"mean_logprobs": [-1.0] * 4},
+    "the id of an exact form": {"retells": bytes(32)},
+    "planes of ids": {"id_planes": [b"x"]},
+    "planes of log-probs": {"logprob_planes": [b"x"]},
+}
+
+
+@pytest.mark.parametrize("fields", list(FIELDS_OF_OTHERS.values()), ids=list(FIELDS_OF_OTHERS))
+async def test_fields_of_another_codec_are_refused(victim: Victim, attacker: Member, fields: dict[str, object]) -> None:
+    """A reader that is stricter would ban whoever passes such a body on."""
+    body = pb.Body.FromString(pack_group(attacker.group()))
+    body.MergeFrom(pb.Body(**fields))
+    await attacker.offer(sign_body(body.SerializeToString(), attacker.identity))
+    await victim.until(lambda: victim.blames(attacker.peer_id, "malformed"))
+    assert (await victim.row(attacker.peer_id))["groups_accepted"] == 0
+
+
+async def test_one_body_that_does_not_parse_is_charged_once(victim: Victim, attacker: Member) -> None:
+    """An honest newcomer with one bug: it announces the same group again and again."""
+    group_id = os.urandom(32)
+    claim = attacker.claim(group_id, os.urandom(500))
+    await attacker.announce_until_asked({group_id: claim})
+    await victim.until(lambda: victim.blames(attacker.peer_id, "parse"))
+    for _ in range(round(CHARGED_FOR_S / ANNOUNCED_EVERY_S)):
+        await attacker.gossip.announce(claim)
+        await asyncio.sleep(ANNOUNCED_EVERY_S)
+    assert await victim.blames(attacker.peer_id, "parse") == 1
+    assert not await victim.is_banned(attacker.peer_id)
 
 
 async def test_a_body_above_the_runs_bound_is_cut_off(victim: Victim, attacker: Member) -> None:

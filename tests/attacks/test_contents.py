@@ -52,6 +52,10 @@ def _ids(value: int) -> Callable[[Group], Group]:
     return change
 
 
+def _sampled(group: Group, **changes: float) -> Group:
+    return replace(group, sampling=replace(group.sampling, **changes))
+
+
 BANNED, LEFT_ALONE = True, False
 LIES: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
     "ids out of range": (_ids(2**31 - 1), "vocabulary", BANNED),
@@ -67,6 +71,8 @@ LIES: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
     "a clock a day ahead": (lambda group: replace(group, created_at=time.time() + DAY_S), "clock", LEFT_ALONE),
     "a clock a day behind": (lambda group: replace(group, created_at=time.time() - DAY_S), "stale", LEFT_ALONE),
     "a run of another": (lambda group: replace(group, run_id="ab" * 16), "run", BANNED),
+    "a temperature of NaN": (lambda group: _sampled(group, temperature=float("nan")), "sampling", BANNED),
+    "a top_p of NaN": (lambda group: _sampled(group, top_p=float("nan")), "sampling", BANNED),
 }
 
 
@@ -134,6 +140,19 @@ async def test_a_running_number_is_used_once(victim: Victim, attacker: Member) -
     row = await victim.until(lambda: _settled(victim, attacker, 3))
     assert row["groups_accepted"] == 1
     assert set(row["groups_refused"]) <= {"number", "duplicate"}
+
+
+async def test_two_bodies_under_one_number_in_one_answer_are_refused_for_the_number(
+    victim: Victim, attacker: Member
+) -> None:
+    """Announced under other numbers, so that both are pulled, and judged before the first is on disk."""
+    await attacker.offer(attacker.group())
+    pairs = [attacker.group(number=number) for number in range(100, 100 + NUM_GROUPS // 2) for _ in range(2)]
+    envelopes = [attacker.envelope(group) for group in pairs]
+    await attacker.announce_until_asked({one.id: attacker.claim(one.id, one.to_bytes()) for one in envelopes})
+    row = await victim.until(lambda: _settled(victim, attacker, 1 + len(pairs)))
+    assert row["groups_accepted"] == 1 + len(pairs) // 2
+    assert row["groups_refused"] == {"number": len(pairs) // 2}
 
 
 async def test_a_body_sent_twice_is_one_group(victim: Victim, attacker: Member) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sqlite3
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.gossip.base import MAX_ANSWERS
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from tests.attacks.member import joined
@@ -84,7 +86,9 @@ async def test_a_thousand_identities_of_one_hand_have_one_peers_places(
         for one in nobodies:
             envelope = seal_group(replace(maker.group(one, 1), created_at=time.time()), one)
             claims.append(member.claim(envelope.id, envelope.to_bytes(), sender=one.peer_id, number=1))
-        member.answers = lambda: claims
+        full = (claims[at : at + MAX_ANSWERS] for at in range(0, len(claims), MAX_ANSWERS))
+        pages = itertools.chain(full, itertools.repeat([]))
+        member.answers = lambda: next(pages)
 
     def held() -> Counter[str]:
         with sqlite3.connect(f"file:{victim.node.home}/replay.sqlite?mode=ro", uri=True) as database:

@@ -99,7 +99,7 @@ class Victim:
     async def until(self, condition: Callable[[], Any], *, within_s: float = 30.0) -> Any:
         """Waits for an awaitable to give something true."""
         deadline = asyncio.get_running_loop().time() + within_s
-        while not (found := await _patiently(condition)):
+        while not (found := await patiently(condition)):
             assert self.node.process.poll() is None, self.node.log.read_text()[-3000:]
             assert asyncio.get_running_loop().time() < deadline, (await self.status())["swarm"]
             await asyncio.sleep(LOOK_S)
@@ -114,7 +114,7 @@ class Victim:
         return sum(file.stat().st_size for file in self.node.home.glob(pattern))
 
 
-async def _patiently(condition: Callable[[], Any]) -> Any:
+async def patiently(condition: Callable[[], Any]) -> Any:
     """What the condition gives; None while a busy machine keeps the node from answering."""
     try:
         return await condition()

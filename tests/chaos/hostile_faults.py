@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.config.manifest import load_manifest
+from ftis_node.gossip.control import Refused
 from ftis_node.gossip.entries import EntryKind, pack_member, seal
 from ftis_node.gossip.frames import HEADER, Frame
 from ftis_node.gossip.names import Service, bucket_key
@@ -123,7 +124,7 @@ async def hold_streams(attack: Attack) -> None:
     """Requests that begin and never end, and one with a length of 4 GiB."""
 
     async def hold(length: int) -> None:
-        with suppress(OSError, EOFError):  # cut, which is right
+        with suppress(OSError, EOFError, Refused):  # cut, or not opened any more: both are right
             async with attack.member.stream(Service.FETCH) as (reader, writer):
                 writer.write(HEADER.pack(Frame.REQUEST, length))
                 await reader.read()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tests.chaos.swarm import Swarm
 
 MOST_TOLD = 5  # of one invariant at one look: where one group is lost, all may be
+ALL_NODES = "all"  # in the place of a node's name, where an invariant is over all of them
 WARM_STEPS = 5  # a node's memory has its usual size after so many steps
 
 AT_ONE_MOMENT: dict[str, Callable[[Observation], Iterator[str]]] = {
@@ -102,6 +103,11 @@ def snapshot(node: Watched, *, settle_s: float = SETTLE_S) -> Observation:
     return watch_of(node).look(unsettled=unsettled, settle_s=settle_s)
 
 
+def last_seen(node: Watched) -> Observation | None:
+    """The last look at the node, None before the first."""
+    return watch_of(node).last
+
+
 def unsettled(seen: Observation) -> list[str]:
     """What is wrong now and may pass in a moment."""
     return [figures for judge in PASSING for figures in judge(seen)]
@@ -132,7 +138,7 @@ def check_end(swarm: Swarm) -> list[Violation]:
         found += _violations(broken(seen), node=seen.node, fault="")
         found += [replace(wrong, figures=f"over the run {wrong.figures}") for wrong in _grown(watch.seen)]
     twice = [Broken("one group a number", figures) for figures in groups.two_of_a_number(seen for _, seen in last)]
-    return found + _violations(twice, node="all", fault="")
+    return found + _violations(twice, node=ALL_NODES, fault="")
 
 
 def _grown(seen: Sequence[Observation]) -> list[Violation]:

@@ -39,7 +39,8 @@ def kill(scene: Scene, *, role: str) -> None:
     """kill -9. Of a daemon its end is waited for, of anything else the new one in its place."""
     process = _process(scene, role)
     scene.note(f"pid {process.pid}")
-    process.kill()
+    with suppress(psutil.NoSuchProcess):  # it was just being replaced
+        process.kill()
     if role == "daemon":
         scene.node.process.wait(timeout_s=COMES_BACK_S)
         return

@@ -17,12 +17,13 @@ TABLE_HEAD = "| fault | kind | then the daemon | what the node promises | shown 
 
 
 def lines_of(outcome: Outcome, *, at_s: float) -> list[str]:
-    """`0:42   3 kill-learner on b (pid 812): 0.0 s, well after 6.1 s`, and each violation."""
+    """`0:42   3 kill-learner on b (pid 812): 0.0 s, well after 6.1 s`, and each violation with how busy it was."""
     planned, notes = outcome.planned, f" ({', '.join(outcome.notes)})" if outcome.notes else ""
     well = "not well again" if outcome.recovered_s is None else f"well after {outcome.recovered_s:.1f} s"
     minutes, seconds = divmod(int(at_s), 60)
     head = f"{minutes:3}:{seconds:02} {planned.number:4} {planned.fault} on {planned.node}{notes}"
-    return [f"{head}: {outcome.harm_s:.1f} s, {well}", *(f"          VIOLATION {one}" for one in outcome.violations)]
+    violations = [f"          VIOLATION {one} [{outcome.busy}]" for one in outcome.violations]
+    return [f"{head}: {outcome.harm_s:.1f} s, {well}", *violations]
 
 
 def counts(outcomes: Iterable[Outcome]) -> str:

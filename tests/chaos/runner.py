@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING
 from tests.chaos import invariants
 from tests.chaos.fault import Ends
 from tests.chaos.invariants import Violation
+from tests.chaos.machine import Busy, Meter
 from tests.chaos.scene import Scene
 from tests.chaos.swarm import LOOK_S, START_S, STOP_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from tests.chaos.evidence import Evidence
     from tests.chaos.fault import Fault
     from tests.chaos.observe import Observation
     from tests.chaos.schedule import Planned
@@ -39,7 +41,10 @@ NEW_STEPS = 2  # the first may have been done before the fault, and told after i
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one fault. `recovered_s`: from its end to two new steps; None where there was none in time."""
+    """What came of one fault. `recovered_s`: from its end to two new steps; None where there was none in time.
+
+    `busy`: how busy the machine was from the fault's beginning until it was judged.
+    """
 
     planned: Planned
     fault: Fault
@@ -47,13 +52,14 @@ class Outcome:
     harm_s: float
     recovered_s: float | None
     violations: tuple[Violation, ...]
+    busy: Busy
 
 
 class Runner:
-    """Plays planned faults on a swarm."""
+    """Plays planned faults on a swarm. What violates something is written down in `evidence` at once, where given."""
 
-    def __init__(self, swarm: Swarm, faults: Mapping[str, Fault]) -> None:
-        self._swarm, self._faults = swarm, faults
+    def __init__(self, swarm: Swarm, faults: Mapping[str, Fault], evidence: Evidence | None = None) -> None:
+        self._swarm, self._faults, self._evidence = swarm, faults, evidence
         self._seen = self._look()
 
     def play_all(self, lanes: Mapping[str, Iterable[Planned]], *, stop_after_s: float) -> Iterator[Outcome]:
@@ -94,26 +100,47 @@ class Runner:
         """Does one fault and waits until its node is well again, or too long."""
         fault, node = self._faults[planned.fault], self._swarm.node(planned.node)
         scene = Scene(self._swarm, node, random.Random(planned.dice))
-        started_at, problems = time.monotonic(), list[str]()
+        meter, problems = Meter(), list[str]()
+        self._note("begins", planned)
         if not node.is_running:
             problems.append(f"it had ended before: {node.last_words()}")
             node.start()
             node.wait_for(node.is_well, timeout_s=START_S)
         problems += self._do_harm(fault, scene)
         harmed_at = time.monotonic()
+        self._note("is done", planned, scene.notes)
         recovered = self._recovers(node, fault, problems)
         recovered_s = time.monotonic() - harmed_at if recovered else None
+        violations = self._judge(planned, problems, meter)
+        harm_s = harmed_at - meter.began_at
+        return Outcome(planned, fault, tuple(scene.notes), harm_s, recovered_s, violations, meter.read())
+
+    def _judge(self, planned: Planned, problems: Iterable[str], meter: Meter) -> tuple[Violation, ...]:
+        """Looks at the node; what was promised and not kept, and what holds no more."""
+        fault, node = self._faults[planned.fault], self._swarm.node(planned.node)
         violations = [Violation("promise", node.name, fault.name, problem) for problem in problems]
         before, seen = self._seen[node.name], invariants.snapshot(node)
         self._seen[node.name] = seen
         violations += invariants.check(before, seen, fault)
-        return Outcome(planned, fault, tuple(scene.notes), harmed_at - started_at, recovered_s, tuple(violations))
+        if self._evidence is not None:
+            self._evidence.note("is judged", planned, busy=meter.read())
+            self._evidence.look(node, violations, seen=(before, seen), busy=meter.read())
+        return tuple(violations)
 
     def end(self) -> list[Violation]:
         """Stops every node in order, and has the whole run judged."""
         problems = {node.name: _stopped(node) for node in self._swarm.nodes}
         found = [Violation("promise", name, "", problem) for name, problem in problems.items() if problem]
-        return found + invariants.check_end(self._swarm)
+        found += invariants.check_end(self._swarm)
+        for node in (*self._swarm.nodes, self._swarm.meeting_point) if self._evidence is not None else ():
+            of_it = [violation for violation in found if violation.node in (node.name, invariants.ALL_NODES)]
+            last = invariants.last_seen(node)
+            self._evidence.look(node, of_it, seen=(last,) if last else ())
+        return found
+
+    def _note(self, what: str, planned: Planned, notes: Sequence[str] = ()) -> None:
+        if self._evidence is not None:
+            self._evidence.note(what, planned, notes=notes)
 
     def _look(self) -> dict[str, Observation]:
         """All nodes side by side: a look is mostly waiting."""

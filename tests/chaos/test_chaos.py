@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos import faults, report, schedule
 from tests.chaos.__main__ import ONE_THREAD
+from tests.chaos.evidence import Evidence
 from tests.chaos.runner import Outcome, Runner
 from tests.chaos.swarm import Swarm
 
@@ -35,13 +36,13 @@ def test_a_swarm_outlives_one_fault_of_each_sort(
         monkeypatch.setenv(name, value)
     known, lines, outcomes, started_at = faults.chosen(PLAYED), list[str](), list[Outcome](), time.monotonic()
     with Swarm.running(tmp_path, tiny_models) as swarm:
-        runner = Runner(swarm, known)
+        runner = Runner(swarm, known, Evidence(tmp_path))
         possible = faults.fitting(known, swarm)
         planned = schedule.first(len(possible), possible, seed=SEED)
         for outcome in runner.play_all(schedule.lanes(planned), stop_after_s=NO_NEW_ONE_AFTER_S):
             outcomes.append(outcome)
             lines += report.lines_of(outcome, at_s=time.monotonic() - started_at)
         at_end = runner.end()
-    told = "\n".join([*lines, *map(str, at_end)])
+    told = "\n".join([*lines, *map(str, at_end), f"reports: {tmp_path / 'violations'}"])
     assert len(outcomes) >= FEWEST, told
     assert report.last_line(outcomes, at_end) == f"{len(outcomes)} faults, 0 violations", told

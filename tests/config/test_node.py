@@ -90,11 +90,35 @@ def test_the_status_address_is_known_only_while_the_node_runs(tmp_path: Path) ->
 
 def test_sockets_fit_into_a_unix_path_however_long_the_home_is(tmp_path: Path) -> None:
     long = Home(tmp_path / ("x" * 100))
-    assert len(str(long.sockets)) <= 70
+    used = []
+    for _ in range(2):
+        with long.owned():
+            used.append(long.sockets)
+            assert len(str(long.sockets)) <= 70
+            assert long.sockets.is_dir()
+            assert long.sockets.stat().st_mode & 0o077 == 0
+        assert not used[-1].exists()
+        assert not long.sockets.exists()
+    assert used[0] != used[1], "nobody can foretell it"
+
+
+def test_sockets_of_a_killed_node_are_removed_and_a_strange_link_is_not_followed(tmp_path: Path) -> None:
+    long = Home(tmp_path / ("x" * 100))
+    long.create()
+    left = long.sockets
+    (left / "dead.sock").touch()
     with long.owned():
-        assert long.sockets.is_dir()
-        assert long.sockets.stat().st_mode & 0o077 == 0
-    assert not long.sockets.exists()
+        assert not left.exists()
+    somebodys = tmp_path / "ftis-somebodys"
+    somebodys.mkdir()
+    (somebodys / "file").touch()
+    for home in (long, Home(tmp_path / "h")):
+        home.root.mkdir(exist_ok=True)
+        (home.root / "run").symlink_to(somebodys)
+        with home.owned():
+            assert home.sockets != somebodys
+            assert home.sockets.is_dir()
+        assert (somebodys / "file").exists()
 
 
 def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from ftis_node.gossip import Announcement, GossipCounters, GossipLimits, Network
 from ftis_node.gossip.backoff import Backoff
 from ftis_node.gossip.dialling import believable_addresses
 from ftis_node.gossip.inbox import Inbox
+from ftis_node.gossip.own_entries import OwnEntries
 from ftis_node.gossip.slots import Slots
 from ftis_node.gossip.standing import Standing
 from tests.gossip.test_multiaddr import PEER, RELAY
@@ -33,6 +34,8 @@ def test_claimed_addresses_must_name_the_claimant() -> None:
     good = f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}"
     claimed = [good, f"/ip4/1.2.3.4/tcp/1/p2p/{RELAY}", "/ip4/1.2.3.4/tcp/1", "rubbish", ""]
     assert believable_addresses(PEER, claimed) == ["/ip4/1.2.3.4/tcp/1"]
+    assert believable_addresses(PEER, claimed[1:]) == ["/ip4/1.2.3.4/tcp/1"], "the end may be left out"
+    assert believable_addresses(PEER, claimed[1:2]) == []
 
 
 def test_slots_have_two_bounds() -> None:
@@ -93,3 +96,16 @@ def test_limits_and_settings_must_be_positive(tmp_path: object) -> None:
         GossipLimits(max_streams=0)
     with pytest.raises(ValueError, match="poll_s must be above 0"):
         NetworkSettings(sockets_dir=tmp_path, poll_s=0)  # type: ignore[arg-type]
+
+
+def test_an_entry_of_a_former_life_is_no_twins() -> None:
+    entries = OwnEntries()
+    assert not entries.is_of_another(100.0)
+    entries.note(400.0)
+    assert not entries.is_of_another(399.0), "of a former life"
+    assert not entries.is_of_another(400.0)
+    assert entries.is_of_another(401.0)
+    for number in range(1000):
+        entries.note(500.0 + number)
+    assert not entries.is_of_another(1499.0)
+    assert entries.is_of_another(1499.5)

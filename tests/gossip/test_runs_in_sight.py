@@ -9,6 +9,7 @@ from ftis_node.gossip.bindings import DHTID, DictionaryDHTValue
 from ftis_node.gossip.directory import Directory
 from ftis_node.gossip.entries import EntryKind, pack_member, seal
 from ftis_node.records.identity import Identity
+from ftis_node.swarm.peer_guard import PeerGuard
 
 RUN, OTHER_RUN = "ab" * 16, "cd" * 16
 
@@ -26,5 +27,6 @@ def test_a_member_that_says_less_silences_no_shard() -> None:
             bucket.store(f"member-{number}", _packed(words[0], num_shards, later=later), later)
         storage.append((DHTID.generate(), SimpleNamespace(value=bucket)))
     directory = object.__new__(Directory)
+    directory._guard = PeerGuard()
     directory._node = SimpleNamespace(protocol=SimpleNamespace(storage=dict(storage)))
     assert directory.runs_in_sight() == {RUN: 8, OTHER_RUN: 2}

@@ -256,7 +256,6 @@ def test_unmarked_folder_is_no_checkpoint(model_folder, home):
     ("changes", "said"),
     [
         ({"run_id": "run-b"}, "this home belongs to run run-a, not run-b"),
-        ({"model_name": "other"}, "this home belongs to the model tiny, not to one other"),
         ({"lora": LORA}, "was trained as full, not LoRA of rank 4"),
     ],
 )
@@ -269,8 +268,12 @@ def test_checkpoint_of_another_owner_is_refused(model_folder, home, changes, sai
 
 def test_model_of_the_same_name_with_other_weights_is_refused(home, tmp_path):
     other = save_tiny(tmp_path / "tiny", seed=77)
-    with pytest.raises(ConfigError, match="of that name with other weights"):
+    with pytest.raises(ConfigError, match="training of tiny, not of another model of the name tiny"):
         Learner(make_boot(other, home))
+
+
+def test_a_renamed_folder_of_the_same_model_goes_on(model_folder, home):
+    assert Learner(make_boot(model_folder, home, model_name="renamed")).state().step == 3
 
 
 def test_settings_of_training_may_change_between_lives(model_folder, home):

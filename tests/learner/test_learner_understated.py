@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from learner_rig import float32, make_boot, random_groups
@@ -13,6 +15,10 @@ from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.core import Learner
 from ftis_node.learner.objective import make_objective
 from ftis_node.learner.step import compute_logprobs
+from ftis_node.node.train import train_group
+from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import StoredGroup
+from tests.conftest import make_group
 
 LIMIT = 16.0
 LARGE_RATE, NUM_UPDATES = 0.03, 5
@@ -58,6 +64,21 @@ def test_honest_ones_and_own_ones_are_believed(model_folder, tmp_path, groups):
     own, foreign = groups
     assert report_after(model_folder, tmp_path / "a", [own, foreign]).understated == ()
     assert report_after(model_folder, tmp_path / "b", [understating(own, at=0), foreign]).understated == ()
+
+
+@pytest.mark.parametrize("of_own_weights", [False, True], ids=["a claim", "by a trusted follower"])
+def test_a_claim_to_have_sampled_with_our_weights_spares_nobody(model_folder, tmp_path, of_own_weights):
+    """A group of another node, with this node named as whose weights sampled it, from the buffer to the report."""
+    stranger, ours = Identity.from_seed(bytes([2]) * 32), Identity.from_seed(bytes([9]) * 32)
+    group = make_group(stranger, weights_of=ours.peer_id, versions=(0, 0))
+    completions = tuple(replace(c, logprobs=np.full_like(c.logprobs, -13.0)) for c in group.completions)
+    group = replace(group, completions=completions)
+    stored = StoredGroup(id=bytes(32), own=False, group=group, rewards=group.rewards, prompt_ids=(5, 6, 7))
+    taken = train_group(stored, share="vertical", of_own_weights=of_own_weights)
+    report = report_after(model_folder, tmp_path, [taken])
+    assert report.understated == (taken.group_id,)
+    assert (report.own_groups, report.foreign_groups) == (0, 1)
+    assert (report.mismatch_kl is not None) is of_own_weights
 
 
 def test_what_a_later_update_learned_is_not_held_against_the_sender(model_folder, tmp_path, groups):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +129,7 @@ def started(home: Path, *arguments: str, on: Sequence[str] = ()) -> Iterator[Run
     finally:
         family = node.processes() if process.poll() is None else []
         for member in family:
-            if member.is_running():
+            with suppress(psutil.NoSuchProcess):  # the daemon's end takes its workers with it
                 member.kill()
         process.wait()
         if process.stdout is not None:

@@ -15,6 +15,7 @@ from ftis_node.learner.messages import AuditReply
 from ftis_node.node.audit import AuditLoop
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
+from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.reputation import Conduct, Standing
 from ftis_node.validation import Accepted
 from tests.conftest import make_completion, make_group
@@ -39,7 +40,9 @@ class Rig:
         self.asked = 0
         self.peer = SimpleNamespace(refused=Counter[str]())
         self.standing = Standing.GOOD
+        self.is_stranger = False
         self.parts: Any = SimpleNamespace(
+            guard=PeerGuard(),
             arrangement=SimpleNamespace(takes_turns=False),
             identity=SimpleNamespace(peer_id=OURS),
             source=SimpleNamespace(name=model),
@@ -52,6 +55,7 @@ class Rig:
             disk=self._at_once,
             peers=SimpleNamespace(
                 standing=lambda peer_id: self.standing,
+                is_stranger=lambda peer_id: self.is_stranger,
                 note=lambda peer_id, conduct, *, reason, detail: self.noted.append((peer_id, conduct, reason)),
             ),
         )
@@ -121,6 +125,17 @@ async def test_a_followers_group_is_compared_with_the_version_that_it_names() ->
     rig = Rig(kl=0.0, version=3)
     await rig.run(replace(of_ours, group=replace(of_ours.group, weights_of=ANN.peer_id)))
     assert rig.asked == 0
+
+
+async def test_every_claim_of_our_weights_by_a_stranger_is_compared() -> None:
+    claim = accepted(model="any", version=3)
+    claim = replace(claim, group=replace(claim.group, weights_of=OURS))
+    dice = SimpleNamespace(random=lambda: 0.99)
+    for is_stranger, share, asked in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
+        rig = Rig(kl=0.0, version=3, audit_share=share)
+        rig.is_stranger = is_stranger
+        await rig.run(claim, claim, dice=dice)
+        assert rig.asked == asked
 
 
 async def test_a_folders_name_is_no_proof_of_its_weights() -> None:

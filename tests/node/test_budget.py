@@ -147,6 +147,9 @@ async def live(
     plan, home = RunPlan(manifest, "arithmetic", ("arithmetic",)), Home(folder)
     home.create()
     async with built_parts(made, plan, home, makers) as parts:
+        for scorer in (parts.scorer, parts.strangers_scorer):  # a peer's group about a problem of the evaluation
+            with pytest.raises(KeyError):
+                await scorer.resolve(parts.eval_tasks[0][0].ref)
         await run_loops(parts, steps=made.budget.learn_steps)
         from ftis_node.node.status import StatusLoop
 

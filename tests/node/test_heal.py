@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from ftis_node.config.home import Home
@@ -16,19 +18,23 @@ from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node import upgrade
-from ftis_node.node.heal import rescue_files, set_right
+from ftis_node.node.absent import NoLearner
+from ftis_node.node.heal import rescue_files, set_right, tell_unknown_steps
 from ftis_node.node.peer_store import PeerStore
 from ftis_node.node.plan import plan_run
 from ftis_node.node.train import write_taken
 from ftis_node.records.identity import Identity
 from ftis_node.replay import soundness
 from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.reputation import Conduct
 from ftis_node.swarm.standings import Standings
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.events import EventTrail, read_events
 from ftis_node.telemetry.remembered import read_remembered
+from tests.models.tiny_models import save_tiny
+from tests.node.test_budget import live, manifest_of
 from tests.replay.test_buffer import ANN, ME, accepted
 
 if TYPE_CHECKING:
@@ -69,12 +75,12 @@ def use(buffer: ReplayBuffer, trail: EventTrail, *, step: int) -> None:
     trail.write("step", step=step, loss=float("nan"))
 
 
-def heal(home: Home) -> None:
-    """What a start does, up to where the learner would say which step it stands at."""
+def heal(home: Home, *, step: int = 1, last_groups: list[bytes] | None = None) -> None:
+    """What a start does; the learner's checkpoint is that of `step`, and names `last_groups`."""
     rescue_files(home)
     buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
     set_right(buffer, read_remembered(home.events), trail, peer_id=ME.peer_id)
-    buffer.reconcile(1)
+    buffer.reconcile(step, last_groups)
     buffer.close()
     trail.close()
 
@@ -265,6 +271,119 @@ def test_a_damaged_line_and_then_a_lost_buffer_bring_no_used_group_back(home: Ho
     assert not any(again)
 
 
+def test_a_lost_group_of_a_step_that_only_the_checkpoint_knows_is_not_admitted_again(home: Home) -> None:
+    """The node ended between the checkpoint and the line of its step, and the disk lost the groups of that step."""
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    taken = [group.id for group in buffer.take(2, own=5, foreign=5).groups]
+    buffer.close()
+    for one in GROUPS:
+        if one.envelope.id in taken:
+            trail.write("taken", group=one.envelope.id, step=2, sender=one.group.sender, number=one.group.number)
+            execute(home.replay, f"DELETE FROM groups WHERE id = x'{one.envelope.id.hex()}'")
+    trail.close()
+    heal(home, step=2, last_groups=taken)
+    (behind,) = told(home, "buffer_behind")
+    assert (behind["num_lost"], behind["num_used"]) == (10, 0)
+    buffer = ReplayBuffer(home.replay)
+    again = buffer.admit_many([(one, False) for one in GROUPS if one.envelope.id in taken])
+    buffer.close()
+    assert again == [False] * 10
+
+
+@pytest.mark.parametrize("harm", ["step = 77", "reason = 'tra)ned'"])
+def test_a_turned_bit_in_what_is_noted_of_a_used_group_does_not_bring_it_back(home: Home, harm: str) -> None:
+    """Step and reason change over a group's life, so no checksum covers them; the trail knows them, too."""
+    buffer, (used, *_) = ReplayBuffer(home.replay), used_ids(home)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    buffer.close()
+    execute(home.replay, f"UPDATE groups SET {harm} WHERE id = x'{used}'")
+    heal(home)
+    assert (trained(home), len(ready_ids(home))) == (30, 30)
+    assert [behind["num_used"] for behind in told(home, "buffer_behind")] == [1]
+    heal(home)
+    assert len(told(home, "buffer_behind")) == 1, "set right once"
+
+
+def test_a_group_that_was_given_up_stays_so_where_the_disk_lost_only_that(home: Home) -> None:
+    (given_up, *_) = before = ready_ids(home)
+    trail = EventTrail(home.events)
+    trail.write("released", group=given_up, reason="stale")
+    trail.close()
+    heal(home)
+    assert ready_ids(home) == before - {given_up}
+    assert [behind["num_used"] for behind in told(home, "buffer_behind")] == [1]
+
+
+def test_a_step_that_is_done_again_is_not_done_until_it_is_told_again(home: Home) -> None:
+    """The learner fell back to an older checkpoint. The node that ends in that step tells of it at its next start."""
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    use(buffer, trail, step=2)
+    trail.write("start", peer=ME.peer_id)
+    assert read_remembered(home.events).step == 2
+    trail.write("taken", group=b"another", step=1)
+    assert (read_remembered(home.events).step, read_remembered(home.events).used) == (0, [])
+    trail.write("start", peer=ME.peer_id)
+    assert [group.step for group in read_remembered(home.events).in_doubt] == [1]
+    buffer.close()
+    trail.close()
+
+
+def test_a_group_that_was_damaged_after_a_step_had_used_it_is_a_used_one(home: Home) -> None:
+    """It was TAKEN when the node ended; the checkpoint has it, and the trail names it for this step."""
+    (damaged, *_), used = used_ids(home), [bytes.fromhex(name) for name in used_ids(home)]
+    execute(home.replay, f"UPDATE groups SET envelope = zeroblob(99) WHERE id = x'{damaged}'")
+    heal(home, step=1, last_groups=used)
+    assert (trained(home), len(ready_ids(home))) == (30, 30)
+
+
+@pytest.mark.parametrize(
+    ("turned", "into"),
+    [
+        (b"policy_version INTEGER", b"policy_wersion INTEGER"),
+        (b"UPDATE counts SET num_groups = num_groups +", b"UPDATE counts SET nun_groups = num_groups +"),
+    ],
+    ids=["a column", "a trigger"],
+)
+def test_a_turned_bit_in_the_schema_of_the_buffer_ends_no_node(home: Home, turned: bytes, into: bytes) -> None:
+    """SQLite's check does not compare names."""
+    data = home.replay.read_bytes()
+    assert turned in data
+    home.replay.write_bytes(data.replace(turned, into))
+    heal(home)
+    buffer, more = ReplayBuffer(home.replay), accepted(ANN, 998)
+    assert buffer.admit(more, own=False)
+    assert more.envelope.id in {group.id for group in buffer.take(2, own=0, foreign=99).groups}
+    buffer.close()
+
+
+def test_a_turned_bit_in_the_schema_of_the_peers_ends_no_node(home: Home) -> None:
+    """SQLite's error message has the name, which is no text: reading the message raises UnicodeDecodeError."""
+    store, standings = PeerStore(home.peers), Standings()
+    standings.note("peer", Conduct.LIED, now=1e9)
+    store.save(standings)
+    store.close()
+    data = home.peers.read_bytes()
+    overwrite(home.peers, data.index(b"CREATE TABLE peers") + len(b"CREATE TABLE "), b"peers (\xf7")
+    heal(home)
+    assert [event["file"] for event in told(home, "saved")] == ["peers.sqlite"]
+    store, standings = PeerStore(home.peers), Standings()
+    store.load(standings, now=1e9)
+    store.save(standings)
+    store.close()
+
+
+@pytest.mark.parametrize("place", [18, 47, 61], ids=["format", "schema format", "schema version"])
+@pytest.mark.parametrize("name", ["replay", "peers"])
+def test_a_header_that_no_sqlite_wrote_is_damage(home: Home, name: str, place: int) -> None:
+    PeerStore(home.peers).close()
+    path = getattr(home, name)
+    overwrite(path, place, b"\x77")
+    with upgrade.opened(home):
+        heal(home)
+    assert [event["file"] for event in told(home, "saved")] == [path.name]
+    assert not soundness.find_damage(path)
+
+
 def test_a_step_that_the_learner_lost_has_used_nothing(home: Home) -> None:
     buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
     write_taken(trail, buffer.take(2, own=5, foreign=5).groups, step=2)
@@ -435,3 +554,43 @@ def test_a_start_that_finds_no_room_says_that_and_nothing_of_damage(
     monkeypatch.setattr(upgrade, "rescue_files", find_no_room)
     with pytest.raises(MachineError, match="^the disk is full"), upgrade.opened(home):
         pass
+
+
+@pytest.mark.parametrize(
+    ("step", "groups", "is_told"),
+    [
+        (3, ("ab",), False),
+        (2, ("cd",), False),
+        (4, ("ab", "cd"), False),
+        (4, (), False),
+        (4, ("cd",), True),
+        (6, ("ab",), True),
+    ],
+)
+def test_a_checkpoint_of_steps_that_the_trail_does_not_know(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, step: int, groups: tuple[str, ...], is_told: bool
+) -> None:
+    """The buffer has the group ab. One step more than the trail knows is what an end without warning leaves."""
+    events = EventTrail(tmp_path / "events.jsonl")
+    state = msgspec.structs.replace(NoLearner(5).state, step=step, last_groups=groups)
+    held = {b"\xab": object()}
+    tell_unknown_steps(state, done=3, holds=held.get, events=events)
+    events.close()
+    written = [(event["event"], event["step"], event["done"]) for event in read_events(tmp_path / "events.jsonl")]
+    assert written == ([("steps_unknown", step, 3)] if is_told else [])
+    assert ("the event trail knows 3" in caplog.text) is is_told
+
+
+async def test_checkpoints_and_the_model_of_another_home_in_this_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, model = manifest_of(foreign=0), save_tiny(tmp_path / "model")
+    await live(tmp_path / "a", model, manifest=run, budget={"learn_steps": 2})
+    assert "the event trail knows" not in caplog.text
+    shutil.copytree(tmp_path / "a" / "checkpoints", tmp_path / "b" / "checkpoints")
+    renamed = shutil.copytree(model, tmp_path / "renamed")
+    status = await live(tmp_path / "b", renamed, manifest=run, budget={"learn_steps": 2})
+    assert status.learner.step == 2
+    (told,) = read_events(tmp_path / "b" / "events.jsonl", name="steps_unknown")
+    assert (told["step"], told["done"]) == (2, 0)
+    assert "the event trail knows 0" in caplog.text

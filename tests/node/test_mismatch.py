@@ -16,6 +16,7 @@ from ftis_node.node.check import CheckLoop, sampled_by
 from ftis_node.node.figures import Figures
 from ftis_node.node.mismatch import LIMITS, Change, MismatchLimits, MismatchWatch, limits_of, warning_of
 from ftis_node.node.train import TrainLoop
+from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
 from tests.conftest import make_group
 
@@ -101,6 +102,7 @@ async def test_the_first_group_of_each_version_is_sent(identity: Identity, fails
     stored: asyncio.Queue[Any] = asyncio.Queue()
     learner, events = _Learner(fails=fails), []
     parts = SimpleNamespace(
+        guard=PeerGuard(),
         learner=learner,
         figures=SimpleNamespace(policy_version=0),
         identity=SimpleNamespace(peer_id="me"),

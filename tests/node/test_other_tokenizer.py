@@ -114,6 +114,7 @@ async def _node(
             domain=task,
             eval_tasks=(),
             scorer=IsolatedScorer(task),
+            strangers_scorer=IsolatedScorer(task),
             gossip=swarm.join(identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards),
             buffer=buffer,
             reader=reader,
@@ -125,7 +126,13 @@ async def _node(
             **made,
         )
         served = Served(parts)
-        parts.gossip.serve(served.lookup, on_confirm=served.confirmed, answer=served.answer, retell=served.retell)
+        parts.gossip.serve(
+            served.lookup,
+            on_confirm=served.confirmed,
+            answer=served.answer,
+            retell=served.retell,
+            on_sent=served.sent,
+        )
         await parts.gossip.start()
         yield parts
         await parts.gossip.close()

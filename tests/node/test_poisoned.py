@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,11 +28,15 @@ from ftis_node.node.build import built_parts
 from ftis_node.node.makers import ProcessMakers
 from ftis_node.node.node import run_loops
 from ftis_node.node.plan import RunPlan
+from ftis_node.records.envelope import Accepted, seal_group
+from ftis_node.records.identity import Identity
 from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.telemetry.events import read_events
+from tests.attacks.member import Maker
 from tests.node.support import MANIFEST
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ftis_node.learner.client import LearnerClient
@@ -44,19 +50,21 @@ NO_TOKEN = np.array([1 << 20], dtype="<i4").tobytes()  # no model has a row for 
 class _Poisoned(InProcessMakers):
     """The first group that comes to the learner kills it, or fails the request, in whatever step it is."""
 
-    def __init__(self, home: Home, *, kills: bool) -> None:
+    def __init__(self, home: Home, *, kills: bool, of_peer: bool = False) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
         self.poison = ""
         self.num_failed = 0
         self._home = home
         self._kills = kills
+        self._of_peer = of_peer
 
     def learner(self, of: Any) -> LearnerClient:
         client = ProcessMakers(of.settings, self._home).learner(of)
         train = client.train
 
         async def poisoned(groups: list[TrainGroup], **how: Any) -> TrainReply:
-            self.poison = self.poison or groups[0].group_id
+            at = next((i for i, group in enumerate(groups) if group.own is not self._of_peer), 0)
+            self.poison = self.poison or groups[at].group_id
             if not any(group.group_id == self.poison for group in groups):
                 return await train(groups, **how)
             self.num_failed += 1
@@ -64,7 +72,8 @@ class _Poisoned(InProcessMakers):
                 assert client.pid is not None
                 os.kill(client.pid, signal.SIGKILL)
                 return await train(groups, **how)
-            return await train([msgspec.structs.replace(groups[0], prompt_ids=NO_TOKEN), *groups[1:]], **how)
+            spoiled = msgspec.structs.replace(groups[at], prompt_ids=NO_TOKEN)
+            return await train([*groups[:at], spoiled, *groups[at + 1 :]], **how)
 
         client.train = poisoned  # type: ignore[method-assign]
         return client
@@ -78,8 +87,20 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-async def _live(home: Home, makers: _Poisoned, *, steps: int) -> int:
-    """One life of the node; the step it came to."""
+def _foreign_groups(home: Home) -> list[tuple[Accepted, bool]]:
+    """Four groups of one peer, as the intake loop stores them."""
+    peer = Identity.generate()
+    maker = Maker(home.root.parent / "tiny", parse_manifest(MANIFEST.format(patience_s=0.1), source="test"))
+    groups = []
+    for number in range(1, 5):
+        group = maker.group(peer, number, num_tokens=4)
+        envelope = seal_group(group, peer)
+        groups.append((Accepted(envelope, envelope.to_bytes(), group, prompt_ids=(5, 6, 7)), False))
+    return groups
+
+
+async def _live(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[tuple[Accepted, bool]] = ()) -> int:
+    """One life of the node; the step it came to. `foreign` groups are in its buffer from the start."""
     settings = NodeSettings.model_validate(
         {
             "model": str(home.root.parent / "tiny"),
@@ -90,6 +111,7 @@ async def _live(home: Home, makers: _Poisoned, *, steps: int) -> int:
     )
     plan = RunPlan(parse_manifest(MANIFEST.format(patience_s=0.1), source="test"), "arithmetic", ())
     async with built_parts(settings, plan, home, makers) as parts:
+        parts.buffer.admit_many(foreign)
         await run_loops(parts, steps=steps)
         return parts.figures.step
 
@@ -108,6 +130,17 @@ async def test_a_learner_that_dies_of_a_group_is_rid_of_it(home: Home) -> None:
     makers = _Poisoned(home, kills=True)
     assert await _live(home, makers, steps=2) == 2
     _assert_let_go(home, makers)
+
+
+async def test_a_failed_request_with_a_peers_group_ends_no_node(home: Home) -> None:
+    """Only a step of own groups alone is the node's own fault."""
+    makers = _Poisoned(home, kills=False, of_peer=True)
+    assert await _live(home, makers, steps=2, foreign=_foreign_groups(home)) == 2
+    assert makers.num_failed == MAX_FAILED_STEPS
+    released = [event["group"] for event in read_events(home.events, name="released") if event["reason"] == "poisoned"]
+    assert makers.poison in released
+    with closing(sqlite3.connect(home.peers)) as book:
+        assert book.execute("SELECT count(*) FROM peers WHERE score < 0").fetchone() == (1,)
 
 
 async def test_a_node_that_ends_with_each_failed_request_comes_past_the_group(home: Home) -> None:

@@ -230,7 +230,7 @@ async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         alice.parts.figures.unconfirmed = Unconfirmed(first_wait_s=0.1)
-        bob.parts.scorer.score = _scores_one  # type: ignore[method-assign]
+        bob.parts.strangers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.figures.refused["reward"])
         await asyncio.sleep(0.6)  # announced again meanwhile
@@ -238,7 +238,7 @@ async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None
         assert alice.gossip.counters.bodies_out == 1
 
 
-async def _scores_one(item: Any, texts: Any) -> list[tuple[float, CompletionStatus]]:
+async def _scores_one(item: Any, texts: Any, *, cost: Any = None) -> list[tuple[float, CompletionStatus]]:
     return [(1.0, CompletionStatus.SCORED) for _ in texts]
 
 

@@ -44,6 +44,9 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
         for node in (prompt, late):
             node.wait_for(lambda node=node: len(_versions(node)) >= 3, timeout_s=START_S)
         learner.wait_for(lambda: len(learner.events("step")) >= 10, timeout_s=60)
+        assert learner.status()["learner"]["mismatch_kl"] is None, "no stranger's word moves it"
+        _trust(learner, prompt.status()["node"]["peer_id"])
+        learner.wait_for(lambda: learner.status()["learner"]["mismatch_kl"] is not None, timeout_s=60)
         _check_learner(learner)
         _check_generators(prompt, late, peer_id=peer_id)
 
@@ -65,6 +68,11 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
             node.stop()
 
 
+def _trust(node: RunningNode, peer_id: str) -> None:
+    command = ["-m", "ftis_node", "peers", "trust", peer_id, "--home", str(node.home)]
+    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+
+
 def _check_learner(learner: RunningNode) -> None:
     status = learner.status()
     assert (status["node"]["role"], status["generation"]["state"]) == ("learner", "off")
@@ -74,7 +82,7 @@ def _check_learner(learner: RunningNode) -> None:
     assert status["swarm"]["weights_bytes_out"] > 3 * 600_000
     assert status["learner"]["mismatch_kl"] < 1e-6, "the followers' engine computes the learner's log-probs"
     assert status["eval"] == []
-    assert {event["own_groups"] for event in learner.events("step")} == {8}, "followers' groups are as good as own"
+    assert {event["foreign_groups"] for event in learner.events("step")} == {8}, "own is what this node signed"
     offered = {event["version"] for event in learner.events("weights_offered")}
     assert {event["version"] for event in learner.events("weights_served")} <= offered
 

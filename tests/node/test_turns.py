@@ -25,6 +25,7 @@ from ftis_node.node.node import run_loops
 from ftis_node.node.placement import Arrangement
 from ftis_node.node.plan import RunPlan
 from ftis_node.node.train import TrainLoop
+from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
 from tests.node.support import MANIFEST
 
@@ -90,6 +91,7 @@ async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_
         release_poisoned=list,
     )
     parts: Any = SimpleNamespace(
+        guard=PeerGuard(),
         settings=NodeSettings(model="m", dtype="float32"),
         manifest=parse_manifest(MANIFEST.format(patience_s=1), source="test"),
         generation=workers,

@@ -30,6 +30,7 @@ from ftis_node.node.weights_follow import FollowLoop
 from ftis_node.node.weights_offer import OfferLoop
 from ftis_node.records.identity import Identity
 from ftis_node.records.weights import WeightsPart, open_offer, open_question, seal_offer
+from ftis_node.swarm.peer_guard import PeerGuard
 from tests.conftest import RUN_ID, TOKENIZER
 from tests.gossip.helpers import eventually, settings
 
@@ -83,6 +84,7 @@ def _parts(identity: Identity, folder: Path, gossip: Any, disk: Disk, **roles: A
     home = Home(folder)
     home.weights.mkdir(parents=True, exist_ok=True)
     return SimpleNamespace(
+        guard=PeerGuard(),
         settings=NodeSettings(model="m", role=role, roles={"look_s": 0.05, **roles}),  # type: ignore[arg-type]
         manifest=SimpleNamespace(run_id=RUN_ID, eval=SimpleNamespace(every_steps=0)),
         home=home,

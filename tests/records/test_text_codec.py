@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.bounds import MAX_TEXT_BYTES
 from ftis_node.records.codec import pack_group, unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
 from ftis_node.records.group import FinishReason, Group
 from ftis_node.records.identity import Identity
 from ftis_node.records.text_codec import (
-    MAX_TEXT_BYTES,
     hash_messages,
     pack_text_group,
     unpack_any,

@@ -21,7 +21,7 @@ from ftis_node.gossip.frames import HEADER, Frame
 from ftis_node.gossip.names import Service, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.serve import MAX_ANSWERS
-from ftis_node.records import compact, header, planes, question, text_codec, weights
+from ftis_node.records import bounds, compact, planes, question, weights
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.compact import pack_logprobs
@@ -167,20 +167,20 @@ def test_the_page_has_every_field_of_a_body_and_the_probe_texts() -> None:
 def test_the_pages_bounds_are_those_of_the_code() -> None:
     limits = GossipLimits()
     told = {
-        "never above 4 MiB": envelope_file.MAX_ENVELOPE_BYTES == 4 << 20,
+        "never above 4 MiB": bounds.MAX_ENVELOPE_BYTES == 4 << 20,
         "at most 512 bytes. gossipsub": envelope_file.MAX_ANNOUNCEMENT_BYTES == 512,
-        "`attempt` (9, at most 255)": envelope_file.MAX_ATTEMPT == 255,
-        "1 to 1024 of them": header.MAX_COMPLETIONS == 1024,
-        "| `task` | 7, string | at most 128 bytes |": header.MAX_NAME_BYTES == 128,
-        "below 2^63": header.MAX_INTEGER == 2**63 - 1,
-        "at most 1 MiB each |": text_codec.MAX_TEXT_BYTES == 1 << 20,
+        "`attempt` (9, at most 255)": bounds.MAX_ATTEMPT == 255,
+        "1 to 1024 of them": bounds.MAX_COMPLETIONS == 1024,
+        "| `task` | 7, string | at most 128 bytes |": bounds.MAX_NAME_BYTES == 128,
+        "below 2^63": bounds.MAX_INTEGER == 2**63 - 1,
+        "at most 1 MiB each |": bounds.MAX_TEXT_BYTES == 1 << 20,
         "At most 524,288 tokens": compact.MAX_COMPACT_TOKENS == 524_288,
         "a window of 1 MiB": planes.MAX_WINDOW_BYTES == 1 << 20,
         "a `Question`, at most 256 bytes": question.MAX_QUESTION_BYTES == 256,
         "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_QUESTION_BYTES == 256,
         "an offer (at most 32 KiB)": weights.MAX_OFFER_BYTES == 32 << 10,
-        "`count` of them (1 to 64)": weights.MAX_CHUNKS_PER_QUESTION == 64,
-        "chunks, at most 1 MiB each": weights.MAX_CHUNK_BYTES == limits.max_weights_item_bytes == 1 << 20,
+        "`count` of them (1 to 64)": bounds.MAX_CHUNKS_PER_QUESTION == 64,
+        "chunks, at most 1 MiB each": bounds.MAX_CHUNK_BYTES == limits.max_weights_item_bytes == 1 << 20,
         "32 bytes each, 1 to 64": limits.max_ids_per_request == 64,
         "have 16 MiB together": limits.max_request_bytes == 16 << 20,
         "No byte for 10 s ends a stream, and 60 s": (limits.idle_timeout_s, limits.fetch_timeout_s) == (10, 60),

@@ -66,6 +66,7 @@ def _events() -> list[dict[str, Any]]:
         at(455, "saved", file=ATTACK, why=ATTACK, num_saved=3),
         at(456, "buffer_behind", num_lost=2, num_used=1, last_number=9),
         at(457, "fell_back", step=43, done=44),
+        at(457, "steps_unknown", step=46, done=44),
         at(458, "clock_moved", jump_s=-3600.0),
         at(470, "caught_up", num_groups=321, duration_s=12.0),
         at(610, "stop", step=NUM_STEPS),

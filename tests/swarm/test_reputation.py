@@ -23,6 +23,7 @@ def test_a_stranger_is_banned_after_so_many_in_a_row(deed: Conduct, number: int)
     assert banned.standing(now=1099.0) is Standing.BANNED
     assert banned.ban_reason == f"reason {deed}"
     assert banned.standing(now=1100.0) is Standing.WATCHED, "it comes back, and is watched"
+    assert banned.score_at(1100.0) == pytest.approx(-5.0)
 
 
 @pytest.mark.parametrize(

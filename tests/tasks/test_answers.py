@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from ftis_node.tasks import TaskItem, load_task
+from ftis_node.tasks.answer_limits import MAX_CHARS
 from ftis_node.tasks.answers import answer_in
-from ftis_node.tasks.math_answers import MAX_ANSWER_CHARS, plain_answer
+from ftis_node.tasks.math_answers import plain_answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +106,7 @@ def test_hostile_text_never_raises(gsm8k: Task, text: str) -> None:
 
 
 def test_a_long_answer_is_left_as_it_is() -> None:
-    assert plain_answer("0" * (MAX_ANSWER_CHARS + 1)) == "0" * (MAX_ANSWER_CHARS + 1)
+    assert plain_answer("0" * (MAX_CHARS + 1)) == "0" * (MAX_CHARS + 1)
 
 
 class Plain:

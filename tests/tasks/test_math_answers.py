@@ -10,8 +10,9 @@ import pytest
 
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
+from ftis_node.tasks.cost import ScoringCost
 from ftis_node.tasks.math_answers import answers_agree
-from ftis_node.tasks.scoring import UNSCORED, IsolatedScorer, ScoringLimits
+from ftis_node.tasks.scoring import IsolatedScorer, ScoringLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,9 +116,13 @@ def test_a_parser_that_raises_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-async def test_another_attack_costs_its_time_limit_and_no_other_text(task: Task) -> None:
+async def test_an_attack_costs_neither_time_nor_another_text(task: Task) -> None:
     right = "<think>x</think><answer>72</answer>"
     attack = "<think>x</think><answer>((((9^{99})^{99})^{99})^{99})</answer>"
+    cost = ScoringCost()
     async with IsolatedScorer(task, limits=ScoringLimits(time_limit_s=3)) as scorer:
-        scores = await scorer.score(task[0], [right, attack, right])
-    assert scores == [(1.0, CompletionStatus.SCORED), UNSCORED, (1.0, CompletionStatus.SCORED)]
+        await scorer.score(task[0], [right])  # the process is started
+        scores = await scorer.score(task[0], [right, attack, right], cost=cost)
+    assert scores == [(reward, CompletionStatus.SCORED) for reward in (1.0, 0.0, 1.0)]
+    assert cost.num_stopped == 0
+    assert cost.seconds < 3.0

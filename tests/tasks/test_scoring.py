@@ -15,6 +15,7 @@ import pytest_asyncio
 from ftis_node.errors import TaskError, WorkerDiedError
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks.arithmetic import ArithmeticTask
+from ftis_node.tasks.cost import ScoringCost
 from ftis_node.tasks.mixed import MixedTask
 from ftis_node.tasks.scoring import UNSCORED, IsolatedScorer, ScoringLimits
 from tests.tasks.hostile_task import DyingTask, HangingTask, HostileTask, UnpicklableTask
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCORED = CompletionStatus.SCORED
 ITEM = HostileTask()[0]
-LIMITS = ScoringLimits(time_limit_s=0.5, start_limit_s=20, memory_limit_bytes=1 << 30)
+LIMITS = ScoringLimits(time_limit_s=0.2, wall_limit_s=3.0, start_limit_s=20, memory_limit_bytes=1 << 30)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -55,6 +56,31 @@ async def test_what_is_no_reward_is_unscored(scorer: IsolatedScorer) -> None:
     assert await scorer.score(ITEM, [*orders, "0.75"]) == [UNSCORED] * len(orders) + [(0.75, SCORED)]
 
 
+@pytest.mark.parametrize(
+    ("order", "stopped", "lost"),
+    [("stuck", 1, 0), ("segfault", 1, 0), ("sleep", 0, 1), ("raise", 0, 0)],
+)
+async def test_who_is_at_fault_follows_from_processor_time(
+    scorer: IsolatedScorer, order: str, stopped: int, lost: int
+) -> None:
+    """`sleep` is a text that gets no processor time, as on a busy machine: that is not its sender's doing."""
+    cost = ScoringCost()
+    scores = await scorer.score(ITEM, ["0.5", order, "0.75"], cost=cost)
+    assert scores == [(0.5, SCORED), UNSCORED, UNSCORED if stopped + lost else (0.75, SCORED)]
+    assert (cost.num_stopped, cost.num_lost) == (stopped, lost)
+    assert cost.seconds == pytest.approx((stopped + lost) * LIMITS.time_limit_s, abs=0.2)
+
+
+async def test_a_process_killed_from_outside_is_no_fault_of_the_text(scorer: IsolatedScorer) -> None:
+    ((inverse, _),) = await scorer.score(ITEM, ["pid"])
+    cost = ScoringCost()
+    scoring = asyncio.create_task(scorer.score(ITEM, ["sleep"], cost=cost))
+    await asyncio.sleep(0.3)
+    os.kill(round(1 / inverse), signal.SIGKILL)
+    assert await scoring == [UNSCORED]
+    assert (cost.num_stopped, cost.num_lost) == (0, 1)
+
+
 async def test_a_text_that_takes_too_long_is_cut_off_in_time(scorer: IsolatedScorer) -> None:
     await scorer.score(ITEM, ["1"])  # started
     began = time.monotonic()
@@ -63,11 +89,11 @@ async def test_a_text_that_takes_too_long_is_cut_off_in_time(scorer: IsolatedSco
 
 
 async def test_a_group_of_slow_texts_is_given_up_as_one() -> None:
-    limits = ScoringLimits(time_limit_s=0.3, group_limit_s=0.2)
+    limits = ScoringLimits(time_limit_s=0.1, wall_limit_s=5.0, group_limit_s=0.2)
     async with IsolatedScorer(HostileTask(), limits=limits) as scorer:
         await scorer.score(ITEM, ["1"])
         began = time.monotonic()
-        assert await scorer.score(ITEM, ["sleep"] * 50) == [UNSCORED] * 50
+        assert await scorer.score(ITEM, ["stuck"] * 50) == [UNSCORED] * 50
         assert time.monotonic() - began < 5
 
 
@@ -93,7 +119,7 @@ async def test_a_process_that_cannot_start_is_a_typed_error() -> None:
 
 
 async def test_a_process_that_is_never_ready_is_a_typed_error() -> None:
-    limits = ScoringLimits(time_limit_s=0.1, start_limit_s=1)
+    limits = ScoringLimits(time_limit_s=0.1, wall_limit_s=0.1, start_limit_s=1)
     async with IsolatedScorer(HangingTask(), limits=limits) as scorer:
         with pytest.raises(WorkerDiedError, match="not ready within 1 s"):
             await scorer.score(ITEM, ["1"])
@@ -115,6 +141,15 @@ async def test_harmless_tasks_are_scored_here_without_a_process() -> None:
 async def test_a_harmless_task_that_raises_after_all_ends_nothing() -> None:
     async with IsolatedScorer(HostileTask(isolate=False)) as scorer:
         assert await scorer.score(ITEM, ["0.5", "raise", "nan"]) == [(0.5, SCORED), UNSCORED, UNSCORED]
+
+
+async def test_the_problems_of_evaluations_are_scored_and_not_resolved() -> None:
+    train, test = ArithmeticTask("train"), ArithmeticTask("test")
+    async with IsolatedScorer(train, scored_only=[test]) as scorer:
+        assert await scorer.score(test[0], [test[0].answer]) == [(1.0, SCORED)]
+        assert await scorer.resolve(train[0].ref) == train[0]
+        with pytest.raises(KeyError):
+            await scorer.resolve(test[0].ref)
 
 
 async def test_the_parts_of_a_mixture_go_each_their_way() -> None:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.manifest import RunManifest
+from ftis_node.errors import WorkerDiedError
 from ftis_node.records.codec import pack_group
 from ftis_node.records.envelope import Envelope, seal_group
 from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
+from ftis_node.swarm.blame import blame_for
+from ftis_node.swarm.reputation import Conduct
 from ftis_node.tasks.base import TaskItem
 from ftis_node.validation import Accepted, DoorContext, Refused, judge
 from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.records.group import Group
+    from ftis_node.tasks.cost import ScoringCost
 
 MANIFEST = RunManifest(
     name="test",
@@ -45,7 +49,15 @@ class _Tokenizer:
 class _Scorer:
     """Right is what begins with 10; what begins with 66 takes too long."""
 
-    async def score(self, item: TaskItem, texts: Sequence[str]) -> list[tuple[float, CompletionStatus]]:
+    async def resolve(self, ref: PromptRef, *, cost: ScoringCost | None = None) -> TaskItem:
+        return await _resolve(ref)
+
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None
+    ) -> list[tuple[float, CompletionStatus]]:
+        if cost is not None:
+            cost.seconds += 0.25 * len(texts)
+            cost.num_stopped += sum(text.startswith("99 99") for text in texts)
         return [
             (0.0, CompletionStatus.UNSCORED)
             if text.startswith("66")
@@ -54,7 +66,7 @@ class _Scorer:
         ]
 
 
-def _resolve(ref: PromptRef) -> TaskItem:
+async def _resolve(ref: PromptRef, cost: ScoringCost | None = None) -> TaskItem:
     if ref.index >= 1000 or ref.task != "arithmetic":
         raise KeyError(ref)
     return TaskItem(ref=ref, prompt=({"role": "user", "content": "2+3="},), answer="5")
@@ -104,6 +116,9 @@ def _with_logprob(value: float):
         ({"sampling": SamplingSettings(temperature=0.9)}, "sampling"),
         ({"sampling": SamplingSettings(top_p=0.9)}, "sampling"),
         ({"sampling": SamplingSettings(top_k=5)}, "sampling"),
+        ({"sampling": SamplingSettings(temperature=float("nan"))}, "sampling"),
+        ({"sampling": SamplingSettings(top_p=float("nan"))}, "sampling"),
+        ({"sampling": SamplingSettings(temperature=float("inf"))}, "sampling"),
         ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(100, 13))}, "vocabulary"),
         ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(-1, 13))}, "vocabulary"),
         ({"completions": (make_completion(10, 11, EOS, reward=1.0), make_completion(*range(10, 17)))}, "length"),
@@ -139,6 +154,14 @@ async def test_each_fault_is_refused_by_its_name(identity: Identity, changes: di
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == reason
     assert verdict.sender == identity.peer_id
+
+
+async def test_a_tokenizer_is_told_from_another_by_all_of_its_fingerprint(identity: Identity) -> None:
+    near = TOKENIZER[:-1] + "e"
+    verdict = await _verdict(identity, tokenizer=near)
+    assert isinstance(verdict, Refused)
+    assert near in verdict.refusal.detail
+    assert TOKENIZER in verdict.refusal.detail
 
 
 async def test_rounding_above_zero_is_no_fault(identity: Identity) -> None:
@@ -199,10 +222,74 @@ async def test_what_is_no_envelope_is_refused(data: bytes, reason: str) -> None:
 
 async def test_nothing_is_scored_before_the_cheap_rules_passed(identity: Identity) -> None:
     class Forbidden:
-        async def score(self, item: TaskItem, texts: Sequence[str]) -> list[Any]:
+        async def score(self, item: TaskItem, texts: Sequence[str], *, cost: Any = None) -> list[Any]:
             raise AssertionError("scored too early")
 
     data = seal_group(_ours(identity, prompt_hash=bytes(16)), identity).to_bytes()
     verdict = await judge(data, _context(scorer=Forbidden()))
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "prompt"
+
+
+async def test_what_a_busy_machine_did_not_finish_is_nobodys_fault(identity: Identity) -> None:
+    """Also where the sender claims the 0 that it comes out with: it may be pulled again, and costs nothing."""
+
+    class Busy(_Scorer):
+        async def score(self, item: TaskItem, texts: Sequence[str], *, cost: Any = None) -> list[Any]:
+            cost.num_lost += 1
+            return [(0.0, CompletionStatus.UNSCORED)] * len(texts)
+
+    completions = (make_completion(12, 13), make_completion(13, 14))
+    data = seal_group(_ours(identity, completions=completions), identity).to_bytes()
+    verdict = await judge(data, _context(scorer=Busy()))
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "unscored"
+    blame = blame_for("unscored", origin=identity.peer_id, sender=identity.peer_id, signed=True)
+    assert blame.conduct is Conduct.MISHAP
+
+
+async def test_the_signer_pays_for_scoring_and_not_beyond_its_allowance(identity: Identity) -> None:
+    charged: list[tuple[str, float]] = []
+    data = seal_group(_ours(identity), identity).to_bytes()
+    context = _context(charge=lambda peer_id, seconds: charged.append((peer_id, seconds)))
+    assert isinstance(await judge(data, context), Accepted)
+    assert charged == [(identity.peer_id, 0.5)]
+    refused = await judge(data, _context(may_score=lambda peer_id: peer_id != identity.peer_id, scorer=None))
+    assert isinstance(refused, Refused)
+    assert (refused.refusal.reason, refused.signed) == ("scoring_quota", True)
+
+
+async def test_a_text_that_takes_the_whole_time_limit_refuses_its_group_for_good(identity: Identity) -> None:
+    slow = make_completion(99, 99, reward=0.0)
+    group = _ours(identity, completions=(_ours(identity).completions[0], slow))
+    verdict = await judge(seal_group(group, identity).to_bytes(), _context())
+    assert isinstance(verdict, Refused)
+    assert (verdict.refusal.reason, verdict.signed) == ("scoring_time", True)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyError("no such problem"), "prompt"),
+        (ValueError("no problem after many attempts"), "prompt"),
+        (RecursionError(), "prompt"),
+        (TimeoutError(), "scoring_time"),
+    ],
+)
+async def test_whatever_making_the_problem_raises_is_a_refusal(
+    identity: Identity, error: Exception, reason: str
+) -> None:
+    async def failing(ref: PromptRef, cost: ScoringCost) -> TaskItem:
+        raise error
+
+    verdict = await judge(seal_group(_ours(identity), identity).to_bytes(), _context(resolve=failing))
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == reason
+
+
+async def test_a_dead_scoring_process_is_no_refusal(identity: Identity) -> None:
+    async def dead(ref: PromptRef, cost: ScoringCost) -> TaskItem:
+        raise WorkerDiedError("the scoring process does not stay alive")
+
+    with pytest.raises(WorkerDiedError):
+        await judge(seal_group(_ours(identity), identity).to_bytes(), _context(resolve=dead))

@@ -36,7 +36,7 @@ def test_every_reason_has_its_row_and_no_row_is_out_of_date() -> None:
 
 def test_the_rows_say_whom_the_node_blames() -> None:
     for reason, fault in ROWS.items():
-        if reason in {"quota", "text_form", "run", *AFTER_THE_DOOR}:
+        if reason in {"quota", "scoring_quota", "text_form", "run", *AFTER_THE_DOOR}:
             continue  # these depend on more than the reason
         blamed, conduct = blame_for(reason, origin="relay", sender="signer", signed=True)
         expected = "nobody's" if conduct is Conduct.MISHAP else f"{blamed}: {conduct.value}"

@@ -58,12 +58,15 @@ def _group(identity: Identity, **changes: Any) -> TextGroup:
     return make_text_group(identity, **{**right, **changes})
 
 
+SCORER = IsolatedScorer(TASK)
+
+
 def _context(**changes: Any) -> DoorContext:
     context = DoorContext(
         manifest=MANIFEST,
         tokenizer=TOKENIZER,
-        resolve=TASK.resolve,
-        scorer=IsolatedScorer(TASK),
+        resolve=lambda ref, cost: SCORER.resolve(ref, cost=cost),
+        scorer=SCORER,
         is_known=lambda group_id: False,
         has_number=lambda sender, number: False,
     )
@@ -177,7 +180,7 @@ async def test_what_was_told_before_is_refused(identity: Identity) -> None:
 
 async def test_what_cannot_be_scored_here_is_no_lie(identity: Identity) -> None:
     class Slow:
-        async def score(self, item: Any, texts: list[str]) -> list[Any]:
+        async def score(self, item: Any, texts: list[str], *, cost: Any = None) -> list[Any]:
             return [(0.0, CompletionStatus.UNSCORED)] * len(texts)
 
     verdict = await _verdict(identity, _context(scorer=Slow()))

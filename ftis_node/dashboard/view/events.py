@@ -14,7 +14,7 @@ TONES = {
     **dict.fromkeys(
         ("refused", "standing", "pull_failed", "pull_given_up", "member_left", "mismatch", "paused"), Tone.WARN
     ),
-    **dict.fromkeys(("buffer_behind", "clock_moved", "fell_back", "saved", "understated"), Tone.WARN),
+    **dict.fromkeys(("buffer_behind", "clock_moved", "fell_back", "saved", "steps_unknown", "understated"), Tone.WARN),
     **dict.fromkeys(("step_lost", "generation_failed", "hand_over_failed", "check_failed", "audit_failed"), Tone.BAD),
     **dict.fromkeys(("failed", "loop_blocked", "loop_stuck"), Tone.BAD),
 }

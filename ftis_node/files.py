@@ -1,0 +1,158 @@
+"""Reading and opening files that somebody else may have put there: a home from an archive, a model from the hub.
+
+One reader for all small files, so that each of them is bounded in the same way: a regular file (a pipe or device would
+block or never end), so many bytes, UTF-8, nested so deep. Whatever it refuses is one line with the file's name.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import FileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_SMALL_BYTES = 16 << 20
+MAX_DEPTH = 64
+NO_DEVICE_WAITS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+def check_regular(path: Path, *, follow_links: bool = True) -> None:
+    """Raises FileError for anything but a regular file or nothing at all; without `follow_links` also for a link."""
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            if not follow_links:
+                raise FileError(f"{path} is a link and a file is needed there: remove it (its target is not touched)")
+            mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise FileError(f"{path} is a link to nothing: remove it, or put the file back") from None
+        return
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    _check_mode(mode, path)
+
+
+def read_file(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> bytes:
+    """All bytes of a regular file. Raises FileNotFoundError or NotADirectoryError where there is nothing, FileError
+    for all else."""
+    check_regular(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | NO_DEVICE_WAITS)
+        with os.fdopen(descriptor, "rb") as file:
+            _check_mode(os.fstat(descriptor).st_mode, path)
+            content = file.read(max_bytes + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > max_bytes:
+        raise FileError(f"{path} is larger than the {max_bytes} bytes that are read of such a file")
+    return content
+
+
+def read_text(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> str:
+    """The text of a UTF-8 file. Raises as `read_file`, FileError also where it is no UTF-8."""
+    try:
+        return read_file(path, max_bytes=max_bytes).decode()
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is no text in UTF-8 (byte {error.start})") from None
+
+
+def read_json(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> Any:
+    """The JSON value in a file. Raises as `read_text`, FileError also for what is no JSON or is nested too deep."""
+    return parse_json(read_file(path, max_bytes=max_bytes), source=str(path))
+
+
+def read_object(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> dict[str, Any]:
+    """The JSON object in a file. Raises as `read_json`, FileError also for any other value."""
+    value = read_json(path, max_bytes=max_bytes)
+    if not isinstance(value, dict):
+        raise FileError(f"{path} holds no JSON object")
+    return value
+
+
+def read_toml(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> dict[str, Any]:
+    """The tables of a TOML file. Raises as `read_json`."""
+    return parse_toml(read_text(path, max_bytes=max_bytes), source=str(path))
+
+
+def parse_json(data: bytes | str, *, source: str) -> Any:
+    """The value of a JSON text; `source` names it in errors. Raises FileError."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise FileError(f"{source} is nested too deep") from None
+    except ValueError as error:
+        raise FileError(f"{source} is no JSON: {error}") from None
+    check_depth(value, source=source)
+    return value
+
+
+def parse_toml(text: str, *, source: str) -> dict[str, Any]:
+    """The tables of a TOML text; `source` names it in errors. Raises FileError."""
+    import tomllib
+
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError:
+        raise FileError(f"{source} is nested too deep") from None
+    except ValueError as error:
+        raise FileError(f"{source} is no TOML: {error}") from None
+    check_depth(tables, source=source)
+    return tables
+
+
+def check_depth(value: Any, *, source: str) -> None:
+    """Raises FileError for lists and objects nested deeper than MAX_DEPTH: what handles them later may recurse."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _values(outer)]
+        if not level:
+            return
+    raise FileError(f"{source} is nested too deep: more than {MAX_DEPTH} levels")
+
+
+def check_no_folder(path: Path) -> None:
+    """Raises FileError where a folder is in the place of a file that is replaced as a whole."""
+    if path.is_dir() and not path.is_symlink():
+        raise FileError(f"{path} is a folder and a file is needed there: move it away")
+
+
+def check_database(path: Path) -> None:
+    """Raises FileError where an SQLite file, or one of those beside it, is a folder, a device or a link to nothing."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        check_regular(path.with_name(path.name + suffix))
+
+
+def open_to_write(path: Path, flags: int, mode: int = 0o666) -> int:
+    """A descriptor for writing, never through a link. Raises FileError for a link or folder, OSError for all else."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | NO_DEVICE_WAITS, mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            check_regular(path, follow_links=False)
+        raise
+    try:
+        _check_mode(os.fstat(descriptor).st_mode, path)
+    except FileError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _values(outer: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(outer.values()) if isinstance(outer, dict) else outer
+
+
+def _check_mode(mode: int, path: Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise FileError(f"{path} is a folder and a file is needed there: move it away")
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{path} is no regular file (a pipe, socket or device): move it away")

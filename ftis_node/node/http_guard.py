@@ -1,0 +1,260 @@
+"""The limits of an HTTP port: connections in all and from one address, seconds to a complete request, sizes.
+
+A connection is closed that has not sent a complete header within REQUEST_S, or sends no further request within
+KEEP_ALIVE_S. At a limit a new connection takes the place of the oldest that waits; where all are being answered the
+new one is closed. So clients that open connections and send nothing delay nobody who sends a request.
+
+What is refused is counted by reason, and leaves no traceback in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from ftis_node.telemetry.seldom import Seldom
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_S = 0.5
+MAX_LINE_BYTES = 8190
+MAX_HEADERS = 64
+IPV6_SITE_BITS = 64  # one subscriber has that many addresses
+REASONS = {400: "malformed", 401: "token", 403: "forbidden", 404: "unknown", 405: "unknown", 408: "slow", 413: "size"}
+SLOW, CROWDED, MALFORMED, OTHER = "slow", "crowded", "malformed", "other"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Of one port. Times in seconds."""
+
+    connections: int = 128
+    connections_per_address: int = 64
+    request_s: float = 10.0
+    keep_alive_s: float = 15.0
+
+
+class HttpGuard:
+    """Serves one application within the limits. `refused` counts by reason; several ports may share it."""
+
+    def __init__(self, refused: Counter[str] | None = None, *, limits: HttpLimits | None = None) -> None:
+        self.refused: Counter[str] = Counter() if refused is None else refused
+        self.limits = limits or HttpLimits()
+        self._open: dict[asyncio.BaseTransport, _Connection] = {}
+        self._faults = Seldom()
+
+    def runner(self, app: web.Application, *, shutdown_s: float = SHUTDOWN_S) -> web.AppRunner:
+        """A runner whose requests this guard watches; to be set up, and started with `listen`."""
+        app.middlewares.insert(0, self._watched)
+        return web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=shutdown_s,
+            logger=_QuietLog(self),
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+            lingering_time=self.limits.request_s,
+        )
+
+    async def listen(self, runner: web.AppRunner, host: str, port: int) -> None:
+        """Opens the port. Raises OSError."""
+        await _GuardedSite(self, runner, host, port).start()
+
+    def admit(self, connection: _Connection) -> bool:
+        """Whether a new connection is taken; an older one that waits may make way for it."""
+        same = [other for other in self._open.values() if other.address == connection.address]
+        if len(same) >= self.limits.connections_per_address and not self._make_way(same):
+            return False
+        if len(self._open) >= self.limits.connections and not self._make_way(list(self._open.values())):
+            return False
+        self._open[connection.transport] = connection
+        return True
+
+    def forget(self, connection: _Connection) -> None:
+        """It is closed."""
+        self._open.pop(connection.transport, None)
+
+    def note_fault(self, error: BaseException) -> None:
+        """An answer that failed: a fault of ours, logged once a minute; the connection alone ends by it."""
+        self.refused["fault"] += 1
+        if self._faults.is_due():
+            log.error("an HTTP request could not be answered (%d so far)", self._faults.count, exc_info=error)
+
+    def _make_way(self, among: list[_Connection]) -> bool:
+        """Closes the oldest that waits for a request, before all one that never sent any."""
+        waiting = [connection for connection in among if not connection.is_answered]
+        if not waiting:
+            return False
+        oldest = next((connection for connection in waiting if not connection.num_requests), waiting[0])
+        oldest.end(CROWDED)
+        return True
+
+    @web.middleware
+    async def _watched(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = self._open.get(cast("asyncio.BaseTransport", request.transport))
+        if connection is not None:
+            connection.begin_answer()
+        try:
+            response = await self._answer(request, handler)
+        finally:
+            if connection is not None:
+                connection.end_answer()
+        return response
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            self._count(error.status)
+            raise
+        except ConnectionError:  # the client is gone
+            return web.Response(status=400)
+        except Exception as error:
+            self.note_fault(error)
+            return web.Response(status=500, text="the request could not be answered\n")
+        self._count(response.status)
+        return response
+
+    def _count(self, status: int) -> None:
+        if 400 <= status < 500:
+            self.refused[REASONS.get(status, OTHER)] += 1
+
+
+class _Connection(asyncio.Protocol):
+    """Stands before aiohttp's own protocol: admits the connection, and ends it when it waits too long."""
+
+    def __init__(self, guard: HttpGuard, make_inner: web.Server) -> None:
+        self._guard = guard
+        self._make_inner = make_inner
+        self._inner: asyncio.Protocol | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self.transport: asyncio.Transport
+        self.address = ""
+        self.is_answered = False
+        self.num_requests = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.address = _site(transport.get_extra_info("peername"))
+        if not self._guard.admit(self):
+            self._guard.refused[CROWDED] += 1
+            self.transport.abort()
+            return
+        self._inner = self._make_inner()
+        self._inner.connection_made(transport)
+        self._wait_for_request(self._guard.limits.request_s)
+
+    def data_received(self, data: bytes) -> None:
+        if self._inner is not None:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._inner is not None else None
+
+    def pause_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        self._guard.forget(self)
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+
+    def begin_answer(self) -> None:
+        """A complete header is here."""
+        self.is_answered = True
+        self.num_requests += 1
+        self._stop_clock()
+
+    def end_answer(self) -> None:
+        """What is left of the answer, and the next request, have their time."""
+        self.is_answered = False
+        if not self.transport.is_closing():
+            self._wait_for_request(self._guard.limits.keep_alive_s)
+
+    def end(self, reason: str) -> None:
+        """Closes it at once, and counts why."""
+        self._guard.refused[reason] += 1
+        self._guard.forget(self)
+        self.transport.abort()
+
+    def _wait_for_request(self, limit_s: float) -> None:
+        self._stop_clock()
+        self._deadline = asyncio.get_running_loop().call_later(limit_s, self._run_out)
+
+    def _run_out(self) -> None:
+        """A kept connection that is not used is no fault of its client."""
+        if self.num_requests:
+            self._guard.forget(self)
+            self.transport.abort()
+        else:
+            self.end(SLOW)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _GuardedSite(web.TCPSite):
+    """A TCP port whose connections go through a guard."""
+
+    __slots__ = ("_guard",)
+
+    def __init__(self, guard: HttpGuard, runner: web.AppRunner, host: str, port: int) -> None:
+        super().__init__(runner, host, port)
+        self._guard = guard
+
+    async def start(self) -> None:
+        await web.BaseSite.start(self)
+        server = self._runner.server
+        assert server is not None, "the runner is set up"
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(self._guard, server), self._host, self._port, backlog=self._backlog
+        )
+
+
+class _QuietLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp says of requests: those that are none are counted, the rest is logged once a minute."""
+
+    def __init__(self, guard: HttpGuard) -> None:
+        super().__init__(log, {})
+        self._guard = guard
+
+    def debug(self, msg: object, *args: object, exc_info: Any = None, **kwargs: Any) -> None:
+        """A first request whose method is none: aiohttp takes it for another protocol."""
+        self._guard.refused[MALFORMED] += isinstance(exc_info, HttpProcessingError)
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **kwargs: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError | ConnectionError):
+            self._guard.refused[MALFORMED] += 1
+        elif isinstance(exc_info, BaseException):
+            self._guard.note_fault(exc_info)
+
+
+def _site(peername: Any) -> str:
+    """The address that a limit counts by; of IPv6 the subscriber's network."""
+    host = str(peername[0]) if peername else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, IPV6_SITE_BITS), strict=False))
+    return str(address)

@@ -1,0 +1,20 @@
+"""When a count last changed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class LastChange:
+    """When a count last changed, in Unix seconds; None before it did. The first value is no change."""
+
+    at: float | None = None
+    _value: int | None = None
+
+    def note(self, value: int) -> None:
+        """The count as it is now."""
+        if self._value is not None and value != self._value:
+            self.at = round(time.time(), 3)
+        self._value = value

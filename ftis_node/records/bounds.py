@@ -1,0 +1,259 @@
+"""What each field of each message from a peer may hold: one table a message, and nothing is read that is not in it.
+
+`reading.read_message` is the only place where bytes become a message. It looks up the message's table here and checks
+every field before anybody sees one; a message without a table, or a field without a bound, is a fault of ours that the
+tests find. So whatever a reader returns fits the database, a `Question`, a float and the calendar, and can be written
+again.
+
+A float that the door judges by a rule of its own (`sampling`, `reward_range`, `logprobs`) is `JUDGED`: any value passes
+here, so that the refusal has the rule's name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+from ftis_node.errors import RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.identity import is_peer_id
+
+RUN_ID_BYTES: Final = 16
+HASH_BYTES: Final = 16
+ID_BYTES: Final = 32  # of a group: SHA-256 of its body
+DIGEST_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+MAX_COMPLETIONS: Final = 1024
+MAX_NAME_BYTES: Final = 128
+MAX_PEER_NAME_BYTES: Final = 64
+MAX_ROLE_BYTES: Final = 16
+MAX_TEXT_BYTES: Final = 1 << 20
+MAX_INTEGER: Final = 2**63 - 1  # what a signed integer of the database holds
+MAX_UINT32: Final = 2**32 - 1
+MAX_TIME_MS: Final = 253_402_300_799_999  # the last millisecond of the year 9999: every later use can hold it
+MAX_ENVELOPE_BYTES: Final = 4 << 20
+MAX_TOKENS: Final = 524_288  # what an exact envelope of 4 MiB holds: a compact one says no more
+MAX_ATTEMPT: Final = 255
+ANNOUNCED_TOKENIZER_BYTES: Final = 8
+MAX_TOKENS_PER_S: Final = 1e9
+MAX_ID_PLANES: Final = 4
+NUM_FLOAT_PLANES: Final = 4
+NUM_UNIT_PLANES: Final = 3
+MAX_CHUNK_BYTES: Final = 1 << 20
+MAX_CHUNKS: Final = 1 << 20  # their hashes are 32 MiB then, and the file 1 TiB
+MAX_CHUNKS_PER_QUESTION: Final = 64
+MAX_PROBE_IDS: Final = 256
+MAX_ADAPTER_CONFIG_BYTES: Final = 16 << 10
+LOGPROB_SLACK: Final = 1e-3  # above 0, by rounding
+FINISHES: Final = frozenset({pb.FINISH_STOP, pb.FINISH_LENGTH, pb.FINISH_ABORT})
+
+Bound: TypeAlias = Callable[[Any], bool]  # whether a field's value may be used
+Table: TypeAlias = dict[str, Bound]
+
+
+def whole(least: int = 0, most: int = MAX_INTEGER) -> Bound:
+    """An integer from `least` to `most`."""
+    return lambda value: least <= value <= most
+
+
+def raw(*sizes: int) -> Bound:
+    """Bytes of one of these lengths."""
+    return lambda value: len(value) in sizes
+
+
+def raw_up_to(most: int) -> Bound:
+    """At most `most` bytes."""
+    return lambda value: len(value) <= most
+
+
+def text(most: int) -> Bound:
+    """A text of at most `most` bytes in UTF-8."""
+    return lambda value: len(value.encode()) <= most
+
+
+def number(least: float = -math.inf, most: float = math.inf) -> Bound:
+    """A finite float from `least` to `most`. NaN compares false."""
+    return lambda value: math.isfinite(value) and least <= value <= most
+
+
+def many(bound: Bound, *, least: int = 0, most: int) -> Bound:
+    """From `least` to `most` values, each within `bound`."""
+    return lambda values: least <= len(values) <= most and all(map(bound, values))
+
+
+def one_of(allowed: frozenset[int]) -> Bound:
+    """One of these enum values."""
+    return lambda value: value in allowed
+
+
+def nested(table: Table) -> Bound:
+    """A message whose fields are within this table."""
+    return lambda message: first_beyond(message, table) is None
+
+
+def peer_id(value: bytes) -> bool:
+    """A raw Ed25519 peer id."""
+    return is_peer_id(value)
+
+
+def optional_peer_id(value: bytes) -> bool:
+    """The same, or nothing."""
+    return not value or is_peer_id(value)
+
+
+def absent(value: Any) -> bool:
+    """A field that means nothing in this form: not set."""
+    return not value
+
+
+def JUDGED(value: float) -> bool:
+    """Any float, also NaN and infinity: a rule of the door has the word, under its own name."""
+    return True
+
+
+TIME_MS: Final = whole(0, MAX_TIME_MS)
+NAME: Final = text(MAX_NAME_BYTES)
+VERSION: Final = whole()
+SCHEMA: Final = whole(0, MAX_UINT32)  # which one is spoken is looked at before
+
+SAMPLING: Final[Table] = {"temperature": JUDGED, "top_p": JUDGED, "top_k": whole(0, MAX_UINT32)}
+HEADER: Final[Table] = {
+    "schema": SCHEMA,
+    "codec": whole(),
+    "run": raw(RUN_ID_BYTES),
+    "sender": peer_id,
+    "number": whole(),
+    "created_ms": TIME_MS,
+    "task": NAME,
+    "prompt_index": whole(),
+    "prompt_hash": raw(HASH_BYTES),
+    "model": NAME,
+    "tokenizer": raw(HASH_BYTES),
+    "policy_version": VERSION,
+    "policy_version_span": whole(0, MAX_UINT32),
+    "sampling": nested(SAMPLING),
+    "lengths": many(whole(1, MAX_UINT32), least=1, most=MAX_COMPLETIONS),
+    "finishes": many(one_of(FINISHES), least=1, most=MAX_COMPLETIONS),
+    "rewards": many(JUDGED, least=1, most=MAX_COMPLETIONS),
+    "weights_of": optional_peer_id,
+}
+CONTENTS: Final[Table] = dict.fromkeys(
+    (
+        *("token_ids", "logprobs", "texts", "mean_logprobs", "retells"),
+        *("version_offsets", "version_spans", "id_planes", "logprob_planes"),
+    ),
+    absent,
+)
+VERSIONS: Final[Table] = dict.fromkeys(
+    ("version_offsets", "version_spans"), many(whole(0, MAX_UINT32), most=MAX_COMPLETIONS)
+)
+PLANE: Final = raw_up_to(MAX_ENVELOPE_BYTES)
+ID_PLANES: Final[Table] = {"id_planes": many(PLANE, least=1, most=MAX_ID_PLANES)}
+BODIES: Final[Mapping[int, Table]] = {
+    pb.CODEC_EXACT: {
+        **(HEADER | CONTENTS | VERSIONS),
+        "token_ids": raw_up_to(MAX_ENVELOPE_BYTES),
+        "logprobs": raw_up_to(MAX_ENVELOPE_BYTES),
+    },
+    pb.CODEC_LOSSLESS: {
+        **(HEADER | CONTENTS | VERSIONS | ID_PLANES),
+        "logprob_planes": many(PLANE, least=NUM_FLOAT_PLANES, most=NUM_FLOAT_PLANES),
+    },
+    pb.CODEC_LOSSY: {
+        **(HEADER | CONTENTS | VERSIONS | ID_PLANES),
+        "logprob_planes": many(PLANE, least=NUM_UNIT_PLANES, most=NUM_UNIT_PLANES),
+    },
+    pb.CODEC_TEXT: {
+        **(HEADER | CONTENTS),
+        "texts": many(text(MAX_TEXT_BYTES), least=1, most=MAX_COMPLETIONS),
+        "mean_logprobs": many(JUDGED, least=1, most=MAX_COMPLETIONS),
+        "retells": raw(ID_BYTES),
+    },
+}
+TABLES: Final[Mapping[type, Table]] = {
+    pb.Envelope: {"body": raw_up_to(MAX_ENVELOPE_BYTES), "signature": raw_up_to(MAX_ENVELOPE_BYTES)},
+    pb.Announcement: {
+        "schema": SCHEMA,
+        "id": raw(ID_BYTES),
+        "number": whole(1),
+        "envelope_bytes": whole(1, MAX_ENVELOPE_BYTES),
+        "num_tokens": whole(1, MAX_TOKENS),
+        "tokenizer": raw(ANNOUNCED_TOKENIZER_BYTES),
+        "policy_version": VERSION,
+        "created_ms": TIME_MS,
+        "attempt": whole(0, MAX_ATTEMPT),
+        "sender": optional_peer_id,
+    },
+    pb.Question: {
+        "schema": SCHEMA,
+        "sender": optional_peer_id,
+        "first_number": whole(),
+        "last_number": whole(),
+        "since_ms": TIME_MS,
+    },
+    pb.PeerRecord: {"body": raw_up_to(MAX_ENVELOPE_BYTES), "signature": raw_up_to(MAX_ENVELOPE_BYTES)},
+    pb.PeerInfo: {
+        "schema": SCHEMA,
+        "run": raw(RUN_ID_BYTES),
+        "peer": peer_id,
+        "name": text(MAX_PEER_NAME_BYTES),
+        "model": NAME,
+        "parameters": whole(),
+        "tokenizer": raw(HASH_BYTES),
+        "role": text(MAX_ROLE_BYTES),
+        "last_number": whole(),
+        "policy_version": VERSION,
+        "tokens_per_s": number(0.0, MAX_TOKENS_PER_S),
+        "created_ms": TIME_MS,
+        "software": NAME,
+        "read_shards": whole(0, 2**64 - 1),
+        "domain": text(MAX_ENVELOPE_BYTES),  # what is too long for a SPEC counts as empty: `open_peer_record`
+    },
+    pb.WeightsQuestion: {
+        "schema": SCHEMA,
+        "part": one_of(frozenset({pb.WEIGHTS_PART_OFFER, pb.WEIGHTS_PART_HASHES, pb.WEIGHTS_PART_CHUNKS})),
+        "file": raw(0, DIGEST_BYTES),
+        "first": whole(0, MAX_CHUNKS),
+        "count": whole(0, MAX_CHUNKS_PER_QUESTION),
+    },
+    pb.WeightsOffer: {"body": raw_up_to(MAX_ENVELOPE_BYTES), "signature": raw_up_to(MAX_ENVELOPE_BYTES)},
+    pb.WeightsInfo: {
+        "schema": SCHEMA,
+        "run": raw(RUN_ID_BYTES),
+        "peer": peer_id,
+        "version": whole(1),
+        "created_ms": TIME_MS,
+        "model": NAME,
+        "tokenizer": raw(HASH_BYTES),
+        "num_bytes": whole(1, MAX_CHUNKS * MAX_CHUNK_BYTES),
+        "sha256": raw(DIGEST_BYTES),
+        "chunk_bytes": whole(1, MAX_CHUNK_BYTES),
+        "chunks_sha256": raw(DIGEST_BYTES),
+        "probe_ids": many(whole(0, MAX_UINT32), least=2, most=MAX_PROBE_IDS),
+        "probe_logprobs": many(number(most=LOGPROB_SLACK), least=1, most=MAX_PROBE_IDS),
+        "adapter_config": raw_up_to(MAX_ADAPTER_CONFIG_BYTES),
+        "started_from": raw(HASH_BYTES),
+    },
+}
+
+
+def first_beyond(message: Any, table: Table) -> str | None:
+    """The name of the first field of `message` that is beyond its bound in `table`; None where all are within."""
+    return next((name for name, bound in table.items() if not bound(getattr(message, name))), None)
+
+
+def require_bounds(message: Any, table: Table) -> None:
+    """Raises RecordError (`malformed`) for a field that `table` does not allow."""
+    if (name := first_beyond(message, table)) is not None:
+        raise RecordError("malformed", f"{type(message).__name__}.{name} is out of bounds")
+
+
+def seconds(time_ms: int) -> float:
+    """A time of the wire, within its bound, in seconds."""
+    return time_ms / 1000
+
+
+def milliseconds(time_s: float) -> int:
+    """A time in seconds as the wire has it, cut to its bound."""
+    return min(MAX_TIME_MS, max(0, round(time_s * 1000)))

@@ -1,0 +1,167 @@
+"""Keeps what one peer breaks that peer's affair: an exception in work for a peer never ends the node.
+
+    with guard.work_for(peer_id, Place.RECORD) as work:
+        figures.record = open_peer_record(data)
+    if work.failed:
+        ...  # counted, logged and charged already
+
+Readers refuse what they expect by name (`RecordError`). This is the second line, for what nobody expected. Work for a
+peer is everything whose input that peer chose: its address, its announcement, its group, its question. An exception
+there is counted, logged once per kind, and costs the peer a pause that doubles; the caller's `on_fault` charges it, and
+several faults end in a ban. Faults of this node itself pass through: a full disk, a damaged database, a dead worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import sqlite3
+import time
+import traceback
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+from ftis_node.errors import DamagedError, MachineError, WorkerError
+from ftis_node.swarm.pauses import Pauses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    OnFault = Callable[[str, "Place", Exception], None]
+
+log = logging.getLogger(__name__)
+
+UNPROVEN = ""  # in the place of a peer's id where nobody has proved whose a value is; nobody is charged for it
+FIRST_PAUSE_S = 5.0
+MAX_KINDS = 64  # of faults that are logged, each once
+OWN_ERRORS = (MachineError, DamagedError, WorkerError, sqlite3.OperationalError)
+OWN_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})  # of the disk
+SCARCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Place(StrEnum):
+    """Where work for a peer is done. The name is in the event `peer_fault` and in the log."""
+
+    DIAL = "dial"  # its addresses
+    HELLO = "hello"  # is it a member of the run
+    MESSAGE = "message"  # a pubsub message, before it is an announcement
+    ANNOUNCEMENT = "announcement"
+    DIRECTORY = "directory"  # an entry of the directory
+    RECORD = "record"  # its directory record
+    CATCH_UP = "catch_up"  # its answers about the groups that it holds
+    PULL = "pull"  # a request for bodies
+    SERVE = "serve"  # a stream that it opened
+    JUDGE = "judge"  # the validation of an envelope
+    STORE = "store"  # an accepted group, into the buffer
+    COUNT = "count"  # a verdict, into figures, reputation and events
+    CONFIRM = "confirm"  # a confirmation to it
+    AUDIT = "audit"
+    BATCH = "batch"  # a stored group, into the learner's batch
+    WEIGHTS = "weights"  # offers and chunks of the followed learner
+    PRESENCE = "presence"  # its connections and addresses
+    STATUS = "status"  # its row in the status
+
+
+class PeerWork:
+    """One piece of work for a peer: a context manager that swallows the peer's faults. `failed` says that it did."""
+
+    __slots__ = ("_guard", "_num_cancels", "_passes", "_peer_id", "_place", "failed")
+
+    def __init__(self, guard: PeerGuard, peer_id: str, place: Place, passes: tuple[type[Exception], ...]) -> None:
+        self._guard, self._peer_id, self._place, self._passes = guard, peer_id, place, passes
+        self._num_cancels = 0
+        self.failed = False
+
+    def __enter__(self) -> Self:
+        self._num_cancels = _num_cancels()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception) or is_own(error, passes=self._passes):
+            return False
+        self.failed = True
+        self._guard.note(self._peer_id, self._place, error)
+        if _num_cancels() > self._num_cancels and _hides_cancellation(error):
+            raise asyncio.CancelledError from error  # else a task that was told to end would go on
+        return True
+
+
+class PeerGuard:
+    """One per node. `on_fault` charges the peer; it is not called for what the machine lacked."""
+
+    def __init__(self, on_fault: OnFault | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, never backwards."""
+        self.on_fault = on_fault
+        self.num_faults: Counter[Place] = Counter()
+        self._clock = clock
+        self._pauses = Pauses(first_s=FIRST_PAUSE_S)
+        self._logged: set[str] = set()
+
+    def work_for(self, peer_id: str, place: Place, *, passes: tuple[type[Exception], ...] = ()) -> PeerWork:
+        """The context of one piece of work. Exceptions of the types in `passes` pass through, too."""
+        return PeerWork(self, peer_id, place, passes)
+
+    def may_work(self, peer_id: str) -> bool:
+        """Whether the pause after the peer's last fault is over."""
+        return self._pauses.may_ask(peer_id, now=self._clock())
+
+    def note(self, peer_id: str, place: Place, error: Exception) -> None:
+        """Counts one fault of a peer."""
+        self.num_faults[place] += 1
+        self._pauses.failed(peer_id, now=self._clock())
+        self._log_once(peer_id, place, error)
+        if self.on_fault is None or _is_scarcity(error):
+            return
+        try:
+            self.on_fault(peer_id, place, error)
+        except Exception as failure:  # to charge a peer is work for it, too
+            if is_own(failure):
+                raise
+            self._log_once(peer_id, place, failure)
+
+    def _log_once(self, peer_id: str, place: Place, error: Exception) -> None:
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        kind = f"{place} {type(error).__name__} {[(frame.filename, frame.lineno) for frame in last]}"
+        if kind in self._logged or len(self._logged) >= MAX_KINDS:
+            return
+        self._logged.add(kind)
+        what = "work for peer %s failed at %s; the node goes on, and this kind is not logged again"
+        log.error(what, peer_id, place, exc_info=error)
+
+
+def is_own(error: BaseException, *, passes: tuple[type[Exception], ...] = ()) -> bool:
+    """Whether an error, or one of a group of them, is this node's own: no value of a peer brings it about."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_own(inner, passes=passes) for inner in error.exceptions)
+    if not isinstance(error, Exception) or isinstance(error, (*OWN_ERRORS, *passes)):
+        return True
+    if type(error) is sqlite3.DatabaseError:  # the file is damaged; its subclasses are about values
+        return True
+    return isinstance(error, OSError) and error.errno in OWN_ERRNOS
+
+
+def _num_cancels() -> int:
+    """How many cancellations of the running task are under way."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # in a thread
+        return 0
+    return 0 if task is None else task.cancelling()
+
+
+def _hides_cancellation(error: BaseException) -> bool:
+    """Whether an error was raised while a cancellation was under way, such as by a clean-up."""
+    context = error.__context__
+    while context is not None and not isinstance(context, asyncio.CancelledError):
+        context = context.__context__
+    return context is not None
+
+
+def _is_scarcity(error: Exception) -> bool:
+    """Whether the machine had no more memory or descriptors just then: nobody's fault."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE_ERRNOS)

@@ -1,0 +1,94 @@
+"""Addresses in the directory that one parser takes and another refuses: left out, and the rest is dialled.
+
+A node looks for members once a minute, so all ways that are none are tried at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.gossip.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.names import bucket_key
+from ftis_node.records.identity import Identity
+from ftis_node.swarm.shards import bucket_of
+from tests.attacks.progress import goes_on
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.attacks.member import Member
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+WAYS = (
+    "/dns4/a_b/tcp/4001",  # a compose file makes such names
+    "/ip6/fe80::1%eth0/tcp/4001",
+    "/ip6/fe80::1%/tcp/4001",
+    "/dns4/a..b/tcp/4001",
+    "/dns4/a-.b/tcp/4001",
+    "/dns4/" + "a" * 200 + "/tcp/4001",
+    "/ip4/127.0.0.1/tcp/00000000000000004001",
+    "/ip4/127.0.0.1/udp/4001",
+    "/ip4/127.0.0.1/tcp/4001/p2p-circuit",
+    "/ip4/127.0.0.1/tcp/4001/ws/ws/quic-v1",
+)
+NUM_OF_EACH = 3
+LOOKS_WITHIN_S = 100.0
+
+
+@asynccontextmanager
+async def port_that_counts(victim: Victim) -> AsyncIterator[tuple[int, list[float]]]:
+    """A port of the loopback, and when the victim connected to it; other members dial, too."""
+    seen: list[float] = []
+
+    def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_of(victim, writer.get_extra_info("peername")[1]):
+            seen.append(time.monotonic())
+        writer.transport.abort()
+
+    server = await asyncio.start_server(note, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], seen
+
+
+def is_of(victim: Victim, port: int) -> bool:
+    """Whether a process of the victim has the connection with this port at its end."""
+    opened = itertools.chain(*(process.net_connections("tcp") for process in victim.node.processes()))
+    return any(connection.laddr.port == port for connection in opened if connection.laddr)
+
+
+async def register(member: Member, port: int) -> int:
+    """Entries of identities that do not exist, each with a way that is none and one to `port`; how many are stored."""
+    run_id, expires_at = member.maker.manifest.run_id, time.time() + 120
+    entries = []
+    for way in WAYS * NUM_OF_EACH:
+        one = Identity.generate()
+        ends = [f"{transport}/p2p/{one.peer_id}" for transport in (way, f"/ip4/127.0.0.1/tcp/{port}")]
+        payload = pack_member(ends, num_shards=1)
+        entries.append((one, seal(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)))
+    stored = await member.link.directory._node.store_many(
+        [bucket_key(run_id, bucket_of(one.peer_id)) for one, _ in entries],
+        [entry for _, entry in entries],
+        expires_at,
+        subkeys=[one.peer_id for one, _ in entries],
+    )
+    return sum(map(bool, stored.values()))
+
+
+async def test_addresses_that_cannot_be_dialled_are_left_out(victim: Victim, attacker: Member, honest: Member) -> None:
+    async with port_that_counts(victim) as (port, seen):
+        assert await register(attacker, port) > 0
+
+        async def is_dialled() -> bool:
+            return bool(seen)
+
+        await victim.until(is_dialled, within_s=LOOKS_WITHIN_S)
+        await asyncio.sleep(2.0)  # what was dialled beside it
+    await goes_on(victim, honest)

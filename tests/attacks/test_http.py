@@ -1,0 +1,101 @@
+"""The victim's status port while it trains: connections that say nothing, and headers that are none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from ftis_node.config.home import Home
+from tests.attacks.progress import goes_on
+
+if TYPE_CHECKING:
+    from tests.attacks.member import Member
+    from tests.attacks.victim import Victim
+
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow, pytest.mark.timeout(240)]
+
+NUM_IDLE = 300
+CLOSED_WITHIN_S = 40.0
+HALF = b"GET /status HTTP/1.1\r\nHost: 127."
+ANSWER_S = 10.0
+BAD = {
+    "bytes for a token": b"GET /peers HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer \xff\xfe\r\n\r\n",
+    "bytes for the control token": (
+        b"POST /peers/ban HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Ftis-Token: \xff\r\nContent-Length: 2\r\n\r\n{}"
+    ),
+    "half a host": b"GET /status HTTP/1.1\r\nHost: [\r\n\r\n",
+    "bytes for a host": b"GET /status HTTP/1.1\r\nHost: \xff\r\n\r\n",
+    "no method": b"\x00\x01\x02 nonsense\r\n\r\n",
+    "two hosts": b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil\r\n\r\n",
+    "a header of 64 KiB": b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + bytes([65]) * 65536 + b"\r\n\r\n",
+}
+
+
+def expected(request_bytes: bytes) -> tuple[bytes, ...]:
+    """How the answer may begin: a port for this machine alone asks for no bearer's token, so a bad one is as good."""
+    refused = (b"HTTP/1.1 4", b"HTTP/1.0 4")
+    return (*refused, b"HTTP/1.1 200") if request_bytes == BAD["bytes for a token"] else refused
+
+
+async def connect(victim: Victim) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A plain connection to the status port."""
+    port = urlsplit(Home(victim.node.home).running_url() or "").port
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+def log_text(victim: Victim) -> str:
+    """All that the node wrote into its logs."""
+    files = [victim.node.log, *victim.node.home.glob("logs/*")]
+    return "".join(file.read_text(errors="replace") for file in files)
+
+
+@pytest.mark.parametrize("request_bytes", list(BAD.values()), ids=list(BAD))
+async def test_a_request_that_is_none_is_refused_in_silence(victim: Victim, request_bytes: bytes) -> None:
+    before = log_text(victim).count("Traceback")
+    reader, writer = await connect(victim)
+    try:
+        writer.write(request_bytes)
+        async with asyncio.timeout(ANSWER_S):
+            answer = await reader.readline()
+    except ConnectionError:  # cut, which is right too
+        answer = b"HTTP/1.1 4"
+    finally:
+        writer.transport.abort()
+    assert answer == b"" or answer.startswith(expected(request_bytes)), answer
+    assert log_text(victim).count("Traceback") == before
+
+
+async def test_a_client_of_the_events_that_leaves_is_no_fault(victim: Victim) -> None:
+    before = log_text(victim).count("Traceback")
+    for _ in range(5):
+        reader, writer = await connect(victim)
+        writer.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        await reader.readline()
+        writer.transport.abort()
+    await asyncio.sleep(2.0)  # a snapshot each second
+    assert log_text(victim).count("Traceback") == before
+
+
+async def test_connections_that_say_nothing_are_closed_while_it_trains(victim: Victim, honest: Member) -> None:
+    held = await asyncio.gather(*(connect(victim) for _ in range(NUM_IDLE)))
+    try:
+        for _, writer in held[::2]:
+            if not writer.is_closing():
+                writer.write(HALF)
+        await goes_on(victim, honest)  # the status is asked for by this very port
+        async with asyncio.timeout(CLOSED_WITHIN_S):
+            await asyncio.gather(*(_until_closed(reader) for reader, _ in held))
+    finally:
+        for _, writer in held:
+            writer.transport.abort()
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> None:
+    try:
+        while await reader.read(4096):
+            pass
+    except ConnectionError:
+        pass

@@ -1,0 +1,90 @@
+"""Peers that use up connections and streams: a thousand streams, silence, and coming and going."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.control import Refused
+from ftis_node.gossip.frames import HEADER, Frame
+from ftis_node.gossip.names import Service, protocol
+from tests.attacks.visitors.host import DIAL_S, host
+from tests.attacks.visitors.visitor import Visitor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.attacks.visitors.host import Host, Target
+
+AT_ONCE = 50
+
+
+class ManyStreams(Visitor):
+    """Opens streams of the run's services and says half a request on each; holds them for `hold_s`."""
+
+    def __init__(self, *, num_streams: int = 1000, hold_s: float = 3.0) -> None:
+        self.name, self._num_streams, self._hold_s = f"{num_streams} streams", num_streams, hold_s
+        self.num_opened = 0
+
+    async def visit(self, target: Target, folder: Path) -> int:
+        limit, before = asyncio.Semaphore(AT_ONCE), self.num_opened
+        async with host(folder) as visitor, AsyncExitStack() as held:
+            await visitor.connect(target)
+
+            async def hold(number: int) -> None:
+                name = protocol(target.run_id, list(Service)[number % len(Service)])
+                async with limit:
+                    stream = visitor.control.stream(target.peer_id, name, timeout_s=DIAL_S)
+                    try:
+                        _, writer = await held.enter_async_context(stream)
+                    except (OSError, EOFError, Refused):
+                        return  # libp2p's own limit
+                writer.write(HEADER.pack(Frame.REQUEST, 64) + bytes(10))
+                self.num_opened += 1
+
+            await asyncio.gather(*map(hold, range(self._num_streams)))
+            await asyncio.sleep(self._hold_s)
+        return self.num_opened - before
+
+
+class SaysNothing(Visitor):
+    """Opens one stream of each service and is silent for `hold_s`."""
+
+    name = "peer that says nothing"
+
+    def __init__(self, *, hold_s: float = 3.0) -> None:
+        self._hold_s = hold_s
+
+    async def visit(self, target: Target, folder: Path) -> int:
+        num_opened = 0
+        async with host(folder) as visitor, AsyncExitStack() as held:
+            await visitor.connect(target)
+            for service in Service:
+                name = protocol(target.run_id, service)
+                with suppress(OSError, EOFError, Refused):  # what is refused is no error of the visitor
+                    await held.enter_async_context(visitor.control.stream(target.peer_id, name, timeout_s=DIAL_S))
+                    num_opened += 1
+            await asyncio.sleep(self._hold_s)
+        return 1 + num_opened
+
+
+class ComesAndGoes(Visitor):
+    """Connects and disconnects, again and again, as fast as it can."""
+
+    def __init__(self, *, num_times: int = 200) -> None:
+        self.name, self._num_times = f"{num_times} connections and disconnections", num_times
+
+    async def visit(self, target: Target, folder: Path) -> int:
+        async with host(folder) as visitor:
+            return sum([await self._once(visitor, target) for _ in range(self._num_times)])
+
+    @staticmethod
+    async def _once(visitor: Host, target: Target) -> int:
+        try:
+            await visitor.connect(target)
+        except Refused:  # its own p2pd waits after a failed dial
+            await asyncio.sleep(1.0)
+            return 0
+        await visitor.disconnect(target)
+        return 1

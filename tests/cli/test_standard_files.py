@@ -1,0 +1,87 @@
+"""Standard input, output and error that are closed, on a full disk, or a pipe that nobody reads: a node goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NODE = """
+import logging, os, sys, threading, typer
+from ftis_node.cli import app, progress
+
+@app.app.command("join")
+def work(home: str) -> None:
+    log = logging.getLogger("ftis_node.node")
+    with progress.show_fraction("loading", log_period_s=0.01) as tell:
+        for number in range(20):
+            tell(number / 20, "weights")
+            log.warning("a line of the log, %d", number)
+            typer.echo("a line of progress")
+            print("a library's line", flush=True)
+            threading.Event().wait(0.01)
+    with open(home, "w") as file:
+        file.write("all done" if file.fileno() > 2 else "a standard file's number was free")
+
+app.app.registered_commands[:] = [c for c in app.app.registered_commands if c.callback is work or c.name == "tasks"]
+sys.argv[0] = "ftis-node"
+app.main()
+"""
+REDIRECTED = ["1>&-", "2>&-", "0<&-", "0<&- 1>&- 2>&-", ">/dev/full 2>&1", "2>&1 | true", "2>&1 | head -n 1"]
+
+
+def in_shell(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = f'set -o pipefail; "$@" {command}'
+    node = [sys.executable, "-c", NODE, *arguments]
+    return subprocess.run(["bash", "-c", line, "bash", *node], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("redirected", REDIRECTED)
+def test_a_node_goes_on_without_its_standard_files(tmp_path: Path, redirected: str) -> None:
+    done = in_shell(redirected, "join", str(tmp_path / "done"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "done").read_text() == "all done"
+    assert "Traceback" not in done.stdout + done.stderr
+    if redirected == "1>&-":
+        assert "a line of the log, 19" in done.stderr and "loading: " in done.stderr
+
+
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-"])
+def test_a_fault_keeps_its_exit_code_without_standard_error(tmp_path: Path, redirected: str) -> None:
+    fault = in_shell(redirected, "join", str(tmp_path / "no" / "folder"))
+    assert (fault.returncode, fault.stderr) == (1, "")
+    wrong = in_shell(redirected, "tasks", "--nonsense")
+    assert (wrong.returncode, wrong.stderr) == (2, "")
+
+
+def test_a_short_command_says_where_its_output_cannot_be_written() -> None:
+    full = in_shell(">/dev/full", "tasks")
+    assert full.returncode == 3
+    assert full.stderr == "ftis-node: the output cannot be written (No space left on device): make space on its disk\n"
+    closed = in_shell("1>&-", "tasks")
+    assert (closed.returncode, closed.stderr) == (0, "")
+    head = in_shell("| true", "tasks")
+    assert head.stderr == ""
+
+
+def test_a_pipe_that_is_full_is_not_waited_for_where_it_does_not_block() -> None:
+    from ftis_node.telemetry.standard_files import text_that_may_be_lost
+
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    stream = text_that_may_be_lost(writing)
+    for _ in range(200):
+        assert stream.write("a" * 1000 + "\n") == 1001
+    assert not stream.isatty() and stream.fileno() == writing
+    handler = logging.StreamHandler(stream)
+    os.close(reading)
+    handler.emit(logging.makeLogRecord({"msg": "a broken pipe"}))
+    stream.close()
+    os.close(writing)

@@ -1,0 +1,105 @@
+"""No setting of the manifest or of node.toml takes an infinite number, one that is none, or one beyond any use."""
+
+from __future__ import annotations
+
+import math
+import types
+from typing import Any, Union, get_args, get_origin
+
+import pytest
+from pydantic import ValidationError
+
+from ftis_node.config.manifest import RunManifest, parse_canonical, parse_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.config.section import Section
+from ftis_node.errors import ConfigError
+
+ABSURD = 1e300
+TUPLES = {"betas": lambda value: [0.9, value]}
+
+
+def sections(kind: type[Section]) -> set[type[Section]]:
+    """A table and all the tables in it."""
+    found = {kind}
+    for field in kind.model_fields.values():
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, Section):
+                found |= sections(part)
+    return found
+
+
+def holds(annotation: Any, kind: type) -> bool:
+    if get_origin(annotation) in (Union, types.UnionType, tuple):
+        return any(holds(part, kind) for part in get_args(annotation))
+    inner = get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
+    return inner is kind
+
+
+FIELDS = [
+    (section, name, kind)
+    for root in (RunManifest, NodeSettings)
+    for section in sorted(sections(root), key=lambda each: each.__name__)
+    for name, field in section.model_fields.items()
+    for kind in (float, int)
+    if holds(field.annotation, kind)
+]
+
+
+def refuses(section: type[Section], name: str, value: Any) -> bool:
+    try:
+        section.model_validate({name: TUPLES.get(name, lambda given: given)(value)})
+    except ValidationError as error:
+        return any(finding["loc"][:1] == (name,) for finding in error.errors())
+    return False
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "kind"),
+    FIELDS,
+    ids=[f"{section.__name__}.{name}-{kind.__name__}" for section, name, kind in FIELDS],
+)
+def test_every_number_has_its_bounds(section: type[Section], name: str, kind: type) -> None:
+    wrong = [math.inf, -math.inf, math.nan, ABSURD, -ABSURD] if kind is float else [10**30, -(10**30)]
+    assert [value for value in wrong if not refuses(section, name, value)] == []
+
+
+def test_the_search_finds_the_fields() -> None:
+    names = {f"{section.__name__}.{name}" for section, name, _ in FIELDS}
+    assert {
+        "OptimizerSection.learning_rate",
+        "OptimizerSection.betas",
+        "MethodSection.cap",
+        "StepSection.own_groups",
+    } <= names
+    assert len(FIELDS) > 80
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e30", "2.0"])
+def test_a_learning_rate_that_is_none_does_not_load(value: str) -> None:
+    text = f'name = "x"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = {value}\n'
+    with pytest.raises(ConfigError, match=r"^run.toml: optimizer.learning_rate: "):
+        parse_manifest(text, source="run.toml")
+
+
+class Plain(Section):
+    value: float
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_number_without_bounds_of_its_own_is_finite_all_the_same(value: float) -> None:
+    assert refuses(Plain, "value", value)
+    assert not refuses(Plain, "value", 1e300)
+
+
+def test_an_overflow_in_a_canonical_text_does_not_load() -> None:
+    text = (
+        RunManifest(name="x", task="arithmetic").canonical().replace(b'"learning_rate":1e-06', b'"learning_rate":1e999')
+    )
+    assert b"1e999" in text
+    with pytest.raises(ConfigError, match="optimizer.learning_rate"):
+        parse_canonical(text, source="run x")
+
+
+def test_nested_beyond_any_stack_does_not_load() -> None:
+    with pytest.raises(ConfigError, match="run x"):
+        parse_canonical(b"[" * 60_000, source="run x")

@@ -1,0 +1,256 @@
+"""A real node's loops against hostile members, with an honest node beside it: what either may do, and what must hold.
+
+A rule of `deeds.py` is one step of a hostile member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import sqlite3
+import tempfile
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.gossip.base import GossipLimits
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.light_node import FreeTokenizer, LightNode, light_group
+from ftis_node.lab.wire_probe import VOCABULARY
+from ftis_node.node.peers_loop import PeersLoop
+from ftis_node.node.train import note_teacher
+from ftis_node.records.codec import CODECS
+from ftis_node.records.envelope import open_envelope
+from ftis_node.records.identity import Identity
+from ftis_node.records.text_codec import unpack_any
+from ftis_node.replay.lifecycle import ReleaseReason
+from tests.fuzz.hostile import Hostile
+from tests.fuzz.virtual import Clock, VirtualLoop
+from tests.fuzz.world import MEMORY, InlineDisk, Worker, by_the_calendar, check_bounds, look_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Rule = Callable[..., Any]
+
+RUN = RunManifest(
+    name="light",
+    task="gsm8k",
+    step={"own_groups": 4, "foreign_groups": 4, "other_tokenizers": "text"},
+    wire={"codecs": tuple(CODECS)},
+)
+NODE_SETTINGS = NodeSettings(model="none", swarm={"directory_period_s": 1.0, "linger_s": 0})
+NUM_HOSTILE = 3
+WARM_UP = 12  # groups of the honest member before anybody is hostile: it is known then
+PATIENCE_S = 90.0  # and PATIENCE_STEPS: within these an honest group is here
+PATIENCE_STEPS = 60
+LOOK_EVERY, AUDIT_EVERY, TRAIN_EVERY = 40, 15, 25
+UNIX_S = 1.7e9
+PAUSES_S = (0.0, 0.02, 0.1, 0.5, 1.0, 3.0)
+
+
+class WordTokenizer(FreeTokenizer):
+    """Says texts whose words are ids."""
+
+    eos_id = VOCABULARY
+
+    def encode_text(self, text: str) -> list[int]:
+        return [int(word) for word in text.split() if word.isdecimal() and len(word) < 6]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+class Battle:
+    """Use `start`, then `step` for each rule, then `close`; all of them run in the battle's own loop and time."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ftis-battle-", dir=MEMORY))
+        self.clock = Clock(unix_s=UNIX_S)
+        self.loop = VirtualLoop(self.clock)
+        self.swarm = LoopbackSwarm()
+        self.rng_groups = np.random.default_rng(0)
+        self.num_steps = 0
+        self.num_identities = self.num_honest = 0
+        self.done: Counter[str] = Counter()
+        self.admitted: Counter[str] = Counter()  # foreign groups at the victim, by sender
+        self.hostile: list[Hostile] = []
+        self.seen: list[bytes] = []  # envelopes of others, to be sent again
+        self._due: dict[
+            int, tuple[float, int]
+        ] = {}  # honest numbers that the victim lacks: published when, at which step
+        self.longest_s = 0.0  # an honest group took from its publication
+        self.faults: list[Exception] = []
+
+    def start(self) -> None:
+        """Warms up in peace. The node's own draws are seeded, so that the same steps do the same again."""
+        self._draws_before = random.getstate()
+        random.seed(0)
+        self.loop.run(self._start())
+
+    def step(self, rule: Rule, rng: random.Random) -> None:
+        """One rule, some time, and everything that must hold."""
+        self.num_steps += 1
+        self.done[rule.__name__] += 1
+        self.loop.run(self._step(rule, rng))
+
+    def close(self) -> None:
+        try:
+            self.loop.run(self._close())
+        finally:
+            random.setstate(self._draws_before)
+            self.loop.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _start(self) -> None:
+        self.victim = self._node(1, self._on_event)
+        self.honest = self._node(2, lambda *_: None)
+        for node in (self.victim, self.honest):
+            await node.start()
+        self.housekeeping = asyncio.ensure_future(PeersLoop(self.victim.parts).run())
+        for _ in range(WARM_UP):
+            await self.honest_publishes()
+            await asyncio.sleep(0.2)
+        await self._until_arrived()
+        for _ in range(NUM_HOSTILE):
+            await self.newcomer()
+
+    def _node(self, number: int, on_event: Callable[[str, dict[str, Any]], None]) -> LightNode:
+        identity, home = Identity.from_seed(bytes([number]) * 32), Home(self._folder / str(number))
+        home.create()
+        gossip = self.swarm.join(
+            identity.peer_id, run_id=RUN.run_id, num_shards=RUN.wire.announcement_shards, limits=GossipLimits()
+        )
+        node = LightNode(home, identity, gossip, manifest=RUN, settings=NODE_SETTINGS, on_event=on_event)
+        parts: Any = node.parts
+        object.__setattr__(parts, "disk", InlineDisk())
+        object.__setattr__(parts, "generation", Worker())
+        parts.learner.worker_state, parts.learner.restarts = "off", 0
+        charge = gossip.guard.on_fault
+        tokenizer: Any = WordTokenizer()
+        object.__setattr__(parts, "tokenizer", tokenizer)
+        by_the_calendar(node.intake, tokenizer=tokenizer)
+        gossip.guard.on_fault = lambda peer, place, error: (self.faults.append(error), charge(peer, place, error))
+        return node
+
+    def _on_event(self, name: str, fields: dict[str, Any]) -> None:
+        if name == "admitted" and not fields["own"]:
+            self.admitted[fields["sender"]] += 1
+            if fields["sender"] == self.honest.parts.identity.peer_id and fields["number"] in self._due:
+                since, _ = self._due.pop(fields["number"])
+                self.longest_s = max(self.longest_s, self.clock.steady_s - since)
+
+    async def newcomer(self) -> Hostile:
+        self.num_identities += 1
+        identity = Identity.from_seed(self.num_identities.to_bytes(32, "little"))
+        member = Hostile(
+            self.swarm,
+            identity,
+            run_id=RUN.run_id,
+            num_shards=RUN.wire.announcement_shards,
+            rng=random.Random(self.num_identities),
+        )
+        await member.start()
+        self.hostile.append(member)
+        return member
+
+    async def honest_publishes(self) -> None:
+        """One more group of the honest member, which the victim is to have soon."""
+        await self.honest.publish(light_group(self.honest.parts.identity, RUN, self.rng_groups, num_tokens=4))
+        self.num_honest += 1
+        self._due[self.num_honest] = (self.clock.steady_s, self.num_steps)
+
+    async def _until_arrived(self) -> None:
+        deadline = self.clock.steady_s + PATIENCE_S
+        while self._due:
+            assert self.clock.steady_s < deadline, f"nobody is hostile, and {len(self._due)} groups have not come"
+            await asyncio.sleep(0.1)
+
+    async def _step(self, rule: Rule, rng: random.Random) -> None:
+        await rule(self, rng.choice(self.hostile), rng)
+        if self.num_steps % 5 == 0:
+            await self.honest_publishes()
+        await asyncio.sleep(rng.choice(PAUSES_S))
+        if self.num_steps % TRAIN_EVERY == 0:
+            self._train()
+        self._check()
+        if self.num_steps % LOOK_EVERY == 0:
+            await look_at(self.victim.parts)
+        if self.num_steps % AUDIT_EVERY == 0:
+            self.audit()
+
+    def _train(self) -> None:
+        """A step of the learner, as far as it concerns the buffer."""
+        parts, number = self.victim.parts, self.num_steps
+        groups, _ = parts.buffer.take(number, own=0, foreign=32)
+        for group in groups:
+            note_teacher(parts.peers, group)
+        parts.buffer.release_step(number, ReleaseReason.TRAINED)
+        parts.buffer.prune(max_disk_bytes=1 << 20, saved_step=number)
+
+    def _check(self) -> None:
+        """What must hold after every step."""
+        if self.faults:
+            raise self.faults[0]
+        for node in (self.victim, self.honest):
+            assert node.is_running, f"a loop has ended: {node._runner}"
+            assert not node.gossip.guard.num_faults
+            assert not node.gossip.counters.serve_errors.get("fault"), "a served request failed by a fault"
+            check_bounds(node.pull)
+            self._check_sizes(node)
+        assert not self.housekeeping.done(), self.housekeeping
+        assert not self.victim.parts.peers.is_banned(self.honest.parts.identity.peer_id), "an honest member is banned"
+        for number, (since, at_step) in self._due.items():
+            waited = self.clock.steady_s - since
+            is_late = waited > PATIENCE_S and self.num_steps - at_step > PATIENCE_STEPS
+            assert not is_late, f"honest group {number} has not come in {waited:.0f} s"
+
+    @staticmethod
+    def _check_sizes(node: LightNode) -> None:
+        ear, figures = node.pull.ear, node.parts.figures
+        sizes = {
+            "refused": (len(ear._refused), 4096),
+            "refused_of": (len(ear._refused_of), 4096),
+            "malformed": (len(ear._malformed), 4096),
+            "peers": (len(figures.peers), 4096),
+            "later": (len(node.pull._later), 8192),
+            "asking": (len(node.pull._asking), NODE_SETTINGS.swarm.pulls_in_flight),
+            "inbox": (len(node.gossip._inbox._waiting), 8192),  # type: ignore[attr-defined]
+            "arrivals": (node.intake._known.arrivals.qsize(), 64),
+            "strangers' arrivals": (node.intake._strangers.arrivals.qsize(), 64),
+            "reasons": (len(figures.refused), 128),
+        }
+        assert all(size <= most for size, most in sizes.values()), sizes
+
+    def audit(self) -> None:
+        """The victim's database: sound, every number once, every group signed by its sender."""
+        db = sqlite3.connect(self.victim.parts.home.replay)
+        try:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            twice = "SELECT sender, number FROM groups GROUP BY sender, number HAVING count(*) > 1"
+            assert not db.execute(twice).fetchall()
+            rows = db.execute("SELECT id, sender, number, envelope FROM groups WHERE length(envelope) > 0").fetchall()
+        finally:
+            db.close()
+        for group_id, sender, number, data in rows:
+            envelope = open_envelope(data)
+            assert envelope.id == group_id
+            assert envelope.is_signed_by(sender), sender
+            told = unpack_any(envelope.body)
+            assert (told.sender, told.number, told.run_id) == (sender, number, RUN.run_id)
+
+    async def _close(self) -> None:
+        async with AsyncExitStack() as stack:
+            for node in (self.victim, self.honest):
+                stack.push_async_callback(node.close)
+            for member in self.hostile:
+                stack.push_async_callback(member.close)
+            self.housekeeping.cancel()
+            await asyncio.wait({self.housekeeping})

@@ -1,0 +1,97 @@
+"""Directory entries -> checks -> claimed addresses -> whom to dial -> the bytes that p2pd gets."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip import entries
+from ftis_node.gossip.base import GossipLimits
+from ftis_node.gossip.bindings import address_bytes, address_texts
+from ftis_node.gossip.crowding import block_of, crowded_out, thinned_out
+from ftis_node.gossip.dialling import believable_addresses
+from ftis_node.gossip.reachability import reachability_of
+from ftis_node.swarm.dials import choose_dials
+from ftis_node.swarm.neighbourhood import neighbourhood_of
+from ftis_node.swarm.shards import shard_of
+from tests.fuzz.items import Item, join
+from tests.fuzz.world import HOSTILE, RUN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WHO = 0x03
+KIND = 0x0C
+AS_IS = 0x80  # the bytes as they are, not sealed here
+BINARY = 0x40  # addresses as p2pd tells them
+EXPIRES_AT = 1e9
+LIMITS = GossipLimits()
+
+
+def kinds(tag: int) -> type | None:
+    """Nothing of protobuf."""
+    return None
+
+
+async def chain(items: Sequence[Item]) -> None:
+    """Reads entries, thins them out, chooses, and writes the request to dial."""
+    known: dict[str, list[str]] = {}
+    for item in items:
+        if item.tag & BINARY:
+            _told_by_p2pd(item.data)
+            continue
+        raw = item.data if item.tag & AS_IS else _sealed(item)
+        entries.run_of(raw)
+        assert 1 <= entries.num_shards_of(raw) <= 64
+        entries.claimed_addresses(raw)
+        entry = entries.unseal(raw, max_record_bytes=LIMITS.max_record_bytes)
+        if entry is None:
+            continue
+        assert entry.key and entry.subkey != ""
+        entries.is_timely(entry, expires_at=entry.expires_at, now=EXPIRES_AT, max_ttl_s=LIMITS.max_record_ttl_s)
+        known[entry.peer_id] = believable_addresses(entry.peer_id, entries.unpack_addresses(entry.payload))
+    _dialled(known)
+
+
+def _sealed(item: Item) -> bytes:
+    kind = list(entries.EntryKind)[(item.tag >> 2 & 3) % 3]
+    identity = HOSTILE[(item.tag & WHO) % len(HOSTILE)]
+    return entries.seal(identity, kind, RUN.run_id, item.data, expires_at=EXPIRES_AT)
+
+
+def _told_by_p2pd(raw: bytes) -> None:
+    """An address that is read as text can be written again, and reads the same."""
+    for text in address_texts([raw]):
+        assert address_texts([address_bytes(text)]) == (text,)
+        block_of([text]), neighbourhood_of([text]), reachability_of([text])
+
+
+def _dialled(known: dict[str, list[str]]) -> None:
+    rng = random.Random(0)
+    chosen = choose_dials(
+        thinned_out(known, per_block=2, rng=rng), [], members=[], num_wanted=8, rng=rng, read=(0, 1), num_shards=2
+    )
+    for peer_id in chosen:
+        shard_of(peer_id, 2)
+        for address in known[peer_id]:
+            _told_by_p2pd(address_bytes(address))
+            address_bytes(f"{address}/p2p/{peer_id}")
+    crowded_out({peer_id: block_of(addresses) for peer_id, addresses in known.items()}, room=1)
+
+
+def seeds() -> list[bytes]:
+    """All kinds of hosts and transports, a relay, and what must not be dialled."""
+    ids = [one.peer_id for one in HOSTILE]
+    ways = [
+        *("/ip4/1.2.3.4/tcp/4001", "/ip6/2001:db8::1/udp/4001/quic-v1", "/dns4/a.example/tcp/1/ws", "/dns/a_b/tcp/1"),
+        *(f"/ip4/1.2.3.4/tcp/1/p2p/{ids[1]}/p2p-circuit", "/ip6/fe80::1%eth0/tcp/1", "/ip6/::ffff:1.2.3.4/tcp/1"),
+    ]
+    lines = [[f"{way}/p2p/{ids[who]}" for way in ways] for who in range(3)]
+    payloads = [("shards=2\n" + "\n".join(some)).encode() for some in (lines[0][:3], lines[0][3:5], lines[0][5:])]
+    sealed = entries.seal(HOSTILE[0], entries.EntryKind.MEMBER, RUN.run_id, payloads[0], expires_at=EXPIRES_AT)
+    binary = [address_bytes(way) for way in ways[:3]]
+    return [
+        *(join([Item(4, payload)]) for payload in payloads),
+        join([Item(AS_IS, sealed), Item(5, lines[1][0].encode()), Item(0, b"x"), Item(8, b"name = 1")]),
+        join([Item(BINARY, one) for one in binary]),
+    ]

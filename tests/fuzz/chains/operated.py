@@ -1,0 +1,76 @@
+"""Requests to the HTTP ports, as bytes on a socket's end, and their bodies -> the book of peers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import UsageError
+from ftis_node.files import parse_json
+from ftis_node.node.access import host_name, is_same_secret
+from ftis_node.node.control import ACTIONS, PeerControl
+from ftis_node.node.status import StatusLoop
+from ftis_node.telemetry.metrics import render_metrics
+from ftis_node.telemetry.printable import one_line
+from tests.fuzz.items import Item, join
+from tests.fuzz.world import HOSTILE, OWN, look_at, world
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WHAT = 0x07  # 0 to 2: an action's body; 3: a Host header; 4: a token
+
+
+def kinds(tag: int) -> type | None:
+    """Nothing of protobuf."""
+    return None
+
+
+async def chain(items: Sequence[Item]) -> None:
+    """Does what each request asks."""
+    async with world() as made:
+        status = StatusLoop(made.parts)
+        for one in HOSTILE:
+            made.parts.figures.peer(one.peer_id)
+        for item in items:
+            text = item.data.decode("utf-8", "surrogateescape")  # as aiohttp reads headers
+            if item.tag & WHAT == 3:
+                host_name(text)
+            elif item.tag & WHAT == 4:
+                assert not is_same_secret(text, "a secret that nobody knows")
+            else:
+                _change(status.control, ACTIONS[(item.tag & WHAT) % len(ACTIONS)], item.data)
+        made.parts.peers.save()
+        await look_at(made.parts)
+        await status.refresh()
+        render_metrics(status.latest)
+        status.save()
+
+
+def _change(control: PeerControl, action: str, body: bytes) -> None:
+    try:
+        asked = parse_json(body, source="the request")
+        if isinstance(asked, dict):
+            json.dumps(control.change(action, asked), allow_nan=False)
+    except (UsageError, ValueError) as error:  # what `control_port` answers with 400
+        if isinstance(error, json.JSONDecodeError | UsageError | UnicodeDecodeError):
+            one_line(str(error)).encode()
+            return
+        if "JSON compliant" in str(error):
+            raise AssertionError("a row of the peer table is no JSON") from error
+
+
+def seeds() -> list[bytes]:
+    """Each action, headers as clients send them."""
+    peer = HOSTILE[0].peer_id
+    return [
+        join(
+            [
+                Item(0, json.dumps({"peer": peer, "for_s": 7200}).encode()),
+                Item(1, b'{"peer": "' + peer.encode() + b'"}'),
+            ]
+        ),
+        join([Item(2, json.dumps({"peer": peer[-8:], "trusted": False}).encode())]),
+        join([Item(0, json.dumps({"peer": OWN.peer_id, "for_s": 1e308}).encode()), Item(0, b'{"for_s": 1e999}')]),
+        join([Item(3, b"127.0.0.1:80"), Item(3, b"[::1]:9"), Item(4, b"Bearer x"), Item(0, b"[" * 300)]),
+    ]

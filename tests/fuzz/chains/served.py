@@ -1,0 +1,120 @@
+"""Requests on every served stream -> what this node holds, its text, its weights, its answers; confirmations."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.base import FetchOutcome
+from ftis_node.gossip.names import Service
+from ftis_node.node.weights_offer import Held, OfferLoop
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.envelope import Accepted, open_announcement, seal_group
+from ftis_node.records.question import Question
+from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsQuestion, hash_chunks, seal_offer
+from tests.conftest import TOKENIZER, make_group
+from tests.fuzz.items import Item, join
+from tests.fuzz.targets import SEEDS_MADE_AT
+from tests.fuzz.world import HOSTILE, OWN, RUN, world
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.fuzz.world import World
+
+SERVICES = tuple(Service)
+WHO = 0x18
+REFUSALS = {"ids", "size", "parse", "version", "malformed", "busy", "streams", "requests", "refused"}
+CHUNK_BYTES = 4
+FILE = b"ten bytes."
+GROUPS = tuple(
+    make_group(OWN, run_id=RUN.run_id, number=number, created_at=SEEDS_MADE_AT - number) for number in (1, 2, 3)
+)
+ENVELOPES = tuple(seal_group(group, OWN) for group in GROUPS)
+
+
+def kinds(tag: int) -> type | None:
+    """What an item holds."""
+    return {Service.ASK: pb.Question, Service.WEIGHTS: pb.WeightsQuestion}.get(_service(tag))
+
+
+def _service(tag: int) -> Service:
+    return SERVICES[(tag & 7) % len(SERVICES)]
+
+
+async def chain(items: Sequence[Item]) -> None:
+    """Serves each request to its end."""
+    async with world() as made:
+        made.is_looked_at = False
+        _fill(made)
+        for item in items:
+            peer_id = HOSTILE[(item.tag >> 3 & 3) % len(HOSTILE)].peer_id
+            items_out = [one async for one in made.gossip.serve_stream(peer_id, _service(item.tag), item.data)]
+            assert isinstance(items_out[-1], FetchOutcome)
+            if _service(item.tag) is Service.ASK:
+                for answer in items_out[:-1]:
+                    assert isinstance(answer, bytes)
+                    open_announcement(answer)
+        assert set(made.gossip.counters.serve_errors) <= REFUSALS, made.gossip.counters.serve_errors
+
+
+def _fill(made: World) -> None:
+    accepted = [
+        (Accepted(envelope, envelope.to_bytes(), group, (5, 6, 7)), True)
+        for envelope, group in zip(ENVELOPES, GROUPS, strict=True)
+    ]
+    made.parts.buffer.admit_many(accepted)
+    path = made.home.root / "weights.bin"
+    path.write_bytes(FILE)
+    loop = OfferLoop(made.parts)
+    offered = offer_of(FILE)
+    loop._newest = Held(offered, seal_offer(offered, OWN), path, hash_chunks(chunks_of(FILE)))
+    loop._held[1], loop._asked_at[1] = loop._newest, 0.0
+    made.gossip.serve_weights(loop.give)
+
+
+def chunks_of(file: bytes) -> list[bytes]:
+    """A file as it travels."""
+    return [file[at : at + CHUNK_BYTES] for at in range(0, len(file), CHUNK_BYTES)]
+
+
+def offer_of(file: bytes) -> WeightsOffer:
+    """An offer in good form."""
+    hashes = hash_chunks(chunks_of(file))
+    return WeightsOffer(
+        run_id=RUN.run_id,
+        peer_id=OWN.peer_id,
+        version=1,
+        created_at=SEEDS_MADE_AT,
+        model="m",
+        tokenizer=TOKENIZER,
+        started_from="ab" * 16,
+        num_bytes=len(file),
+        sha256=hashlib.sha256(file).digest(),
+        chunk_bytes=CHUNK_BYTES,
+        chunks_sha256=hashlib.sha256(hashes).digest(),
+        probe_ids=(1, 2, 3),
+        probe_logprobs=(-1.0, -2.0),
+    )
+
+
+def seeds() -> list[bytes]:
+    """A request of every service."""
+    ids = b"".join(envelope.id for envelope in ENVELOPES)
+    questions = [Question(), Question(sender=OWN.peer_id, first_number=1, last_number=3), Question(since=1e9)]
+    file = hashlib.sha256(FILE).digest()
+    parts = [
+        WeightsQuestion(WeightsPart.OFFER),
+        WeightsQuestion(WeightsPart.HASHES, file=file),
+        WeightsQuestion(WeightsPart.CHUNKS, file=file, first=0, count=3),
+        WeightsQuestion(WeightsPart.CHUNKS, file=file, first=2, count=64),
+    ]
+    tag = SERVICES.index
+    by_id = [Item(tag(service), ids) for service in (Service.FETCH, Service.FETCH_TEXT, Service.CONFIRM)]
+    return [
+        join([Item(tag(Service.HELLO), b""), *by_id]),
+        join([by_id[0], *(one._replace(tag=one.tag | 8) for one in by_id[1:])]),
+        join([Item(tag(Service.ASK), replace(question).to_bytes()) for question in questions]),
+        join([Item(tag(Service.WEIGHTS), part.to_bytes()) for part in parts]),
+    ]

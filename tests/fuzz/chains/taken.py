@@ -1,0 +1,161 @@
+"""Envelopes -> door -> buffer -> a step's groups -> the learner's batch, its rows and its loss; and served on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import torch
+
+from ftis_node.algorithms.methods import METHODS, method_parameters
+from ftis_node.cli.group_screen import group_document, screen
+from ftis_node.cli.replay import _line
+from ftis_node.dashboard.groups import open_group
+from ftis_node.dashboard.view.groups import group_lines, group_row
+from ftis_node.dashboard.view.plain import text_of
+from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.messages import TrainGroup
+from ftis_node.learner.objective import make_objective
+from ftis_node.learner.packing import make_packed_micro_batches
+from ftis_node.models.decoder import Decoder
+from ftis_node.node.serve import Served
+from ftis_node.node.train import TrainLoop
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.codec import CODECS, pack_group
+from ftis_node.records.envelope import open_announcement
+from ftis_node.records.identity import ENVELOPE_DOMAIN
+from ftis_node.records.question import Question
+from ftis_node.records.text_codec import hash_messages, pack_text_group
+from ftis_node.replay.lifecycle import choose_sapo
+from ftis_node.replay.story import read_story
+from tests.conftest import make_group, make_text_group
+from tests.fuzz.items import Item, join
+from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, _parsed
+from tests.fuzz.world import HOSTILE, OWN, RUN, beside, world
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.validation import Verdict
+    from tests.fuzz.world import World
+
+WHO = 0x03
+AS_IS = 0x80  # the bytes as they are, not signed here
+UNMENDED = 0x40  # signed, but nothing that the cheap rules ask for is set right
+SAPO = 0x20  # the step chooses by another rule
+METHOD_NAMES = sorted(METHODS)
+
+
+def kinds(tag: int) -> type | None:
+    """What an item holds."""
+    return pb.Envelope if tag & AS_IS else pb.Body
+
+
+async def chain(items: Sequence[Item]) -> None:
+    """Hands each envelope in, makes a step of what passed, and gives it to others."""
+    async with world() as made:
+        made.is_looked_at = False
+        async with beside(made.intake.run()):
+            for number, item in enumerate(items, start=1):
+                await _hand_in(made, item, number)
+        rule: Any = {"rule": lambda *some: choose_sapo(*some, seed=1)} if items and items[0].tag & SAPO else {}
+        _show(made)
+        await _serve(made)
+        groups = made.parts.buffer.take(1, own=0, foreign=len(items), **rule)[0]
+        loop = TrainLoop(made.parts, cast("Any", None), last_step=None)
+        batch = loop._batch(groups)
+        assert len(batch) == len(groups)
+        assert not any(group.own for group in batch), "no group of a peer is own"
+        if batch:
+            _learn(batch, method=METHOD_NAMES[(items[0].tag >> 2 & 7) % len(METHOD_NAMES)])
+
+
+async def _hand_in(made: World, item: Item, number: int) -> None:
+    identity = HOSTILE[(item.tag & WHO) % len(HOSTILE)]
+    data = item.data
+    if not item.tag & AS_IS:
+        message = _parsed(pb.Body, item.data)
+        message.sender = identity.peer
+        if not item.tag & UNMENDED:
+            _mend(message, number)
+        body = message.SerializeToString()
+        data = pb.Envelope(body=body, signature=identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString()
+    verdict: Verdict = await made.intake.submit(data, origin=identity.peer_id, own=False)
+    made.pull.ear.refuse([getattr(verdict, "group_id", None)])
+
+
+def _mend(message: Any, number: int) -> None:
+    """What the cheap rules ask for, so that mutation of the rest gets past them."""
+    message.schema, message.run, message.task = 1, bytes.fromhex(RUN.run_id), "arithmetic"
+    message.number = message.number or number
+    message.prompt_index %= 1000
+    message.sampling.CopyFrom(pb.Sampling(temperature=1.0, top_p=1.0))
+    own = make_group(HOSTILE[0])
+    is_text = message.codec == pb.CODEC_TEXT
+    message.tokenizer = bytes(16) if is_text else bytes.fromhex(own.tokenizer)
+    message.prompt_hash = hash_messages(PROMPT) if is_text else own.prompt_hash
+
+
+def _show(made: World) -> None:
+    decoder = Decoder(made.home)
+    for group in made.parts.reader.list_groups(limit=50):
+        opened = open_group(made.home, group.id, decoder)
+        story = read_story(made.home, group.id)
+        assert opened is not None
+        assert story is not None
+        lines = [*map(text_of, group_lines(opened, with_tokens=True)), *screen(story)]
+        assert all(text.isprintable() for text in lines), lines
+        json.dumps(group_document(story), allow_nan=False)
+        assert all(span.text.isprintable() for span in group_row(group, {}))
+        assert _line(group).isprintable()
+        json.dumps(asdict(group), allow_nan=False, default=bytes.hex)
+    for one in HOSTILE:
+        made.parts.reader.groups_of(one.peer_id, limit=5)
+    made.parts.peers.share_cap()
+
+
+async def _serve(made: World) -> None:
+    """What passed here is announced and given to honest members, and would pass their bounds."""
+    served = Served(made.parts)
+    answers = await served.answer(HOSTILE[0].peer_id, Question().to_bytes())
+    ids = [open_announcement(answer).id for answer in answers]
+    bodies = await served.lookup(ids)
+    assert len(bodies) == len(ids)
+
+
+def _parameters(method: str) -> dict[str, Any]:
+    return {name: 6 for name in ("max_completion_length",) if name in method_parameters(method)}
+
+
+def _learn(groups: list[TrainGroup], *, method: str) -> None:
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(groups), type=list[TrainGroup])
+    batch = make_batch(sent)
+    for num_tokens in (8, 4096):
+        make_micro_batches(batch, max_tokens=num_tokens)
+        make_packed_micro_batches(batch, max_tokens=num_tokens)
+    torch.manual_seed(0)
+    guess = (-torch.rand(batch.mask.shape)).requires_grad_()
+    objective = make_objective(method, _parameters(method), max_gain_nats=8.0)
+    loss, _ = objective.loss(guess, batch, objective.advantages(batch), anchor=None)
+    loss.backward()
+    assert bool(torch.isfinite(loss)), (method, loss)
+    assert guess.grad is None or bool(torch.isfinite(guess.grad).all()), method
+    batch.sampled_by(3)
+
+
+def seeds() -> list[bytes]:
+    """Every codec, two groups in a step, a text."""
+    group = make_group(HOSTILE[0], run_id=RUN.run_id, created_at=SEEDS_MADE_AT)
+    told = make_text_group(HOSTILE[0], run_id=RUN.run_id, created_at=SEEDS_MADE_AT)
+    spoken = replace(told, completions=tuple(replace(completion, text="10") for completion in told.completions))
+    claims = pack_group(replace(group, weights_of=OWN.peer_id))
+    bodies = [pack_group(group, codec=codec) for codec in CODECS]
+    texts = [pack_text_group(told), pack_text_group(spoken)]
+    return [
+        *(join([Item(number % 3, body)]) for number, body in enumerate([*bodies, *texts])),
+        join([Item(0, bodies[0]), Item(1, bodies[1]), Item(SAPO | 2, bodies[2])]),
+        join([Item(0, claims), Item(1, bodies[1])]),
+        join([Item(0, bodies[0]), Item(0, bodies[0]), Item(1, texts[1])]),
+    ]

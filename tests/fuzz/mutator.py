@@ -1,0 +1,163 @@
+"""Mutation that knows protobuf: one field at a time gets a value at the edge of its type.
+
+Raw mutation breaks a message's lengths before it reaches a field; this one reaches every field of a signed message.
+"""
+
+from __future__ import annotations
+
+import copy
+import struct
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
+
+from tests.fuzz.items import MAX_ITEMS, Item, join, split
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+
+WHOLE = (0, 1, 2, 3, 63, 64, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
+TIMES_MS = (10**12, 10**12 + 60_000, 10**12 + 10**7, 10**12 - 10**7, 253_402_300_799_999, 253_402_300_800_000)
+FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, -1e-45, 3.4e38, -3.4e38, 1e38, float("nan"), float("inf"), -float("inf"))
+DOUBLES = (1e308, -1e308, 5e-324, 1e9, 1e15, 1e16)
+TEXTS = (
+    *("", "a", "arithmetic", "arithmetic:add", "arithmetic:add+arithmetic:sub", "rg:chain_sum", "full", "generator"),
+    *("\x00", "\x1b[2J", "\u202e", "\ud7ff\ue000", "\U0010ffff" * 8, "a" * 64, "a" * 65, "n\u0303" * 32, "%s%n{}"),
+    *("[@click=app.quit]x[/]", "1e999", "-", "+", ":", "a:b:c", "/" * 40, "NaN", "\n\r\t", " ", "a+a", "gsm8k:/etc"),
+)
+BROKEN_UTF8 = (b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"a\x80")
+SIZES = (0, 1, 7, 8, 9, 16, 31, 32, 33, 38, 64)
+UNSIGNED32 = (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_FIXED32)
+SIGNED = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_ENUM)
+
+
+def mutated(
+    case: bytes, rng: random.Random, *, kinds: Callable[[int], type | None], raw: Callable[[bytes], bytes]
+) -> bytes:
+    """`case` with one to three changes. `kinds`: the message that an item of a tag holds; `raw`: blind changes."""
+    items = split(case) or [Item(rng.randrange(256), b"")]
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(items))
+        how = rng.random()
+        if how < 0.08 and len(items) > 1:
+            del items[at]
+        elif how < 0.2 and len(items) < MAX_ITEMS:
+            items.insert(rng.randrange(len(items) + 1), items[at])
+        elif how < 0.3:
+            items[at] = items[at]._replace(tag=items[at].tag ^ 1 << rng.randrange(8))
+        else:
+            items[at] = _changed(items[at], rng, kinds=kinds, raw=raw)
+    return join(item._replace(data=item.data[:65535]) for item in items)
+
+
+def _changed(
+    item: Item, rng: random.Random, *, kinds: Callable[[int], type | None], raw: Callable[[bytes], bytes]
+) -> Item:
+    kind = kinds(item.tag)
+    if kind is None or rng.random() < 0.1:
+        return item._replace(data=raw(item.data))
+    message = kind()
+    try:
+        message.ParseFromString(item.data)
+    except DecodeError:
+        return item._replace(data=raw(item.data))
+    change_field(message, rng)
+    data = message.SerializeToString()
+    if rng.random() < 0.03:  # the text fields with bytes that are no text: only the wire can say so
+        texts = [f for f in message.DESCRIPTOR.fields if f.type == FieldDescriptor.TYPE_STRING]
+        if texts:
+            data += _field_bytes(rng.choice(texts).number, rng.choice(BROKEN_UTF8))
+    return item._replace(data=data)
+
+
+def change_field(message: Any, rng: random.Random) -> None:
+    """Gives one field of `message` another value."""
+    field = rng.choice(message.DESCRIPTOR.fields)
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        change_field(getattr(message, field.name), rng)
+    elif field.is_repeated:
+        _change_repeated(getattr(message, field.name), field, rng)
+    elif rng.random() < 0.1:
+        message.ClearField(field.name)
+    else:
+        setattr(message, field.name, _value(field, getattr(message, field.name), rng))
+
+
+def at_edges(message: Any) -> Iterator[Any]:
+    """Copies of `message`, each with one field at one edge of its type."""
+    for field in message.DESCRIPTOR.fields:
+        many = field.is_repeated
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in at_edges(getattr(message, field.name)):
+                changed = copy.deepcopy(message)
+                getattr(changed, field.name).CopyFrom(inner)
+                yield changed
+            continue
+        for value in _edges(field):
+            changed = copy.deepcopy(message)
+            if many:
+                getattr(changed, field.name)[:] = [value, *getattr(changed, field.name)[1:]]
+            else:
+                setattr(changed, field.name, value)
+            yield changed
+
+
+def _edges(field: Any) -> tuple[Any, ...]:
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return ("", "\x00\x1b[2J\u202e", "a" * 65, "a:b+c")
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return (b"", b"\xff" * 8, bytes(32), b"\x7f" * 38)
+    if field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):
+        return (0.0, -0.0, float("nan"), float("inf"), -float("inf"), 3.4e38, -1e-45)
+    if field.type in SIGNED:
+        return (0, -1, 2**31 - 1, 77)
+    whole = (0, 1, 2**31, 2**32 - 1)
+    return whole if field.type in UNSIGNED32 else (*whole, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def _change_repeated(values: Any, field: Any, rng: random.Random) -> None:
+    how = rng.random()
+    if values and how < 0.2:
+        del values[rng.randrange(len(values))]
+    elif values and how < 0.8:
+        at = rng.randrange(len(values))
+        values[at] = _value(field, values[at], rng)
+    else:
+        values.append(values[0] if values and rng.random() < 0.5 else _value(field, None, rng))
+
+
+def _value(field: Any, before: Any, rng: random.Random) -> Any:
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return rng.choice(TEXTS)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return _bytes_like(before or b"", rng)
+    if field.type == FieldDescriptor.TYPE_FLOAT:
+        return rng.choice(FLOATS)
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return rng.choice(FLOATS + DOUBLES)
+    near = [max(0, (before or 0) + change) for change in (-1, 1, 1000)]
+    value = rng.choice((rng.choice(WHOLE), rng.choice(near), rng.choice(TIMES_MS), rng.randrange(64)))
+    if field.type in UNSIGNED32:
+        return min(value, 2**32 - 1)
+    if field.type in SIGNED:
+        return rng.choice((-1, -(2**31), 2**31 - 1, 0, 1, 2, 3, 4, 77))
+    return min(value, 2**64 - 1)
+
+
+def _bytes_like(before: bytes, rng: random.Random) -> bytes:
+    """Bytes of an edge's length, or the former ones with four of them changed: a float, an int, or a run of one."""
+    if not before or rng.random() < 0.3:
+        return bytes([rng.randrange(256)]) * rng.choice(SIZES)
+    at = rng.randrange(len(before)) // 4 * 4
+    some = rng.choice(
+        (struct.pack("<f", rng.choice(FLOATS)), struct.pack("<I", min(rng.choice(WHOLE), 2**32 - 1)), rng.randbytes(1))
+    )
+    return (before[:at] + some + before[at + len(some) :])[: len(before)]
+
+
+def _field_bytes(number: int, value: bytes) -> bytes:
+    """A length-delimited field as the wire has it, of a number below 2048 and at most 127 bytes."""
+    head = number << 3 | 2
+    return (bytes([head]) if head < 128 else bytes([head & 127 | 128, head >> 7])) + bytes([len(value)]) + value

@@ -1,0 +1,244 @@
+"""One light node with its real parts and loops, and hostile members of its run, as each case of a chain finds them.
+
+The folder lies in memory, the disk's thread is left out and the calendar does not move: a case does the same each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import tempfile
+import time
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from ftis_node.cli.peer_screen import peer_document, screen
+from ftis_node.cli.peers import _line
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import RunManifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.dashboard.view.events import event_line
+from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
+from ftis_node.dashboard.view.plain import text_of
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.light_node import LightNode
+from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.pull import PullLoop
+from ftis_node.node.serve import Served
+from ftis_node.node.status import StatusLoop
+from ftis_node.records.codec import CODECS
+from ftis_node.records.identity import Identity
+from ftis_node.records.question import open_question
+from ftis_node.tasks.base import TaskItem
+from ftis_node.telemetry.events import read_events
+from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, SpeakingTokenizer
+from tests.validation.test_door import _Scorer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+
+    from ftis_node.gossip.loopback import LoopbackGossip
+    from ftis_node.records.group import PromptRef
+
+OWN = Identity.from_seed(bytes([1]) * 32)
+HOSTILE = tuple(Identity.from_seed(bytes([number]) * 32) for number in (7, 8, 9))
+TASK = "arithmetic"
+RUN = RunManifest(
+    name="fuzz",
+    task=TASK,
+    sampling={"group_size": 2, "max_prompt_tokens": 10, "max_completion_tokens": 6, "max_total_tokens": 12},
+    step={"other_tokenizers": "text", "own_groups": 1, "foreign_groups": 4},
+    wire={"codecs": tuple(CODECS)},
+)
+NEAR, FAR = "arithmetic:add", "arithmetic:sub"
+MIXED_RUN = RunManifest(name="fuzz", task=f"{NEAR}+{FAR}", step={"own_domain_share": 0.5, "foreign_groups": 4})
+SETTINGS = NodeSettings(model="none")
+MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No log lines of the package: what is refused a thousand times a second is no news."""
+    logger = logging.getLogger("ftis_node")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _problem(ref: PromptRef) -> TaskItem:
+    """The problems of the door's tests."""
+    if ref.index >= 1000 or ref.task != TASK:
+        raise KeyError(ref)
+    return TaskItem(ref=ref, prompt=PROMPT, answer="5")
+
+
+class InlineDisk:
+    """The disk's work, done at once."""
+
+    async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+
+class Worker:
+    """A worker of which nothing is asked."""
+
+    engine = state = worker_state = "off"
+    policy_version = restarts = 0
+    tokens_per_s = 0.0
+    learner_state = None
+
+
+class World:
+    """The node under attack. `answers` and `bodies` are what each hostile member gives to whoever asks."""
+
+    def __init__(self, folder: Path, manifest: RunManifest, domain: str) -> None:
+        self.home = Home(folder)
+        self.home.create()
+        self.swarm = LoopbackSwarm()
+        self.faults: list[Exception] = []
+        self.is_looked_at = True  # by all who can; else by the status loop alone
+        gossip = self.swarm.join(OWN.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards)
+        self.node = LightNode(
+            self.home, OWN, gossip, manifest=manifest, settings=SETTINGS, on_event=lambda *_: None, domain=domain
+        )
+        task = SimpleNamespace(resolve=_problem)
+        self.parts: Any = replace(
+            self.node.parts,
+            disk=InlineDisk(),
+            tokenizer=SpeakingTokenizer(),
+            task=task,
+            domain=self.node.parts.domain if domain else task,
+            scorer=_Scorer(),
+            strangers_scorer=_Scorer(),
+            generation=Worker(),
+            learner=SimpleNamespace(state=None, worker_state="off", restarts=0),
+        )
+        self.gossip: LoopbackGossip = gossip
+        self.gossip.guard.on_fault = lambda peer, place, error: self.faults.append(error)
+        self.members = [
+            self.swarm.join(one.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards)
+            for one in HOSTILE
+        ]
+        self.answers: dict[str, list[bytes]] = {one.peer_id: [] for one in HOSTILE}
+        self.bodies: dict[str, list[bytes]] = {one.peer_id: [] for one in HOSTILE}
+        self.intake = IntakeLoop(self.parts)
+        by_the_calendar(self.intake)
+        self.pull = PullLoop(self.parts, self.intake)
+
+    async def start(self) -> None:
+        """All members join; the node serves."""
+        served = Served(self.parts)
+        self.gossip.serve(
+            served.lookup,
+            on_confirm=served.confirmed,
+            answer=served.answer,
+            retell=served.retell,
+            is_refused=self.parts.peers.is_banned,
+            on_sent=served.sent,
+            on_refusal=served.announcement_refused,
+        )
+        await self.gossip.start()
+        for member in self.members:
+            self._arm(member)
+            await member.start()
+
+    def _arm(self, member: LoopbackGossip) -> None:
+        async def answer(peer_id: str, question: bytes) -> Sequence[bytes]:
+            open_question(question)  # what this node asks, an honest peer takes
+            return self.answers[member.peer_id]
+
+        async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:
+            return self.bodies[member.peer_id][: len(ids)]
+
+        member.serve(lookup, answer=answer, retell=lookup)
+
+    async def settle(self) -> None:
+        """What everybody who looks at the node sees of it, and what must hold after every case."""
+        await look_at(self.parts, at_all=self.is_looked_at)
+        for gossip in (self.gossip, *self.members):
+            assert not gossip.counters.serve_errors.get("fault"), "a served request failed by a fault"
+            bad = {reason for reason in gossip.counters.serve_errors if gossip is not self.gossip}
+            assert bad <= {"busy", "streams", "requests"}, f"an honest peer would refuse what is asked: {bad}"
+        if self.faults:
+            raise self.faults[0]
+        assert not self.gossip.guard.num_faults
+        check_bounds(self.pull)
+
+
+async def look_at(parts: Any, *, at_all: bool = True) -> None:
+    """The status, the event trail and the peer table; `at_all`: the table in all its forms."""
+    status = StatusLoop(parts)
+    document = json.loads((await status.refresh()).to_json())
+    json.dumps([document, status.peers()], allow_nan=False)
+    for event in read_events(parts.home.events):
+        assert text_of(event_line(event)).isprintable(), event
+    if not at_all:
+        return
+    rows = status.peers()
+    now = time.time()
+    for row in sorted_peers(rows):
+        shown = [span.text for span in peer_row(row, now=now)] + [text_of(one) for one in peer_lines(row, now=now)]
+        shown += [ban_words(row), _line(row), *screen(peer_document(parts.home, row["peer_id"], rows), now=now)]
+        assert all(text.isprintable() for text in shown), shown
+
+
+def check_bounds(pull: PullLoop) -> None:
+    """What is kept of peers is bounded, and holds only values that fit where they go."""
+    ear = pull.ear
+    assert len(ear.wants) <= 8192 + 1024
+    assert len(ear.senders()) <= 4096
+    for peer_id in ear.senders():
+        heard = ear.heard(peer_id)
+        assert 0 <= heard.highest < 2**63
+        assert len(heard.gaps) <= 64
+        assert all(1 <= gap.first <= gap.last < 2**63 for gap in heard.gaps)
+
+
+def by_the_calendar(intake: IntakeLoop, **changes: Any) -> None:
+    """Has the door ask for the time at each group: by default it has the machine's own clock at hand."""
+    for lane in (intake._known, intake._strangers):
+        lane.context = replace(lane.context, now=lambda: time.time(), **changes)
+
+
+@contextmanager
+def still_calendar(at: float = SEEDS_MADE_AT) -> Iterator[None]:
+    """Unix time stands."""
+    with patch("time.time", lambda: at):
+        yield
+
+
+@asynccontextmanager
+async def world(manifest: RunManifest = RUN, *, domain: str = "") -> AsyncIterator[World]:
+    """A started world; settled at the end, and gone."""
+    folder = Path(tempfile.mkdtemp(prefix="ftis-fuzz-", dir=MEMORY))
+    try:
+        with still_calendar():
+            made = World(folder, manifest, domain)
+            try:
+                await made.start()
+                yield made
+                await made.settle()
+            finally:
+                for gossip in (*made.members, made.gossip):
+                    await gossip.close()
+                await made.node._stack.aclose()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """A loop that runs meanwhile. What it raises ends the body, and is raised in a group."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(work)
+        yield
+        running.cancel()

@@ -1,0 +1,136 @@
+"""Peers whose key is RSA, secp256k1 or ECDSA, over real p2pd: they are counted, and nothing else comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import base58
+import pytest
+
+from ftis_node.gossip import FetchOutcome
+from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.control import Refused
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.names import Service, protocol, topic
+from ftis_node.records.identity import Identity, is_peer_id
+from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
+from tests.gossip.visitors import KEY_TYPES, Visitor, visiting
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ftis_node.gossip import Gossip
+
+RUN = "r"
+SECRET = bytes(range(32))
+
+
+@asynccontextmanager
+async def two_members(
+    folder: Path, *, secret: bytes | None = None, peers: tuple[str, ...] = ()
+) -> AsyncIterator[list[Libp2pGossip]]:
+    """Two members of a run that hear each other."""
+    nodes: list[Libp2pGossip] = []
+    try:
+        for name in ("a", "b"):
+            known = peers or (tuple(nodes[0].addresses) if nodes else ())
+            node = Libp2pGossip(
+                settings(folder / name, peers=known), identity=Identity.generate(), run_id=RUN, secret=secret
+            )
+            await node.start()
+            nodes.append(node)
+        await goes_on(nodes)
+        yield nodes
+    finally:
+        await asyncio.gather(*(node.close() for node in nodes))
+
+
+async def goes_on(nodes: list[Libp2pGossip]) -> None:
+    """Each node has the other for a member, hears it, and is served by it."""
+    for node, other in (nodes, nodes[::-1]):
+        await eventually(lambda node=node, other=other: _has(node, other.peer_id))
+        await announce_until_heard(other, [node], os.urandom(8))
+        shelf = Shelf(os.urandom(64))
+        other.serve(shelf.lookup)
+        assert (await node.fetch(other.peer_id, shelf.ids)).outcome is FetchOutcome.COMPLETE
+        assert node.process_id is not None
+        assert node.counters.restarts == 0
+
+
+async def _has(node: Gossip, peer_id: str) -> bool:
+    return peer_id in await node.members()
+
+
+@pytest.mark.parametrize(
+    ("key_type", "secret"),
+    [(key_type, None) for key_type in KEY_TYPES] + [("rsa", SECRET)],
+    ids=["rsa", "secp256k1", "ecdsa", "rsa-secret"],
+)
+async def test_a_visitor_with_another_key_is_counted_and_ignored(
+    tmp_path: Path, key_type: str, secret: bytes | None
+) -> None:
+    async with two_members(tmp_path, secret=secret) as nodes, visiting(tmp_path / "v", key_type) as visitor:
+        victim = nodes[0]
+        assert not is_peer_id(visitor.raw_id)
+        await visitor.dial(victim.addresses[0])
+        await eventually(lambda: victim.counters.non_ed25519.get("connection") == 1)
+        await _ask(visitor, victim, service=Service.HELLO)
+        await eventually(lambda: victim.counters.non_ed25519.get("stream") == 1)
+        await asyncio.sleep(5 * 0.1)  # looks of the roster
+        visitors_id = base58.b58encode(visitor.raw_id).decode()
+        assert visitors_id not in {peer.peer_id for peer in await victim.connected_peers()}
+        assert victim.counters.non_ed25519["connection"] == 1, "once for a connection, not at each look"
+        await goes_on(nodes)
+
+
+async def _ask(visitor: Visitor, victim: Libp2pGossip, *, service: Service) -> None:
+    """Opens a stream to a node, and reads until the node closes it."""
+    name = protocol(victim._run_name, service)
+    async with visitor.control.stream(victim.peer_id, name, timeout_s=10) as (reader, _):
+        assert await reader.read() == b"", "nothing is said to it"
+
+
+async def test_an_author_with_another_key_reaches_nobody_through_a_meeting_point(tmp_path: Path) -> None:
+    meeting_point = BootstrapNode(settings(tmp_path / "m", forward_s=0.1, check_s=0.2), identity=Identity.generate())
+    await meeting_point.start()
+    try:
+        addresses = tuple(meeting_point.addresses)
+        async with two_members(tmp_path, peers=addresses) as nodes, visiting(tmp_path / "v", "rsa") as visitor:
+            await visitor.dial(addresses[0])
+            await eventually(lambda: meeting_point.counters.non_ed25519.get("connection") == 1)
+            num_received = [node.counters.announcements_received for node in nodes]
+            async with visitor.control.subscribe(topic(RUN, 0)):  # a part of the mesh
+                while not all(node.counters.non_ed25519.get("message") for node in nodes):
+                    await visitor.control.publish(topic(RUN, 0), os.urandom(80))
+                    await asyncio.sleep(0.1)
+            assert not any(node.counters.non_ed25519.get("connection") for node in nodes), "it met none of them"
+            assert [node.counters.announcements_received for node in nodes] == num_received
+            await goes_on(nodes)
+            assert meeting_point._error is None
+            assert await meeting_point.connected_peers()
+    finally:
+        await meeting_point.close()
+
+
+@pytest.mark.parametrize(
+    "peer_id", ["", "nobody", "Qm" + "x" * 44, "0" * 52, "12D3KooW" + "1" * 44, "é" * 52, "1" * 99_999]
+)
+async def test_an_id_that_no_node_has_is_unreachable(tmp_path: Path, peer_id: str) -> None:
+    node = Libp2pGossip(settings(tmp_path / "n"), identity=Identity.generate(), run_id=RUN)
+    await node.start()
+    try:
+        assert (await node.fetch(peer_id, [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
+        assert (await node.ask(peer_id, b"?")).outcome is FetchOutcome.UNREACHABLE
+        assert not await node.confirm(peer_id, [bytes(32)])
+        session = node._link.session
+        assert session is not None
+        assert await session.speaks_run(peer_id, RUN, timeout_s=5) is False
+        assert await session.directory.join([peer_id]) == 0
+        with pytest.raises(Refused):
+            await session.control.connect(peer_id, [], timeout_s=1)
+    finally:
+        await node.close()

@@ -1,0 +1,247 @@
+"""Values of strangers that once ended a node, or could: entries of the directory, answers, announcements, a twin."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
+from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.gossip.names import bucket_key, topic
+from ftis_node.gossip.roster import Roster
+from ftis_node.gossip.standing import TWIN_WORDS
+from ftis_node.records.identity import Identity
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.shards import bucket_of
+from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from ftis_node.errors import RecordError
+
+RUN = "r"
+ODD = [
+    "/dns4/a_b.invalid/tcp/4001",
+    "/ip6/fe80::1%eth0/tcp/4001",
+    "/dns4/a..b/tcp/1",
+    "/ip4/1.2.3.4/tcp/" + "0" * 40,
+    "/",
+]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Libp2pGossip]]:
+    """A victim that looks often, and a member from which it hears."""
+    folder, nodes = tmp_path_factory.mktemp("g"), []
+    for name in ("v", "m"):
+        node = Libp2pGossip(
+            settings(folder / name, peers=tuple(nodes[0].addresses) if nodes else (), check_s=0.3, dial_timeout_s=2.0),
+            identity=Identity.generate(),
+            run_id=RUN,
+            limits=GossipLimits(max_announcement_bytes=512) if name == "v" else None,
+        )
+        await node.start()
+        nodes.append(node)
+    await announce_until_heard(nodes[1], [nodes[0]], b"hello")
+    yield nodes
+    await asyncio.gather(*(node.close() for node in nodes))
+
+
+async def _register(node: Libp2pGossip, identity: Identity, addresses: list[str]) -> None:
+    """Puts a member's entry into the directory, signed by `identity`."""
+    assert node._link.session is not None
+    dht, expires_at = node._link.session.directory._node, time.time() + 60
+    entry = seal(identity, EntryKind.MEMBER, RUN, pack_member(addresses, num_shards=1), expires_at=expires_at)
+    key = bucket_key(RUN, bucket_of(identity.peer_id))
+    assert await dht.store(key, entry, expires_at, subkey=identity.peer_id)
+
+
+async def _knows(node: Libp2pGossip, peer_id: str) -> bool:
+    return peer_id in await node.known_members()
+
+
+async def test_odd_addresses_in_the_directory_end_nobody(pair: list[Libp2pGossip], tmp_path: Path) -> None:
+    victim, member = pair
+    odd = [Identity.generate() for _ in range(3)]
+    for number, identity in enumerate(odd):
+        way = ODD[number:] + ODD[:number]
+        await _register(member, identity, [f"{address}/p2p/{identity.peer_id}" for address in way])
+    for identity in odd:
+        await eventually(lambda identity=identity: _knows(victim, identity.peer_id))
+    newcomer = Libp2pGossip(
+        settings(tmp_path / "n", peers=tuple(member.addresses), dial_timeout_s=2.0),
+        identity=Identity.generate(),
+        run_id=RUN,
+    )
+    await newcomer.start()
+    await eventually(lambda: _knows(newcomer, odd[0].peer_id))
+    await announce_until_heard(newcomer, [victim, member], os.urandom(8))
+    assert [node.counters.restarts for node in (victim, member, newcomer)] == [0, 0, 0]
+    assert [sum(node.guard.num_faults.values()) for node in (victim, member, newcomer)] == [0, 0, 0]
+    await newcomer.close()
+
+
+async def test_a_given_peer_whose_name_has_an_underscore_is_tried_again(tmp_path: Path) -> None:
+    peer = f"/dns4/ftis_boot.invalid/tcp/4001/p2p/{Identity.generate().peer_id}"
+    where = settings(tmp_path / "n", peers=(peer,), announce=("/dns4/my_host.invalid/tcp/4001",), dial_timeout_s=2.0)
+    node: Any
+    for node in (
+        Libp2pGossip(where, identity=Identity.generate(), run_id=RUN),
+        BootstrapNode(where, identity=Identity.generate()),
+    ):
+        await node.start()
+        assert node.addresses == [f"/dns4/my_host.invalid/tcp/4001/p2p/{node.peer_id}"]
+        if isinstance(node, Libp2pGossip):
+            await eventually(lambda node=node: node.state.state is SwarmPhase.SOLO)
+            assert "no bootstrap peer answers" in node.state.reason
+        await node.close()
+
+
+async def test_an_announcement_that_is_too_large_counts_and_its_sender_is_named(pair: list[Libp2pGossip]) -> None:
+    victim, member = pair
+    named: list[tuple[str, str]] = []
+
+    def on_refusal(peer_id: str, error: RecordError) -> None:
+        named.append((peer_id, error.reason))
+
+    victim.serve(Shelf().lookup, on_refusal=on_refusal)
+    before = victim.counters.announcements_refused
+    assert member._link.session is not None
+    for num_bytes in (513, 1024, 60_000):
+        await member._link.session.control.publish(topic(RUN, 0), bytes(num_bytes))
+    await eventually(lambda: victim.counters.announcements_refused == before + 3)
+    assert named == [(member.peer_id, "size")] * 3
+    await announce_until_heard(member, [victim], os.urandom(512))
+
+
+async def test_no_more_answers_are_taken_than_were_asked_for(pair: list[Libp2pGossip]) -> None:
+    victim, member = pair
+    num_given = 256
+
+    async def answer(peer_id: str, question: bytes) -> Sequence[bytes]:
+        return [b"x"] * num_given
+
+    member.serve(Shelf().lookup, answer=answer)
+    answered = await victim.ask(member.peer_id, b"?")
+    assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.COMPLETE)
+    num_given = 257
+    answered = await victim.ask(member.peer_id, b"?")
+    assert (len(answered.bodies), answered.outcome) == (256, FetchOutcome.TOO_LARGE)
+
+
+async def test_a_second_node_with_this_identity_is_named_by_both(
+    pair: list[Libp2pGossip], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity, peers = Identity.generate(), tuple(pair[0].addresses)
+    copies = [
+        Libp2pGossip(settings(tmp_path / name, peers=peers, check_s=0.3), identity=identity, run_id=RUN)
+        for name in ("original", "copy")
+    ]
+    await copies[0].start()
+    await eventually(lambda: copies[0].state.state is SwarmPhase.CONNECTED)
+    await asyncio.sleep(1.0)  # rounds of its own
+    assert TWIN_WORDS not in copies[0].state.reason
+    with caplog.at_level(logging.WARNING):
+        await copies[1].start()
+        for node in copies:
+            await eventually(lambda node=node: TWIN_WORDS in node.state.reason)
+        await asyncio.sleep(1.0)
+    warned = [record for record in caplog.records if TWIN_WORDS in record.getMessage()]
+    assert len(warned) == 2, "once by each"
+    assert identity.peer_id in warned[0].getMessage()
+    assert TWIN_WORDS not in pair[0].state.reason
+    await asyncio.gather(*(node.close() for node in copies))
+
+
+async def test_a_node_that_comes_back_is_not_taken_for_another(pair: list[Libp2pGossip], tmp_path: Path) -> None:
+    identity, peers = Identity.generate(), tuple(pair[0].addresses)
+    for life in ("first", "second"):
+        node = Libp2pGossip(settings(tmp_path / life, peers=peers, check_s=0.3), identity=identity, run_id=RUN)
+        await node.start()
+        await eventually(lambda node=node: node.state.state is SwarmPhase.CONNECTED)
+        await asyncio.sleep(1.0)
+        assert TWIN_WORDS not in node.state.reason
+        await node.close()
+
+
+async def test_two_loopback_nodes_with_one_identity_say_so() -> None:
+    swarm = LoopbackSwarm()
+    original, copy, other = (swarm.join(name, run_id=RUN) for name in ("a", "a", "b"))
+    for node in (original, copy, other):
+        await node.start()
+    assert [TWIN_WORDS in node.state.reason for node in (original, copy, other)] == [True, True, False]
+    await original.close()
+    assert await other.members() == ["a"]
+
+
+async def test_a_hello_that_fails_unexpectedly_ends_no_loop() -> None:
+    guard, asked = PeerGuard(), []
+
+    async def ask(peer_id: str) -> bool:
+        asked.append(peer_id)
+        if peer_id == "odd":
+            raise KeyError("nobody expected this")
+        return True
+
+    roster = Roster(ask, guard=guard)
+    for _ in range(3):
+        async with asyncio.TaskGroup() as group:
+            roster.update(["odd", "good"], group)
+    assert roster.members == ["good"]
+    assert asked.count("odd") == 1, "it waits after a fault"
+    assert guard.num_faults == {Place.HELLO: 1}
+
+    async def lost(peer_id: str) -> bool:
+        raise EOFError("p2pd is gone")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        async with asyncio.TaskGroup() as group:
+            Roster(lost, guard=guard).update(["good"], group)
+    assert isinstance(raised.value.exceptions[0], EOFError)
+
+
+async def test_a_message_that_fails_unexpectedly_is_its_authors_affair(
+    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, member = pair
+
+    def broken(message: Any, name: str) -> bytes:
+        raise IndexError("nobody expected this")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(victim, "_opened", broken)
+        await member.announce(b"odd")
+        await eventually(lambda: victim.guard.num_faults[Place.MESSAGE])
+    hearing = asyncio.create_task(hear(victim, b"well"))
+    while not hearing.done():
+        await member.announce(b"well")
+        await asyncio.wait({hearing}, timeout=0.3)
+    assert (await hearing).sender == member.peer_id
+
+
+async def test_a_pull_that_fails_unexpectedly_has_an_outcome(
+    pair: list[Libp2pGossip], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, member = pair
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("nobody expected this")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(victim, "_pull", broken)
+        assert (await victim.fetch(member.peer_id, [bytes(32)])).outcome is FetchOutcome.BROKEN
+        assert (await victim.ask(member.peer_id, b"?")).outcome is FetchOutcome.BROKEN
+        assert not await victim.confirm(member.peer_id, [bytes(32)])
+    assert {Place.PULL, Place.CATCH_UP, Place.CONFIRM} <= set(victim.guard.num_faults)

@@ -1,0 +1,240 @@
+"""A full node in this process over real p2pd, with one honest peer and one hostile peer that does all a peer can do.
+
+The workers are in this process, too, so that a step takes a fraction of a second. What is patched in the package takes
+hold in the node alone: members run in a context in which `in_member` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack, asynccontextmanager
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.delay import NO_DELAY
+from ftis_node.lab.in_process import InProcessMakers
+from ftis_node.lab.tiny import make_tiny
+from ftis_node.node import directory, peers_loop, repair, status
+from ftis_node.node import node as node_module
+from ftis_node.node.build import built_parts
+from ftis_node.node.makers import gossip_limits
+from ftis_node.node.plan import RunPlan
+from ftis_node.telemetry.faults import unhandled_errors
+from tests.attacks.member import Maker, Member
+from tests.gossip.helpers import eventually
+from tests.gossip.helpers import settings as network_settings
+from tests.injection.injector import in_member
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+    from pathlib import Path
+
+    from ftis_node.config.home import Home
+    from ftis_node.node.audit import AuditLoop
+    from ftis_node.node.directory import DirectoryLoop
+    from ftis_node.node.parts import Parts
+    from ftis_node.node.pull import PullLoop
+
+MANIFEST = """
+name = "injected"
+task = "arithmetic"
+[sampling]
+group_size = 2
+max_prompt_tokens = 32
+max_completion_tokens = 6
+max_total_tokens = 48
+[step]
+own_groups = 2
+foreign_groups = 4
+patience_s = 0.5
+other_tokenizers = "text"
+[optimizer]
+learning_rate = 1e-4
+[eval]
+every_steps = 0
+[wire]
+announcement_shards = 1
+"""
+QUICK = {"check_s": 0.6, "poll_s": 0.1, "dial_timeout_s": 2.0}
+PERIODS: list[tuple[Any, str, float]] = [
+    (directory, "LOOK_FOR_MEMBERS_S", 0.1),
+    (peers_loop, "PERIOD_S", 0.05),
+    (repair, "PERIOD_S", 0.2),
+    (repair, "SILENCE_S", 0.5),
+    (status, "PERIOD_S", 0.2),
+]
+HONEST_PERIOD_S = 0.15
+
+
+def node_settings(home: Home) -> NodeSettings:
+    """Of a node that trusts nobody and takes whatever comes."""
+    return NodeSettings.model_validate(
+        {
+            "model": str(home.root.parent / "tiny"),
+            "engine": "torch",
+            "device": "cpu",
+            "swarm": {
+                "linger_s": 0.0,
+                "small_swarm": 200,
+                "directory_period_s": 0.5,
+                "pull_timeout_s": 5.0,
+                "max_requests_per_minute": 100_000,
+            },
+            "door": {
+                "groups_a_minute": 60_000,
+                "strangers_groups_a_minute": 60_000,
+                "tokens_a_minute": 1e9,
+                "strangers_tokens_a_minute": 1e9,
+                "audit_share": 1.0,
+                "audit_folders": True,
+            },
+        }
+    )
+
+
+class Makers(InProcessMakers):
+    """Workers in this process, a network of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
+        self._folder = folder
+
+    def gossip(self, of: Any) -> Any:
+        return Libp2pGossip(
+            network_settings(self._folder / "node", **QUICK),
+            identity=of.identity,
+            run_id=of.manifest.run_id,
+            limits=gossip_limits(of.settings, of.manifest),
+        )
+
+
+class Victim:
+    """What the members of `tests/attacks/member.py` want to know of the node."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def addresses(self) -> list[str]:
+        return self._parts.gossip.addresses
+
+    async def until(self, condition: Callable[[], Any], *, within_s: float = 30.0) -> Any:
+        return await eventually(condition, within_s=within_s)
+
+    async def is_banned(self, peer_id: str) -> bool:
+        return self._parts.peers.is_banned(peer_id)
+
+
+class FullNode:
+    """The running node and its loops. `task` ends when the node does."""
+
+    def __init__(self) -> None:
+        self.parts: Parts
+        self.pull: PullLoop
+        self.directory: DirectoryLoop
+        self.audit: AuditLoop
+        self.faults: list[dict[str, Any]] = []
+        self.unhandled: list[str] = []  # what would end the daemon
+
+    async def run(self, home: Home, folder: Path, is_up: asyncio.Event) -> None:
+        """Until cancelled."""
+        plan = RunPlan(parse_manifest(MANIFEST, source="test"), "arithmetic", ())
+        async with built_parts(node_settings(home), plan, home, Makers(folder)) as self.parts:
+            on_fault = self.parts.guard.on_fault
+            assert on_fault is not None
+
+            def noted(peer_id: str, place: Any, error: Exception) -> None:
+                self.faults.append({"peer": peer_id, "place": place.value, "error": str(error)})
+                on_fault(peer_id, place, error)
+
+            self.parts.guard.on_fault = noted
+            with ExitStack() as stack:
+                stack.enter_context(unhandled_errors(lambda where, error: self.unhandled.append(f"{where}: {error!r}")))
+                for module, name, seconds in PERIODS:
+                    stack.enter_context(patch.object(module, name, seconds))
+                stack.enter_context(patch.object(node_module, "PullLoop", self._made(node_module.PullLoop, "pull")))
+                stack.enter_context(patch.object(node_module, "AuditLoop", self._made(node_module.AuditLoop, "audit")))
+                made_directory = self._made(node_module.DirectoryLoop, "directory", is_up)
+                stack.enter_context(patch.object(node_module, "DirectoryLoop", made_directory))
+                await node_module.run_loops(self.parts, steps=None)
+
+    def _made(self, kind: Any, name: str, made: asyncio.Event | None = None) -> Callable[..., Any]:
+        """Makes a loop as the node does, and keeps it here, too."""
+
+        def make(*arguments: Any) -> Any:
+            loop = kind(*arguments)
+            setattr(self, name, loop)
+            if made is not None:
+                made.set()
+            return loop
+
+        return make
+
+    def accepted_of(self, peer_id: str) -> int:
+        """Groups of a peer that were stored."""
+        figures = self.parts.figures.peers.get(peer_id)
+        return figures.accepted if figures else 0
+
+    def forgive(self, peer_ids: Iterable[str]) -> None:
+        """The next point finds these peers as if they had done nothing."""
+        guard, peers = self.parts.guard, self.parts.peers
+        for peer_id in peer_ids:
+            if not peers.is_trusted(peer_id):
+                peers.trust(peer_id)  # it would be banned within a second, and reach no further point
+        for pauses in (guard._pauses, self.pull._pauses, self.pull._repair._pauses):
+            pauses._pauses.clear()
+
+
+async def send_honestly(member: Member) -> None:
+    """Until cancelled: one group after the other."""
+    while True:
+        group = member.group(num_tokens=4)
+        envelope = member.envelope(group)
+        claim = member.claim(envelope.id, envelope.to_bytes(), number=group.number)
+        member.answers = lambda claim=claim: (claim,)
+        await member.gossip.announce(claim)
+        await asyncio.sleep(HONEST_PERIOD_S)
+
+
+def as_member(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """A task whose work is no part of the node."""
+    context = copy_context()
+    context.run(in_member.set, True)
+    return asyncio.create_task(work, context=context)
+
+
+async def stopped(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def prepared_home(home: Home) -> None:
+    """A home with a tiny model beside it."""
+    if not (home.root.parent / "tiny").exists():
+        make_tiny("s", home.root.parent / "tiny", scale=0.01)
+    home.create()
+
+
+@asynccontextmanager
+async def running_node(home: Home, folder: Path) -> AsyncIterator[tuple[FullNode, asyncio.Task[None]]]:
+    """The node in a task of its own, stopped in the end. Where it ended by itself, `task` has why."""
+    node, is_up = FullNode(), asyncio.Event()
+    task = asyncio.create_task(node.run(home, folder, is_up))
+    waiting = asyncio.create_task(is_up.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        task.result()
+    try:
+        yield node, task
+    finally:
+        await stopped(task)
+
+
+def maker_of(home: Home) -> Maker:
+    return Maker(home.root.parent / "tiny", parse_manifest(MANIFEST, source="test"))

@@ -1,0 +1,43 @@
+"""The same where weights cross the network: a generator serves the next version, a learner gives it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.swarm.peer_guard import Place
+from tests.gossip.helpers import eventually
+from tests.injection.injector import Injector
+from tests.injection.table import GENERATORS, LEARNERS
+from tests.node.test_weights import _one_model, _pair
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["_one_model"]  # the fixture of that file
+
+MAX_VERSIONS = 40
+NUM_BYTES = 64
+
+
+@pytest.mark.parametrize("points", [GENERATORS, LEARNERS], ids=["generator", "learner"])
+async def test_weights_arrive_whatever_a_question_or_an_offer_raises(tmp_path: Path, points: tuple[str, ...]) -> None:
+    injector, version = Injector(), 1
+    with ExitStack() as stack:
+        injector.install(points, stack)
+        async with _pair(tmp_path) as pair:
+            injector.arm(points, is_for_all=True)
+            while injector.armed and version < MAX_VERSIONS:
+                num_left = len(injector.armed)
+                await pair.offer(version, os.urandom(NUM_BYTES))
+                offered = version
+                await eventually(lambda num=num_left, v=offered: len(injector.armed) < num or pair.served[-1:] == [v])
+                version += 1
+            assert not injector.armed, f"not reached: {sorted(injector.armed)}"
+            await pair.offer(version, os.urandom(NUM_BYTES))
+            await eventually(lambda: pair.served[-1:] == [version])
+            faults = pair.generator.guard.num_faults if points is GENERATORS else pair.learner.gossip.guard.num_faults
+            assert faults == {Place.WEIGHTS if points is GENERATORS else Place.SERVE: len(points)}

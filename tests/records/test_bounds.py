@@ -1,0 +1,306 @@
+"""Every field of every message from a peer has its bound, and whatever a reader returns can be written again.
+
+The tables are held against the schema, so that a new field fails here until somebody has said what it may hold. The
+sources are searched for a second place where bytes become a message.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.errors import RecordError
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records import weights
+from ftis_node.records.bounds import BODIES, MAX_INTEGER, MAX_TIME_MS, TABLES, seconds
+from ftis_node.records.codec import CODECS, pack_group
+from ftis_node.records.envelope import (
+    Announcement,
+    Envelope,
+    PeerRecord,
+    open_announcement,
+    open_peer_record,
+    seal_peer_record,
+)
+from ftis_node.records.group import Group
+from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
+from ftis_node.records.question import Question, open_question
+from ftis_node.records.text_codec import pack_text_group, unpack_any
+from ftis_node.swarm.blame import blame_for
+from ftis_node.swarm.reputation import Conduct
+from ftis_node.validation import Refused, judge
+from tests.conftest import RUN_ID, TOKENIZER, make_group, make_text_group
+from tests.fuzz.targets import MANIFEST
+from tests.records.test_weights import make_offer
+from tests.validation.test_door import _context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PACKAGE = Path(__file__).parents[2] / "ftis_node"
+READING = Path("records/reading.py")
+PARSERS = {"ParseFromString", "FromString", "MergeFromString", "Parse", "ParseDict"}
+ME = Identity.from_seed(bytes(range(32)))
+NAMED = {"size", "parse", "version", "codec", "malformed", "signature"}
+ANNOUNCEMENT = Announcement(bytes(32), 1, 278, 5, bytes(8), 3, 1767225600.0, sender=ME.peer_id)
+RECORD = PeerRecord(RUN_ID, ME.peer_id, "n", "m", 1, TOKENIZER, "full", 1, 1, 1.0, 1767225600.0, "1")
+
+WILD = {
+    "int": st.one_of(
+        st.sampled_from([0, 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1, MAX_TIME_MS, MAX_TIME_MS + 1]),
+        st.integers(0, 2**64 - 1),
+    ),
+    "float": st.floats(width=32),
+    "bytes": st.one_of(st.binary(max_size=64), st.sampled_from([bytes(16), bytes(32), bytes(38), ME.peer])),
+    "text": st.one_of(st.text(max_size=40), st.just("x" * 1000), st.sampled_from(["full", "learner"])),
+}
+UINT32, ENUM, STRING, BYTES, FLOAT, MESSAGE = 13, 14, 9, 12, 2, 11  # google.protobuf.FieldDescriptorProto.Type
+
+
+def wild_field(field: Any) -> st.SearchStrategy[Any]:
+    """Values of one field that protobuf takes."""
+    if field.type == MESSAGE:
+        return st.fixed_dictionaries({}, optional={each.name: wild_field(each) for each in field.message_type.fields})
+    kind = {STRING: "text", BYTES: "bytes", FLOAT: "float"}.get(field.type, "int")
+    value = WILD[kind]
+    if field.type == UINT32:
+        value = value.filter(lambda number: number < 2**32)
+    if field.type == ENUM:
+        value = st.integers(0, 9)
+    return st.lists(value, max_size=4) if field.is_repeated else value
+
+
+def changed(kind: Any, data: bytes) -> st.SearchStrategy[bytes]:
+    """The message in `data` with a few fields that hold anything."""
+
+    def build(fields: dict[str, Any]) -> bytes:
+        message = kind.FromString(data)
+        for name in fields:
+            message.ClearField(name)
+        message.MergeFrom(kind(**fields))
+        return bytes(message.SerializeToString())
+
+    wild = {field.name: wild_field(field) for field in kind.DESCRIPTOR.fields if field.name != "schema"}
+    names = st.lists(st.sampled_from(sorted(wild)), max_size=3, unique=True)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: wild[name] for name in chosen})).map(build)
+
+
+def signed_record(body: bytes) -> bytes:
+    return bytes(pb.PeerRecord(body=body, signature=ME.sign(PEER_DOMAIN, body)).SerializeToString())
+
+
+def signed_offer(body: bytes) -> bytes:
+    return bytes(pb.WeightsOffer(body=body, signature=ME.sign(WEIGHTS_DOMAIN, body)).SerializeToString())
+
+
+RECORD_BODY = pb.PeerRecord.FromString(seal_peer_record(RECORD, ME)).body
+OFFER_BODY = pb.WeightsOffer.FromString(weights.seal_offer(make_offer(ME), ME)).body
+ASKED = Question(ME.peer_id, 2, 9, since=1767225600.0).to_bytes()
+ASKED_WEIGHTS = weights.WeightsQuestion(weights.WeightsPart.CHUNKS, bytes(32), 1, 2).to_bytes()
+READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any], Callable[[Any], bytes]]] = {
+    "announcement": (changed(pb.Announcement, ANNOUNCEMENT.to_bytes()), open_announcement, Announcement.to_bytes),
+    "question": (changed(pb.Question, ASKED), open_question, Question.to_bytes),
+    "record": (
+        changed(pb.PeerInfo, RECORD_BODY).map(signed_record),
+        open_peer_record,
+        lambda record: seal_peer_record(record, ME),
+    ),
+    "offer": (
+        changed(pb.WeightsInfo, OFFER_BODY).map(signed_offer),
+        weights.open_offer,
+        lambda offer: weights.seal_offer(offer, ME),
+    ),
+    "weights question": (
+        changed(pb.WeightsQuestion, ASKED_WEIGHTS),
+        weights.open_question,
+        weights.WeightsQuestion.to_bytes,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_a_reader_returns_can_be_written_and_read_again(name: str) -> None:
+    strategy, read, write = READERS[name]
+
+    @settings(max_examples=300, deadline=None)
+    @given(strategy)
+    def hold(data: bytes) -> None:
+        try:
+            value = read(data)
+        except RecordError as error:
+            assert error.reason in NAMED
+            return
+        assert read(write(value)) == value
+        for time_s in (getattr(value, field) for field in ("created_at", "since") if hasattr(value, field)):
+            assert Question(since=time_s).to_bytes()
+            assert datetime.fromtimestamp(time_s, tz=UTC)
+        for number in (getattr(value, field, 0) for field in ("number", "last_number", "policy_version", "version")):
+            assert (number or 0) <= MAX_INTEGER
+            assert Question(ME.peer_id, number or 0, number).to_bytes()
+
+    hold()
+
+
+BODY_SEEDS = [*(pack_group(make_group(ME), codec=codec) for codec in CODECS), pack_text_group(make_text_group(ME))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(BODY_SEEDS).flatmap(lambda data: changed(pb.Body, data)))
+def test_a_body_that_was_read_can_be_written_again(data: bytes) -> None:
+    try:
+        told = unpack_any(data)
+    except RecordError as error:
+        assert error.reason in NAMED
+        return
+    again = pack_group(told) if isinstance(told, Group) else pack_text_group(told)
+    assert unpack_any(again).created_at == told.created_at
+
+
+def test_every_field_of_every_message_has_a_bound() -> None:
+    for kind, table in TABLES.items():
+        assert set(table) == {field.name for field in kind.DESCRIPTOR.fields}, kind  # type: ignore[attr-defined]
+    for codec, table in BODIES.items():
+        assert set(table) == {field.name for field in pb.Body.DESCRIPTOR.fields}, codec
+    assert {*BODIES, pb.CODEC_UNSPECIFIED} == set(pb.Codec.values())
+    in_the_schema = {getattr(pb, name) for name in pb.DESCRIPTOR.message_types_by_name}
+    assert in_the_schema == {*TABLES, pb.Body, pb.Sampling}, "a message without a table cannot be read"
+
+
+def second_parsers(source: str) -> Iterator[int]:
+    """Lines that make a message of bytes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in PARSERS:
+            yield node.lineno
+
+
+def names_the_schema(source: str) -> bool:
+    imported = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return any("rollout_pb2" in alias.name for node in imported for alias in node.names)
+
+
+def test_bytes_become_a_message_in_one_place() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name, source = path.relative_to(PACKAGE), path.read_text()
+        if name.name == "rollout_pb2.py" or name == READING or not names_the_schema(source):
+            continue
+        assert name.parts[0] == "records", f"{name}: only records/ knows the schema"
+        assert list(second_parsers(source)) == [], f"{name} reads a message past the bounds"
+    assert list(second_parsers((PACKAGE / READING).read_text()))
+
+
+@pytest.mark.parametrize(
+    "line", ["pb.Body.FromString(data)", "message.ParseFromString(data)", "parse = pb.Body.FromString"]
+)
+def test_a_second_place_is_found(line: str) -> None:
+    assert list(second_parsers(line)) == [1]
+    assert names_the_schema(f"from ftis_node.records import rollout_pb2 as pb\n{line}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"created_ms": 2**64 - 1},
+        {"created_ms": MAX_TIME_MS + 1},
+        {"number": 2**63},
+        {"num_tokens": 524_289},
+        {"envelope_bytes": (4 << 20) + 1},
+        {"policy_version": 2**63},
+        {"tokenizer": b""},
+        {"tokenizer": bytes(9)},
+        {"attempt": 256},
+        {"sender": bytes(38)},
+    ],
+    ids=str,
+)
+def test_an_announcement_beyond_its_bounds_is_malformed(change: dict[str, Any]) -> None:
+    message = pb.Announcement.FromString(ANNOUNCEMENT.to_bytes())
+    for name, value in change.items():
+        setattr(message, name, value)
+    with pytest.raises(RecordError) as caught:
+        open_announcement(message.SerializeToString())
+    assert caught.value.reason == "malformed"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"last_number": 2**63},
+        {"policy_version": 2**64 - 1},
+        {"parameters": 2**63},
+        {"created_ms": 2**63},
+        {"tokens_per_s": math.nan},
+        {"tokens_per_s": math.inf},
+        {"tokens_per_s": -1.0},
+        {"role": "r" * 17},
+        {"name": "n" * 65},
+        {"model": "m" * 129},
+        {"software": "s" * 129},
+        {"peer": bytes(38)},
+    ],
+    ids=str,
+)
+def test_a_record_beyond_its_bounds_is_malformed(change: dict[str, Any]) -> None:
+    info = pb.PeerInfo.FromString(RECORD_BODY)
+    for name, value in change.items():
+        setattr(info, name, value)
+    with pytest.raises(RecordError) as caught:
+        open_peer_record(signed_record(info.SerializeToString()))
+    assert caught.value.reason == "malformed"
+
+
+def test_a_role_that_is_not_known_here_counts_as_none() -> None:
+    info = pb.PeerInfo.FromString(RECORD_BODY)
+    info.role = "observer"
+    assert open_peer_record(signed_record(info.SerializeToString())).role == ""
+
+
+def test_the_last_time_that_is_taken_is_in_the_calendar() -> None:
+    assert datetime.fromtimestamp(seconds(MAX_TIME_MS), tz=UTC).year == 9999
+    assert Question(since=seconds(MAX_TIME_MS) * 10).to_bytes() == Question(since=seconds(MAX_TIME_MS)).to_bytes()
+
+
+OF_ANOTHER_CODEC = [  # codec by name, and what does not belong to it
+    ("exact", {"texts": ["junk"]}),
+    ("exact", {"mean_logprobs": [-1.0]}),
+    ("exact", {"retells": bytes(32)}),
+    ("exact", {"id_planes": [b"junk"]}),
+    ("exact", {"logprob_planes": [b"junk"]}),
+    ("lossless", {"texts": ["junk"]}),
+    ("lossless", {"token_ids": bytes(20)}),
+    ("lossy", {"retells": bytes(32)}),
+    ("lossy", {"logprobs": bytes(20)}),
+    ("text", {"id_planes": [b"junk"]}),
+    ("text", {"version_spans": [0, 1]}),
+]
+
+
+@pytest.mark.parametrize(("codec", "fields"), OF_ANOTHER_CODEC, ids=str)
+async def test_a_body_with_fields_of_another_codec_is_refused_and_costs_who_hands_it_over(
+    codec: Any, fields: dict[str, Any]
+) -> None:
+    told = pack_text_group(make_text_group(ME)) if codec == "text" else pack_group(make_group(ME), codec=codec)
+    assert unpack_any(told), "without them it is sound"
+    body = told + pb.Body(**fields).SerializeToString()
+    envelope = Envelope(id=b"", body=body, signature=ME.sign(ENVELOPE_DOMAIN, body))
+    verdict = await judge(envelope.to_bytes(), _context(manifest=MANIFEST))
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "malformed"
+    blamed = blame_for("malformed", origin="relay", sender=verdict.sender, signed=verdict.signed)
+    assert blamed == ("relay", Conduct.REFUSED)
+
+
+async def test_a_sender_of_the_right_length_that_is_no_peer_id_is_refused_and_raises_nothing() -> None:
+    """Nothing could check its signature: it went through to where a peer id is read, and that raised."""
+    body = pb.Body.FromString(pack_group(make_group(ME, run_id=MANIFEST.run_id)))
+    body.sender = bytes(38)
+    told = body.SerializeToString()
+    verdict = await judge(Envelope(b"", told, bytes(64)).to_bytes(), _context(manifest=MANIFEST))
+    assert isinstance(verdict, Refused)
+    assert verdict.refusal.reason == "malformed"

@@ -1,0 +1,221 @@
+"""What a peer's values raise is counted, paused and charged; what is the node's own fault passes through."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import sqlite3
+
+import pytest
+
+from ftis_node.errors import DamagedError, MachineError, RecordError, WorkerDiedError
+from ftis_node.swarm.peer_guard import FIRST_PAUSE_S, MAX_KINDS, PeerGuard, Place, is_own
+
+PEER = "12D3KooWpeer"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_exception_is_swallowed_counted_and_charged_once() -> None:
+    charged: list[tuple[str, Place, str]] = []
+    guard = PeerGuard(lambda peer_id, place, error: charged.append((peer_id, place, str(error))))
+    with guard.work_for(PEER, Place.PULL) as work:
+        raise OverflowError("too large")
+    assert work.failed
+    assert charged == [(PEER, Place.PULL, "too large")]
+    assert guard.num_faults == {Place.PULL: 1}
+
+
+def test_work_that_succeeds_is_not_counted() -> None:
+    guard = PeerGuard()
+    with guard.work_for(PEER, Place.PULL) as work:
+        result = 1
+    assert result == 1
+    assert not work.failed
+    assert guard.may_work(PEER)
+    assert not guard.num_faults
+
+
+def test_a_peer_pauses_for_twice_as_long_after_each_fault() -> None:
+    clock = Clock()
+    guard = PeerGuard(clock=clock)
+    for num_before in range(3):
+        with guard.work_for(PEER, Place.HELLO):
+            raise ValueError("bad")
+        assert not guard.may_work(PEER)
+        assert guard.may_work("another peer")
+        clock.now += FIRST_PAUSE_S * 2**num_before - 0.1
+        assert not guard.may_work(PEER)
+        clock.now += 0.2
+        assert guard.may_work(PEER)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MachineError("no memory"),
+        DamagedError("a damaged file"),
+        WorkerDiedError("the learner ended"),
+        sqlite3.OperationalError("database or disk is full"),
+        sqlite3.DatabaseError("database disk image is malformed"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        ExceptionGroup("several", [ValueError("a peer's"), OSError(errno.EIO, "Input/output error")]),
+        asyncio.CancelledError(),
+        KeyboardInterrupt(),
+    ],
+)
+def test_the_nodes_own_faults_pass_through(error: BaseException) -> None:
+    guard = PeerGuard()
+    with pytest.raises(type(error)), guard.work_for(PEER, Place.STORE):
+        raise error
+    assert not guard.num_faults
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        sqlite3.DataError("string or blob too big"),
+        sqlite3.IntegrityError("constraint"),
+        OverflowError("Python int too large to convert to SQLite INTEGER"),
+        RecursionError("deep"),
+        UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
+        RecordError("parse", "no envelope"),
+        OSError(errno.ECONNRESET, "reset"),
+        AssertionError("impossible"),
+        ExceptionGroup("several", [ValueError("a"), KeyError("b")]),
+    ],
+)
+def test_what_a_value_can_bring_about_is_the_peers(error: Exception) -> None:
+    assert not is_own(error)
+    with PeerGuard().work_for(PEER, Place.STORE) as work:
+        raise error
+    assert work.failed
+
+
+def test_a_caller_names_what_else_passes() -> None:
+    guard = PeerGuard()
+    with pytest.raises(EOFError), guard.work_for(PEER, Place.HELLO, passes=(OSError, EOFError)):
+        raise EOFError("p2pd is gone")
+
+
+def test_what_the_machine_lacked_is_counted_but_charged_to_nobody() -> None:
+    charged: list[str] = []
+    guard = PeerGuard(lambda peer_id, place, error: charged.append(peer_id))
+    for error in (OSError(errno.EMFILE, "Too many open files"), MemoryError()):
+        with guard.work_for(PEER, Place.SERVE) as work:
+            raise error
+        assert work.failed
+    assert guard.num_faults[Place.SERVE] == 2
+    assert charged == []
+
+
+def test_each_kind_is_logged_once_and_the_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    guard = PeerGuard()
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            with guard.work_for(PEER, Place.RECORD):
+                raise ValueError("the same")
+        assert len(caplog.records) == 1
+        assert "failed at record" in caplog.text
+        for number in range(2 * MAX_KINDS):
+            with guard.work_for(PEER, Place.RECORD):
+                raise type(f"Error{number}", (Exception,), {})
+    assert len(caplog.records) == MAX_KINDS
+
+
+async def test_work_that_is_cancelled_ends() -> None:
+    guard, began = PeerGuard(), asyncio.Event()
+
+    async def work() -> None:
+        while True:
+            with guard.work_for(PEER, Place.PULL):
+                began.set()
+                await asyncio.Event().wait()
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work())
+        await began.wait()
+        task.cancel()
+    assert task.cancelled()
+    assert not guard.num_faults
+
+
+async def test_an_error_while_work_is_cancelled_does_not_hide_the_cancellation() -> None:
+    """A clean-up that fails would else leave a task that goes on, and a node that never ends."""
+    guard, began = PeerGuard(), asyncio.Event()
+
+    async def work() -> None:
+        while True:
+            with guard.work_for(PEER, Place.PULL):
+                try:
+                    began.set()
+                    await asyncio.Event().wait()
+                finally:
+                    raise ValueError("of the clean-up")
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work())
+        await began.wait()
+        task.cancel()
+    assert task.cancelled()
+    assert guard.num_faults == {Place.PULL: 1}
+
+
+async def test_a_time_limit_around_guarded_work_holds() -> None:
+    guard = PeerGuard()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            with guard.work_for(PEER, Place.PULL):
+                try:
+                    await asyncio.sleep(5)
+                finally:
+                    raise ValueError("of the clean-up")
+
+
+async def test_a_time_limit_inside_of_guarded_work_is_the_peers_fault() -> None:
+    guard = PeerGuard()
+    with guard.work_for(PEER, Place.PULL) as work:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(5)
+    assert work.failed
+    assert guard.num_faults == {Place.PULL: 1}
+
+
+async def test_a_failed_task_group_of_a_peer_is_its_fault() -> None:
+    guard = PeerGuard()
+
+    async def fails() -> None:
+        raise LookupError("unexpected")
+
+    with guard.work_for(PEER, Place.HELLO) as work:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fails())
+            tasks.create_task(asyncio.sleep(5))
+    assert work.failed
+
+
+def test_a_failure_to_charge_a_peer_is_logged_and_swallowed(caplog: pytest.LogCaptureFixture) -> None:
+    def charge(peer_id: str, place: Place, error: Exception) -> None:
+        raise UnicodeEncodeError("utf-8", peer_id, 0, 1, "surrogates not allowed")
+
+    guard = PeerGuard(charge)
+    with guard.work_for(PEER, Place.STORE) as work:
+        raise ValueError("bad")
+    assert work.failed
+    assert not guard.may_work(PEER), "it pauses all the same"
+    assert "UnicodeEncodeError" in caplog.text
+
+
+def test_a_disk_that_fails_while_a_peer_is_charged_is_the_nodes_own_fault() -> None:
+    def charge(peer_id: str, place: Place, error: Exception) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), PeerGuard(charge).work_for(PEER, Place.STORE):
+        raise ValueError("bad")

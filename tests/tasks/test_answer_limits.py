@@ -1,0 +1,99 @@
+r"""Limits of an answer: what is too costly for a parser is a wrong answer at once, and honest answers stay within them.
+
+A sample of real-looking answers is here; `python -m tests.tasks.test_answer_limits FILE...` checks whole data sets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftis_node.tasks.answer_limits import MAX_CHARS, is_within_limits
+from ftis_node.tasks.math_answers import answers_agree
+from ftis_node.tasks.rg import ReasoningGymTask
+from tests.tasks.bombs import BOMBS
+
+MOST_S = 0.1
+HONEST = (
+    *("72", "-3", "1,080", "0.5", "$18", "10 apples", "The answer is $72$.", r"\boxed{72}", "1234567.89", "50\\%"),
+    *(r"\left( 3, \frac{\pi}{2} \right)", r"\begin{pmatrix} -1/3 \\ 2/3 \\ 5/3 \end{pmatrix}", "p - q", "(3,4]"),
+    *("x^8 + x^7 + x^6 + x^5 + x^4 + x^3 + x^2 + x + 1", r"11,\! 111,\! 111,\! 100", r"(-\infty, 2) \cup (3, \infty)"),
+    *(r"\frac{3 + \sqrt{17}}{4}", r"2^{2005}", r"3^{100} - 1", r"\binom{10}{3}", "10!"),
+    *(r"\frac{12!}{5! 7!}", "(x+1)^{10}"),
+    *(r"\sqrt[3]{2} + \sqrt{5}", r"\sin^2 x + \cos^2 x", r"e^{-x^2}", r"\log_2 3", r"\log_{10} 1000000", "90^\\circ"),
+    *(r"\text{Evelyn}", "6 - 5i"),
+    *(r"\frac{1}{1 + \frac{1}{2}}", r"|x - 3|", "x = 5", r"\{1, 2, 3, 5, 7\}", "(x+y+z)^4", r"\frac{(n+1)!}{2}", "n!"),
+    *("$$x^3+3x-6$$", r"\[ \boxed{\frac{9}{7}} \]"),
+    *(r"\begin{pmatrix} 1 & 0 & 0 \\ 0 & 1 & 0 \\ 0 & 0 & 1 \end{pmatrix}",),
+    *(r"|x - 3| + |y|^2", r"\lfloor 3.7 \rfloor^2"),
+    *(r"(x-2)(x+2)(x^2+4)", r"x^{1/3}", r"4\pi r^2 h", r"2\sqrt{2 + \sqrt{3}}"),
+    *("1.5 \\times 10^{12}", "12*51 - 37 - 94"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", HONEST)
+def test_honest_answers_stay_within_the_limits(answer: str) -> None:
+    assert is_within_limits(answer)
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_is_a_wrong_answer_at_once(bomb: str) -> None:
+    began = time.process_time()
+    assert not is_within_limits(bomb)
+    for answer in (bomb, f"${bomb}$", f"\\boxed{{{bomb}}}"):
+        assert not answers_agree("72", answer)
+        assert not answers_agree("x^2 + 1", answer)
+    assert time.process_time() - began < MOST_S
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "^" * MAX_CHARS,
+        "{" * MAX_CHARS,
+        "\\",
+        "2^",
+        "^2",
+        "",
+        ".",
+        "\\sqrt[",
+        "\\frac{1",
+        "/",
+        ")(",
+        "!",
+        "\u0663^\u0663",
+    ],
+)
+def test_whatever_is_read_ends_in_an_answer(text: str) -> None:
+    assert is_within_limits(text) in (True, False)
+
+
+def test_the_limits_hold_for_the_parsed_tasks_of_reasoning_gym() -> None:
+    task = ReasoningGymTask("simple_integration")
+    item = task[0]
+    assert task.score(item, f"<think></think><answer>{item.answer}</answer>") == 1.0
+    began = time.process_time()
+    assert task.score(item, "<think></think><answer>(x + 1)**999*(x + 2)**999</answer>") == 0.0
+    assert time.process_time() - began < MOST_S
+
+
+def _answers(file: Path) -> list[str]:
+    """The reference of each line, and what stands in a box in its solution."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    references = [row["answer"].rpartition("####")[2].strip() for row in rows]
+    box = r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+    return references + [boxed for row in rows for boxed in re.findall(box, row.get("solution", ""))]
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        answers = _answers(Path(name))
+        dressed = [form.format(answer) for answer in answers for form in ("{}", "${}$", r"\boxed{{{}}}", "It is ${}$.")]
+        beyond = [answer for answer in dressed if not is_within_limits(answer)]
+        counts = f"{len(answers)} answers, {len(dressed)} forms, {len(beyond)} beyond the limits"
+        print(f"{name}: {counts}: {beyond[:5]}")  # noqa: T201
