@@ -35,7 +35,7 @@ def _named_by(part: str) -> list[str]:
     except OSError as error:
         raise ValueError(f"the file of peers {path} cannot be read ({error.strerror})") from None
     except FileError as error:
-        raise ValueError(f"the file of peers {path} cannot be read ({error})") from None
+        raise ValueError(f"the file of peers cannot be read: {error}") from None
     if "\x00" in text:
         raise ValueError(f"the file of peers {path} is no list of at most {MAX_FILE_BYTES >> 10} KiB of text")
     lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]

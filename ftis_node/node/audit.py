@@ -77,8 +77,8 @@ class AuditLoop:
             return False
         if any(completion.mean_logprob is not None for completion in group.completions):
             return False
-        if group.weights_of == parts.identity.peer_id:
-            return True
+        if group.weights_of == parts.identity.peer_id:  # an honest follower may have the former weights of a number
+            return version == 0 or version > parts.figures.last_reused_version
         is_named = bool(HUB_ID.fullmatch(parts.source.name)) or parts.settings.door.audit_folders
         return version == 0 and is_named and group.model == parts.source.name
 

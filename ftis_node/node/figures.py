@@ -81,6 +81,7 @@ class Figures:
     skipped_prompts: int = 0
     step: int = 0
     policy_version: int = 0
+    last_reused_version: int = 0  # up to it a number may mean two sets of weights: the learner went back and on
     saved_step: int | None = 0  # of the newest checkpoint; the groups of later steps may be needed again
     last_report: StepReport | None = None
     mismatch_report: StepReport | None = None  # the last one that measured it

@@ -203,6 +203,7 @@ class TrainLoop:
             log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
         await self._release_poisoned()
         self._parts.slots.hold(self._parts.reader.own_held())
+        self._parts.figures.last_reused_version = self.step + 1  # weights are offered before their step is noted
         if state.last_report is not None and state.step > self.step:
             await self._note(
                 state.last_report

@@ -24,7 +24,7 @@ from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.models import model_fingerprint
 from ftis_node.node.background import in_background
 from ftis_node.node.waits import waiting_for
-from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
+from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.weights import WeightsOffer, WeightsPart, open_question, seal_offer
 from ftis_node.swarm.transit import outdated_offers
 
@@ -198,13 +198,16 @@ class OfferLoop:
 def newest_offered(parts: Parts) -> int | None:
     """The newest version of this node's weights that an honest follower may name; None where this node offers none.
 
-    A version is offered before its step is done with, and a learner that died may go back by as many steps as its
-    checkpoints leave out, while its followers keep what they had.
+    Until the learner says which version it has, any. A version is offered before its step is done with, and a learner
+    that died may go back by as many steps as its checkpoints leave out, while its followers keep what they had.
     """
     if parts.settings.role != "learner":
         return None
-    learner = parts.settings.learner
-    return parts.figures.policy_version + 1 + learner.checkpoint_every_steps * learner.keep_checkpoints
+    state, learner = parts.learner.state, parts.settings.learner
+    if state is None:
+        return MAX_INTEGER
+    version = max(state.policy_version, parts.figures.policy_version)
+    return version + 1 + learner.checkpoint_every_steps * learner.keep_checkpoints
 
 
 def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Digests:

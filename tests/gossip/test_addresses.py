@@ -206,8 +206,8 @@ def test_a_dial_that_fails_unexpectedly_is_that_peers_affair(tmp_path: Path) -> 
 def test_a_file_of_peers_is_a_short_text(tmp_path: Path) -> None:
     file = tmp_path / "peers"
     file.write_text("# none\n" * 20_000)
-    for path in (Path("/dev/zero"), file):
-        with pytest.raises(ValueError, match="no list") as raised:
+    for path, why in ((Path("/dev/zero"), "no regular file"), (file, "larger than")):
+        with pytest.raises(ValueError, match=why) as raised:
             read_peers(f"@{path}")
         assert len(str(raised.value)) < 200
 

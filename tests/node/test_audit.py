@@ -48,7 +48,12 @@ class Rig:
             source=SimpleNamespace(name=model),
             settings=SimpleNamespace(door=DoorSection.model_validate({"audit_share": 1.0, **door})),
             manifest=SimpleNamespace(step=SimpleNamespace(share="vertical")),
-            figures=SimpleNamespace(policy_version=version, refused=Counter[str](), peer=lambda peer_id: self.peer),
+            figures=SimpleNamespace(
+                policy_version=version,
+                last_reused_version=0,
+                refused=Counter[str](),
+                peer=lambda peer_id: self.peer,
+            ),
             events=SimpleNamespace(write=lambda name, **fields: self.events.append(name)),
             learner=SimpleNamespace(audit=self._reply),
             buffer=SimpleNamespace(release_audited=lambda group_id: not self.released.append(group_id)),
@@ -125,6 +130,16 @@ async def test_a_followers_group_is_compared_with_the_version_that_it_names() ->
     rig = Rig(kl=0.0, version=3)
     await rig.run(replace(of_ours, group=replace(of_ours.group, weights_of=ANN.peer_id)))
     assert rig.asked == 0
+
+
+async def test_a_version_that_a_restarted_learner_made_again_accuses_nobody() -> None:
+    claim = accepted(model="any", version=3)
+    claim = replace(claim, group=replace(claim.group, weights_of=OURS))
+    for reused, asked in ((2, 1), (3, 0)):
+        rig = Rig(kl=9.0, version=3)
+        rig.parts.figures.last_reused_version = reused
+        await rig.run(claim)
+        assert rig.asked == asked
 
 
 async def test_every_claim_of_our_weights_by_a_stranger_is_compared() -> None:

@@ -27,7 +27,8 @@ from ftis_node.node.disk import Disk
 from ftis_node.node.figures import Figures
 from ftis_node.node.weights_fetch import MAX_WRONG_CHUNKS, Download, OfferGoneError
 from ftis_node.node.weights_follow import FollowLoop
-from ftis_node.node.weights_offer import OfferLoop
+from ftis_node.node.weights_offer import OfferLoop, newest_offered
+from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
 from ftis_node.records.weights import WeightsPart, open_offer, open_question, seal_offer
 from ftis_node.swarm.peer_guard import PeerGuard
@@ -435,3 +436,13 @@ async def test_a_contradiction_is_a_record_error(tmp_path: Path) -> None:
             await Download(
                 pair.generator.gossip, replace(offer, chunks_sha256=bytes(32)), tmp_path / "partial", pause_s=0.01
             ).run()
+
+
+def test_a_learner_that_is_starting_refuses_no_version_of_its_followers(tmp_path: Path) -> None:
+    learner = SimpleNamespace(state=None)
+    parts: Any = SimpleNamespace(settings=NodeSettings(model="m", role="learner"), figures=Figures(), learner=learner)
+    assert newest_offered(parts) == MAX_INTEGER, "it does not know yet which it had"
+    learner.state = SimpleNamespace(policy_version=74)
+    assert newest_offered(parts) == 74 + 1 + 2, "before the train loop has noted it"
+    parts.figures.policy_version = 80
+    assert newest_offered(parts) == 80 + 1 + 2
