@@ -270,9 +270,16 @@ def test_own_groups_that_a_peer_has_are_delivered(buffer: ReplayBuffer, reader: 
     assert reader.figures().released == {"delivered": 1}
 
 
+def test_a_commit_waits_for_the_disk(buffer: ReplayBuffer) -> None:
+    full = 2  # by SQLite's documentation
+    assert buffer._db.execute("PRAGMA synchronous").fetchone()[0] == full
+    assert buffer._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+
+
 def test_the_oldest_foreign_groups_make_room(buffer: ReplayBuffer, reader: ReplayReader) -> None:
     fill(buffer, own=2, ann=4)
-    assert len(buffer.evict_foreign(keep=3)) == 1
+    oldest = min(c.arrival for c in buffer._candidates() if not c.own)
+    assert [c.arrival for c in buffer.evict_foreign(keep=3)] == [oldest]
     assert reader.ready_counts() == (2, 3)
     assert reader.figures().released == {"evicted": 1}
 

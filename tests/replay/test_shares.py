@@ -39,6 +39,12 @@ def test_the_only_peer_may_hold_all_and_one_of_many_its_share() -> None:
     assert kept(many, choose_evicted(many, keep=40, cap=trusted))["loud"] == 20
 
 
+def test_of_peers_within_their_shares_the_oldest_of_who_has_most_go() -> None:
+    ready = groups("ann", 5) + groups("bob", 5, start=1000) + groups("cat", 4)
+    evicted = choose_evicted(ready, keep=12, cap=ShareCap(share=0.5))
+    assert {(c.sender, c.arrival) for c in evicted} == {("ann", 0), ("bob", 0)}
+
+
 def test_nobody_goes_while_there_is_room() -> None:
     ready = groups("ann", 3) + groups("bob", 2)
     assert choose_evicted(ready, keep=12, cap=ShareCap(share=0.25)) == []
