@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftis_node.config.budget import BudgetSection
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
@@ -17,7 +18,7 @@ from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.delay import NO_DELAY
 from ftis_node.lab.in_process import InProcessMakers
-from ftis_node.node.budget import GenerateBudget
+from ftis_node.node.budget import GenerateBudget, generate_budget
 from ftis_node.node.build import built_parts
 from ftis_node.node.node import run_loops
 from ftis_node.node.patience import Outlook, StepNeeds, may_start, never_starts, shares_of_step, stand_in
@@ -76,6 +77,15 @@ def test_a_budget_is_used_up_and_little_more_in_however_many_lives(
 def test_groups_of_one_size_overshoot_by_less_than_one() -> None:
     assert sum(drive(GenerateBudget(100), [24] * 99, places=8)) == 120
     assert sum(drive(GenerateBudget(96), [24] * 99, places=8)) == 96
+
+
+def test_what_the_home_has_made_counts_after_a_restart() -> None:
+    used_up = generate_budget(BudgetSection(generate_tokens=96), num_tokens=96, num_groups=4)
+    assert used_up.is_used_up and not used_up.may_begin
+    assert (
+        sum(drive(generate_budget(BudgetSection(generate_tokens=96), num_tokens=72, num_groups=3), [24] * 9, places=1))
+        == 24
+    )
 
 
 def test_without_a_limit_there_is_no_end() -> None:
