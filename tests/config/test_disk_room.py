@@ -38,6 +38,15 @@ def test_a_file_is_as_it_was_where_the_new_one_finds_no_room(tmp_path: Path, ful
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
+def test_who_reads_a_file_that_is_replaced_reads_the_old_one_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("old")
+    with path.open() as reader:
+        replace_file(path, b"new")
+        assert (reader.read(), path.read_text()) == ("old", "new")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_no_half_identity_is_left(tmp_path: Path, full: None) -> None:
     with pytest.raises(OSError, match="No space"):
         Identity.load_or_create(tmp_path / "identity.key")

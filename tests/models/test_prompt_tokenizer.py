@@ -100,6 +100,12 @@ def swap_two_tokens(tokenizer_json):
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
 
 
+def swap_two_bytes_that_no_text_has(tokenizer_json):
+    vocabulary = tokenizer_json["model"]["vocab"]
+    zero, one = "\u0100", "\u0101"  # how byte-level tokenizers write bytes 0 and 1
+    vocabulary[zero], vocabulary[one] = vocabulary[one], vocabulary[zero]
+
+
 def drop_last_merge(tokenizer_json):
     tokenizer_json["model"]["merges"].pop()
 
@@ -112,7 +118,9 @@ def normalise_nothing(tokenizer_json):
     tokenizer_json["normalizer"] = None
 
 
-@pytest.mark.parametrize("change", [swap_two_tokens, drop_last_merge, split_nothing, normalise_nothing])
+@pytest.mark.parametrize(
+    "change", [swap_two_tokens, swap_two_bytes_that_no_text_has, drop_last_merge, split_nothing, normalise_nothing]
+)
 def test_fingerprint_sees_what_changes_the_ids(tokenizer, change):
     from tokenizers import Tokenizer
 

@@ -12,6 +12,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.report.curves import ticks
+from ftis_node.report.figures import mean
 from ftis_node.report.moments import MAX_FIRST, MAX_LAST, MomentLog
 from ftis_node.report.reasons import REASONS
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
@@ -104,6 +105,11 @@ def test_the_figures_are_those_of_the_trail(page: Page) -> None:
     assert first[6:9] == ["18", "30", "600"]
     (idle,) = [row for row in rows if row[0] == "13–18"]
     assert idle[-1] == "5"
+
+
+def test_what_is_not_known_is_no_part_of_a_mean() -> None:
+    assert mean([1.0, None, 3.0]) == 2.0
+    assert mean([None]) is None
 
 
 def test_a_chart_ends_where_the_trail_ends(page: Page) -> None:

@@ -28,6 +28,12 @@ def test_a_copy_is_found_whoever_was_first(first: str, copier: str, found: Copy 
     assert copycats.judge(copier, "sum/1", [told("a"), told("x")]) is found
 
 
+def test_who_was_first_stays_first() -> None:
+    copycats = catalogue(told("a"), sender="me")
+    copycats.remember("bob", "sum/1", [told("a"), told("x"), told("y"), told("z")])  # few enough that it passed
+    assert copycats.judge("cat", "sum/1", [told("a")]) is Copy.OURS
+
+
 def test_one_of_four_may_be_equal_and_two_may_not() -> None:
     copycats = catalogue(told("a"), told("b"))
     assert copycats.judge("bob", "sum/1", [told("a"), told("x"), told("y"), told("z")]) is None

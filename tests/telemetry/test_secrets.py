@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.cli.app import run
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry import secrets
 from ftis_node.telemetry.events import EventTrail
@@ -84,6 +85,14 @@ def test_log_lines_and_tracebacks_have_none(capsys: pytest.CaptureFixture[str]) 
     assert said.count(HIDDEN) == 3
     assert said.count("ValueError: cannot use b'<secret>'") == 2
     assert SEED.hex() not in said and repr(SEED)[2:-1] not in said
+
+
+@pytest.mark.usefixtures("logging_again")
+def test_an_error_of_the_command_line_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--home", f"/no/home/{SEED.hex()}"]) == 2
+    assert capsys.readouterr().err == (
+        f"ftis-node: no node has run with the home /no/home/{HIDDEN}: give the right one with --home\n"
+    )
 
 
 def test_events_and_statuses_have_none(tmp_path: Path) -> None:
