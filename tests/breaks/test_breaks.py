@@ -1,0 +1,97 @@
+"""The list of breaks is whole, and fits the present tree: a changed line may make a patch stale."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import UsageError
+from tests.breaks.__main__ import summary
+from tests.breaks.patches import FOLDER, ROOT, Break, all_breaks, chosen, read_break
+from tests.breaks.running import IN_MAKE_TEST, SCENARIOS, SUMMARY, Outcome, Result
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PACKAGES = {path.name for path in (ROOT / "ftis_node").iterdir() if (path / "__init__.py").exists()}
+LEAST, LEAST_IN_IMPORTANT = 2, 4
+IMPORTANT = {"algorithms", "learner", "validation", "replay", "gossip", "node"}
+MOST_CHANGED_LINES, MOST_IN_A_FOLDER = 5, 20
+BASE = "base"  # the folder of breaks of files.py and errors.py
+BREAKS = all_breaks()
+
+
+def test_every_package_has_breaks() -> None:
+    counts = Counter(one.package for one in BREAKS)
+    assert set(counts) - {BASE} == PACKAGES
+    wanted = {package: LEAST_IN_IMPORTANT if package in IMPORTANT else LEAST for package in PACKAGES}
+    assert {package for package, least in wanted.items() if counts[package] < least} == set()
+
+
+def test_each_break_is_small_and_names_tests_that_exist() -> None:
+    assert {one.name: fault for one in BREAKS if (fault := _fault_of(one))} == {}
+
+
+def _fault_of(one: Break) -> str:
+    """What is wrong with a break's header or size."""
+    for path, _, function in (test.partition("::") for test in one.tests):
+        if not (ROOT / path).exists():
+            return f"there is no {path}"
+        if function and f"def {function}(" not in (ROOT / path).read_text():
+            return f"{path} has no {function}"
+    if not one.sentence.endswith("."):
+        return "its sentence has no end"
+    lines = [line for line in one.path.read_text().splitlines() if not line.startswith(("+++", "---"))]
+    if max(sum(line.startswith(sign) for line in lines) for sign in "-+") > MOST_CHANGED_LINES:
+        return "it changes many lines"
+    folder = "ftis_node/" if one.package == BASE else f"ftis_node/{one.package}/"
+    is_inside = one.files and all(name.startswith(folder) for name in one.files)
+    return "" if is_inside else f"it changes {one.files}, not files of {folder}"
+
+
+def test_each_patch_applies_to_this_tree() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("git and a repository are needed to see whether a patch fits")
+    refused = {}
+    for one in BREAKS:
+        command = ["git", "-C", str(ROOT), "apply", "--check", str(one.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            refused[one.name] = done.stderr.strip()
+    assert refused == {}, "the code was changed: make these patches anew"
+
+
+def test_folders_stay_readable() -> None:
+    counts = Counter(one.package for one in BREAKS)
+    assert max(counts.values()) <= MOST_IN_A_FOLDER
+
+
+def test_a_header_without_its_lines_is_refused(tmp_path: Path) -> None:
+    patch = tmp_path / "some.patch"
+    patch.write_text("Break: a sentence.\ndiff --git a/x b/x\nTests: too late\n")
+    with pytest.raises(ValueError, match=r"some.patch has 0 lines 'Tests:'"):
+        read_break(patch)
+
+
+def test_breaks_are_chosen_by_name_and_by_package() -> None:
+    breaks = [Break(FOLDER / name, "", ()) for name in ("ipc/one.patch", "ipc/two.patch", "lab/one.patch")]
+    assert [one.name for one in chosen(breaks, [])] == ["ipc/one", "ipc/two", "lab/one"]
+    assert [one.name for one in chosen(breaks, ["lab", "ipc/two"])] == ["ipc/two", "lab/one"]
+    with pytest.raises(UsageError, match="no break 'ipc/three'; known: ipc/one, ipc/two$"):
+        chosen(breaks, ["ipc/three"])
+
+
+def test_a_line_of_a_captured_log_is_no_test_that_failed() -> None:
+    said = "ERROR    ftis_node.x:x.py:251 gone\nFAILED tests/a/test_b.py::test_c[a - b] - Some[x] - y\nERROR a.py\n"
+    assert SUMMARY.findall(said) == [("FAILED", "tests/a/test_b.py::test_c[a - b]"), ("ERROR", "a.py")]
+
+
+def test_the_summary_counts_both_tiers() -> None:
+    caught, survived = Outcome(Result.CAUGHT, test="tests/x.py::test_x"), Outcome(Result.SURVIVED)
+    outcomes = {"a": {IN_MAKE_TEST: caught}, "b": {IN_MAKE_TEST: survived, SCENARIOS: caught}}
+    assert summary(outcomes, with_scenarios=False) == "1 of 2 caught by make test"
+    assert summary(outcomes, with_scenarios=True) == "1 of 2 caught by make test, 2 by the whole suite"
