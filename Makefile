@@ -1,4 +1,4 @@
-# Each target sets itself up: a machine with Python 3.11 or later, pip and a compiler is enough.
+# Each target sets itself up: a machine with Python 3.11 or later, pip and a compiler is enough. `make help` lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,9 +15,18 @@ MINUTES ?= 60
 SEED ?= 0
 # The demo's models are tiny: torch alone serves them well, and nobody need wait for vLLM to be installed.
 ENGINE ?= torch
+# Of `make test` and `make test-all`: one folder of tests/ alone, and how many tests run at once.
+PACKAGE ?=
+WORKERS ?= logical
+TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
-.PHONY: setup setup-vllm demo test lint scan bench fuzz chaos hostile proto docs clean
-.DEFAULT_GOAL := test
+.PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench fuzz chaos hostile proto docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+	@$(BIN)/python -m tests.tiers 2>/dev/null || true
 
 setup: $(STAMP)
 
@@ -43,8 +52,20 @@ $(VLLM_STAMP): $(STAMP)
 demo: $(if $(filter torch,$(ENGINE)),$(STAMP),$(VLLM_STAMP))
 	$(BIN)/ftis-node demo --out $(OUT) --engine $(ENGINE)
 
-test: $(VLLM_STAMP)
-	$(BIN)/python -m pytest
+test: $(STAMP)
+	$(PYTEST) -m "not scenario" $(TESTS)
+
+# The smoke test of vLLM is of both: `make test` skips it where vLLM is not installed.
+test-all: $(VLLM_STAMP)
+	$(PYTEST) -m "scenario or vllm" $(TESTS)
+
+# Lines and branches per package that each tier runs, workers and other child processes included.
+coverage: $(VLLM_STAMP)
+	BIN=$(BIN) WORKERS=$(WORKERS) tests/coverage.sh
+
+# By hand: applies known faults one by one, and says which tests find them.
+breaks: $(STAMP)
+	$(BIN)/python -m tests.breaks
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
