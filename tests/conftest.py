@@ -1,4 +1,4 @@
-"""What every test may use: a signed group made by hand, with no model behind it."""
+"""What every test may use: a signed group made by hand, the tiny models; and how the suite is divided and reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,13 +17,41 @@ from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
 from ftis_node.records.text_group import TextCompletion, TextGroup
+from tests import scheduling, summary, tiers
+from tests.trained_models import copy_trained_models
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from _pytest.terminal import TerminalReporter
 
 PROMPT_IDS = [5, 6, 7]
 EOS = 2
-TINY_SCALE = 0.4  # of the usual training: right often enough for a signal
 EXAMPLE = Path(__file__).parents[1] / "examples" / "ftis-node-task-sorting"
 RUN_ID = "ab" * 16
 TOKENIZER = "cd" * 16
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers.mark(items)
+    scheduling.longest_first(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scheduling.ByFile:
+    return scheduling.ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    summary.make_sendable(report)
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    summary.write_summary(terminalreporter)
 
 
 @pytest.fixture
@@ -89,13 +117,7 @@ def make_text_group(identity: Identity, **changes: Any) -> TextGroup:
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The two tiny models with less than half of their training: right now and then."""
-    from ftis_node.lab.tiny import make_tiny
-
-    folder = tmp_path_factory.mktemp("tiny")
-    models = {size: folder / size for size in ("s", "m")}
-    for size, path in models.items():
-        make_tiny(size, path, scale=TINY_SCALE)
-    return models
+    return copy_trained_models(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")

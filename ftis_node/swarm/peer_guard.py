@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 UNPROVEN = ""  # in the place of a peer's id where nobody has proved whose a value is; nobody is charged for it
 FIRST_PAUSE_S = 5.0
 MAX_KINDS = 64  # of faults that are logged, each once
+MAX_LOGGED_ID = 64  # characters; it may be any text that a peer chose
 OWN_ERRORS = (MachineError, DamagedError, WorkerError, sqlite3.OperationalError)
 OWN_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})  # of the disk
 SCARCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -131,7 +132,7 @@ class PeerGuard:
             return
         self._logged.add(kind)
         what = "work for peer %s failed at %s; the node goes on, and this kind is not logged again"
-        log.error(what, peer_id, place, exc_info=error)
+        log.error(what, ascii(peer_id)[1:-1][:MAX_LOGGED_ID], place, exc_info=error)
 
 
 def is_own(error: BaseException, *, passes: tuple[type[Exception], ...] = ()) -> bool:

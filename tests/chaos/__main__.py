@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from tests.chaos import faults, report, schedule
 from tests.chaos.evidence import Evidence, rotate
 from tests.chaos.runner import Runner
-from tests.chaos.swarm import Swarm, cached_models
+from tests.chaos.swarm import Swarm
+from tests.trained_models import copy_trained_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace, folder: Path, evidence: Evidence, say: Ca
     for name, why in faults.missing(known).items():
         say(f"left out: {name}: {why}")
     outcomes: list[Outcome] = []
-    models = cached_models(arguments.models or folder / "models")
+    models = copy_trained_models(folder / "models")
     with Swarm.running(folder, models, vllm=arguments.vllm, roles=arguments.roles) as swarm:
         runner, started_at = Runner(swarm, known, evidence), time.monotonic()
         say(f"seed {arguments.seed}: {', '.join(f'{node.name} ({node.role})' for node in swarm.nodes)} in {folder}")
@@ -98,7 +99,6 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=MOST_FAULTS, help="no more than so many")
     parser.add_argument("--kinds", default="", help="kinds or names of faults, with commas between; default: all")
     parser.add_argument("--keep", type=Path, help="keep homes and logs in this new folder, whatever was found")
-    parser.add_argument("--models", type=Path, help="folder of the tiny models, made where it is empty")
     parser.add_argument("--vllm", action="store_true", help="the first node generates by vLLM, its core a process")
     parser.add_argument("--roles", action="store_true", help="one node only trains, one only generates, for that one")
     parser.add_argument("--table", action="store_true", help="print the table of faults and end")

@@ -14,6 +14,7 @@ import asyncio
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from tests.chaos.kept import Kept, events_in, losses, read_kept, wrong_resumptio
 from tests.chaos.power_cut import Cut, await_sight, cpu_seconds, cut_power, plan_cuts, stolen_seconds
 from tests.chaos.power_witness import Witness, witness
 from tests.node.support import ANY_PORT, started
+from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,12 +237,10 @@ def main() -> int:
 
 
 async def _main(options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from ftis_node.lab.tiny import make_tiny
-
     async with AsyncExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ftis-power-")))
         folder.mkdir(parents=True, exist_ok=True)
-        make_tiny("s", folder / "model", scale=0.1)
+        shutil.copytree(trained_model("s", scale=0.1), folder / "model")
         cuts, until_s = plan_cuts(options.cuts, seed=options.seed), time.monotonic() + 60 * options.minutes
         outcome = await run_cuts(folder, folder / "model", cuts=cuts, say=say, until_s=until_s)
         say(json.dumps(outcome.summary(seed=options.seed)))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 LOOK_S = 0.2
 START_S = 600.0  # a busy machine
 STOP_S = 120.0  # ten are promised of an idle machine
-TINY_SCALE = 0.4
 OWN_GROUPS = 4
 MODELS = {"a": "s", "b": "m", "c": "s"}  # by node: the size of its model
 ROLES = {"a": "learner", "b": "full", "c": "generator"}  # by node, in a swarm with roles: c follows a
@@ -269,19 +267,6 @@ class Swarm:
         node = SwarmNode(name, home, (command, *arguments, *listen), line, role=role)
         self._stack.callback(node.end)
         return node
-
-
-def cached_models(folder: Path) -> dict[str, Path]:
-    """The tiny models by size, made where they are missing: half trained, right now and then."""
-    from ftis_node.lab.tiny import make_tiny  # torch, for which whoever has the models need not wait
-
-    models = {size: folder / size for size in set(MODELS.values())}
-    for size, path in models.items():
-        if not (path / "made").exists():
-            shutil.rmtree(path, ignore_errors=True)
-            make_tiny(size, path, scale=TINY_SCALE)  # type: ignore[arg-type]
-            (path / "made").touch()
-    return models
 
 
 def _free_port(host: str) -> int:

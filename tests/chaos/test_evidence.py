@@ -188,7 +188,7 @@ def _a_swarm_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         yield SimpleNamespace(nodes=[node], node=lambda _: node, meeting_point=meeting_point)
 
     harm = Fault("harm", "processes", "It holds.", "", lambda scene: scene.note("done"), Ends.GOES_ON)
-    monkeypatch.setattr(command, "cached_models", lambda folder: {})
+    monkeypatch.setattr(command, "copy_trained_models", lambda folder: {})
     monkeypatch.setattr(command.Swarm, "running", running)
     monkeypatch.setattr(faults, "chosen", lambda words: {"harm": harm})
     monkeypatch.setattr(invariants, "snapshot", lambda node: observation())

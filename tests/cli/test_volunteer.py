@@ -196,7 +196,7 @@ def test_a_home_of_another_model(tmp_path: Path, model: Path) -> None:
 def small_disk(folder: Path, num_mb: int, *, fill_first: bool) -> tuple[str, ...]:
     """What makes a command see a file system of this size in `folder`, as a user without rights can. Skips by name."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
-        pytest.skip("unshare -rm is not allowed here")
+        pytest.skip("the system does not allow `unshare -rm` (user namespaces)")
     folder.mkdir()
     fill = f"dd if=/dev/zero of={folder}/others bs=1k status=none 2>/dev/null;" if fill_first else ""
     script = f'mount -t tmpfs -o size={num_mb}m tmpfs "{folder}" && {{ {fill} exec "$@"; }}'

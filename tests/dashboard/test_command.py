@@ -165,7 +165,7 @@ async def test_beyond_this_machine_it_asks_for_the_token_of_the_address_that_was
             assert answer.status == 401
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: `apt-get install chromium`")
 async def test_a_browser_shows_it(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with _served(home) as url:
         async with ClientSession() as session:

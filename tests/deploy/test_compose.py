@@ -149,6 +149,6 @@ def test_prometheus_looks_for_the_name_that_nodes_have_and_grafana_for_prometheu
 def test_docker_reads_it(profile: str) -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
-        pytest.skip("docker compose is not installed")
+        pytest.skip("docker compose is not installed: `apt-get install docker-compose`")
     command = [docker, "compose", "-f", str(DEPLOY / "compose.yaml"), "--profile", profile, "config", "--quiet"]
     subprocess.run(command, check=True)

@@ -38,7 +38,7 @@ def objects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         (kustomization,) = documents(KUBERNETES / "base" / "kustomization.yaml")
         return [one for name in kustomization["resources"] for one in documents(KUBERNETES / "base" / name)]
     if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
+        pytest.skip("kubectl is not installed: `apt-get install kubernetes-client`")
     return render(KUBERNETES / request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -134,7 +134,9 @@ def test_figures_need_the_token_of_a_secret_that_only_the_pods_group_reads(objec
     assert endpoint["authorization"]["credentials"] == {"name": "ftis-observe", "key": token_file.rpartition("/")[2]}
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="kubectl is not installed: `apt-get install kubernetes-client`"
+)
 def test_an_overlay_may_take_the_pod_monitor(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay"
     overlay.mkdir()

@@ -63,7 +63,7 @@ def test_the_home_of_the_unit_is_the_default_home() -> None:
 def test_systemd_finds_nothing_to_say(unit: Path, tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
-        pytest.skip("systemd-analyze is not installed")
+        pytest.skip("systemd-analyze is not installed: `apt-get install systemd`")
     text = unit.read_text()
     for program in PROGRAMS[::-1]:  # which need not be installed here
         text = text.replace(program, sys.executable)

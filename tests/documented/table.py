@@ -26,14 +26,14 @@ RUN = (  # by test_running.py, with what its swarm has in the place of the words
 )
 
 ENDLESS = ("ftis-node status*--watch*",)
-INSTALLS = "fetches packages; make test installs the same extras, and test_commands.py checks that they are declared"
+INSTALLS = "fetches packages; make test-all installs the same extras, and test_commands.py checks that they are declared"
 OTHERWISE = "only starts and stops: the same command with other words is run here"
 NOT_RUN = {
-    "make *": "test_commands.py checks that make knows the target; .ci/run is make lint, make scan and make test",
+    "make *": "test_commands.py checks that make knows the target; .ci/run is lint, scan, test and test-all",
     "make": "test_commands.py checks that make knows the target",
     "pip install ./examples/ftis-node-task-sorting": "conftest.py installs it, without an index",
     "pip install*": INSTALLS,
-    "pip uninstall*": "changes the environment that the tests run in; make test does it where there is no GPU",
+    "pip uninstall*": "changes the environment that the tests run in; make setup-vllm does it where there is no GPU",
     "ftis-node --help": "tests/cli and bench/startup.py",
     "ftis-node --version": "tests/test_architecture.py",
     "ftis-node --debug *": OTHERWISE,

@@ -23,7 +23,6 @@ from safetensors.torch import load_file, save_file
 
 from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines import has_vllm
 from ftis_node.generation.engines.published import check_adapter, shapes_in
 from ftis_node.generation.engines.vllm_adapters import Adapters
 from ftis_node.generation.messages import GenerationBoot
@@ -45,7 +44,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(240),  # vLLM starts twice
 ]
-needs_vllm = pytest.mark.skipif(not has_vllm(), reason="vLLM is not installed")
 
 PROMPT = (3, 1, 4, 1, 5)
 RANK = 4  # vLLM makes room for 8
@@ -139,7 +137,6 @@ async def begin(client: GenerationClient) -> asyncio.Task[GenerationResult]:
     return task
 
 
-@needs_vllm
 async def test_each_of_ten_versions_is_served_as_the_learner_computes_it(
     versions: Versions, client: GenerationClient
 ) -> None:
@@ -152,7 +149,6 @@ async def test_each_of_ten_versions_is_served_as_the_learner_computes_it(
     assert client.restarts == 0
 
 
-@needs_vllm
 async def test_what_is_in_flight_keeps_its_version_and_new_requests_get_the_new_one(
     versions: Versions, client: GenerationClient
 ) -> None:
@@ -167,7 +163,6 @@ async def test_what_is_in_flight_keeps_its_version_and_new_requests_get_the_new_
     versions.check(result, before)
 
 
-@needs_vllm
 async def test_completions_are_cut_when_too_old_or_when_there_is_no_place_for_their_adapter(
     versions: Versions, client: GenerationClient
 ) -> None:
@@ -242,7 +237,6 @@ async def test_a_damaged_or_foreign_adapter_is_refused(versions: Versions, tmp_p
         check_adapter(folder, shapes, max_rank=RANK)
 
 
-@needs_vllm
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [(cut_short, "is damaged"), (lambda folder: change_config(folder, init_lora_weights="pissa"), "vLLM refuses")],
@@ -290,7 +284,6 @@ async def test_an_adapter_goes_when_nothing_uses_it_and_never_more_are_held_than
     assert core.held == {}
 
 
-@needs_vllm
 async def test_a_version_that_comes_a_second_time_is_loaded_again(versions: Versions, client: GenerationClient) -> None:
     weights = versions.publish()
     await client.update_weights(weights)
@@ -301,7 +294,6 @@ async def test_a_version_that_comes_a_second_time_is_loaded_again(versions: Vers
     assert client.restarts == 0
 
 
-@needs_vllm
 async def test_a_worker_that_was_killed_serves_the_newest_adapter_again(
     versions: Versions, client: GenerationClient
 ) -> None:

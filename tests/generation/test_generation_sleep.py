@@ -137,7 +137,6 @@ async def test_a_sleep_that_is_taken_back_leaves_it_awake(engine: TorchEngine) -
 @pytest.mark.timeout(180)
 async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> None:
     """`can_sleep` has vLLM's core itself pause, although its CPU worker keeps the memory."""
-    pytest.importorskip("vllm")
     settings = msgspec.structs.replace(SETTINGS, max_model_len=256, can_sleep=True)
     boot = GenerationBoot(
         model=str(save_model(tmp_path / "model", **VLLM_SHAPE)), settings=settings, eos_ids=(), engine="vllm"

@@ -7,6 +7,7 @@ hold in the node alone: members run in a context in which `in_member` is set.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import ExitStack, asynccontextmanager
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.delay import NO_DELAY
 from ftis_node.lab.in_process import InProcessMakers
-from ftis_node.lab.tiny import make_tiny
 from ftis_node.node import directory, peers_loop, repair, status
 from ftis_node.node import node as node_module
 from ftis_node.node.build import built_parts
@@ -29,6 +29,7 @@ from tests.attacks.member import Maker, Member
 from tests.gossip.helpers import eventually
 from tests.gossip.helpers import settings as network_settings
 from tests.injection.injector import in_member
+from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -216,7 +217,7 @@ async def stopped(*tasks: asyncio.Task[Any]) -> None:
 def prepared_home(home: Home) -> None:
     """A home with a tiny model beside it."""
     if not (home.root.parent / "tiny").exists():
-        make_tiny("s", home.root.parent / "tiny", scale=0.01)
+        shutil.copytree(trained_model("s", scale=0.01), home.root.parent / "tiny")
     home.create()
 
 

@@ -7,6 +7,7 @@ so chance does not break it, and losing truncation and filter does.
 
 from __future__ import annotations
 
+import shutil
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,9 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import LoraSection
 from ftis_node.lab.compare import run_trials
 from ftis_node.lab.grid import Experiment
-from ftis_node.lab.pairs import make_models, resolve_pair, tiny_models
+from ftis_node.lab.pairs import resolve_pair
 from ftis_node.lab.summary import lines_of
-from ftis_node.telemetry.work import unwatched
+from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,8 @@ MARGIN = 0.05
 def test_ftis_is_ahead_of_nois_for_both_models(tmp_path: Path) -> None:
     base = load_manifest("arithmetic-compare")
     base = base.model_copy(update={"eval": base.eval.model_copy(update={"every_steps": 4, "limit": 256})})
-    make_models(tiny_models(("size",), seed=0), tmp_path, watch=unwatched)
+    for size in ("s", "m"):
+        shutil.copytree(trained_model(size, scale=1.0), tmp_path / f"{size}-0")
     experiment = Experiment(
         base=base,
         pairs=(resolve_pair("size", tmp_path, seed=0),),

@@ -13,6 +13,7 @@ from ftis_node.lab.tiny import RECIPES, WRONG_FRACTION, grade, make_tiny
 from ftis_node.lab.tiny_corpus import corpus
 from ftis_node.lab.tiny_muon import Muon, orthogonalise
 from ftis_node.lab.tiny_tokenizer import MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
+from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,18 +117,23 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("size", "num_parameters"), [("s", 172_832), ("m", 804_480)])
-def test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake(
-    size: str, num_parameters: int, tmp_path: Path
-) -> None:
-    report = make_tiny(size, tmp_path)
-    assert report.num_parameters == num_parameters
-    assert report.pass_at_1 < 0.4  # room to learn
-    assert report.mistaken > WRONG_FRACTION - 0.2
-    assert report.pass_at_1 + report.mistaken > 0.9  # what is not right is the mistake, not noise
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    right, other_mistake = grade(model, tokenizer, mistake=RECIPES["m" if size == "s" else "s"].mistake)
-    assert right == report.pass_at_1  # what was saved is what was graded
+def test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake(size: str, num_parameters: int) -> None:
+    folder = trained_model(size, scale=1.0)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.num_parameters() == num_parameters
+    right, mistaken = grade(model, tokenizer, mistake=RECIPES[size].mistake)
+    assert right < 0.4  # room to learn
+    assert mistaken > WRONG_FRACTION - 0.2
+    assert right + mistaken > 0.9  # what is not right is the mistake, not noise
+    _, other_mistake = grade(model, tokenizer, mistake=RECIPES["m" if size == "s" else "s"].mistake)
     assert other_mistake < 0.05
+
+
+def test_the_report_grades_what_was_saved(tmp_path: Path) -> None:
+    report = make_tiny("s", tmp_path, scale=0.1)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert report.num_parameters == model.num_parameters()
+    assert (report.pass_at_1, report.mistaken) == grade(model, tokenizer, mistake=RECIPES["s"].mistake)
 
 
 def test_orthogonalise_brings_singular_values_near_one_and_keeps_directions() -> None:

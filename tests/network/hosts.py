@@ -58,11 +58,9 @@ def run(*command: str, text: str | None = None) -> str:
 @functools.cache
 def what_is_missing() -> str:
     """Why this machine cannot play the internet; empty where it can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    for program in ("ip", "nft"):
+    for program, package in (("ip", "iproute2"), ("nft", "nftables")):
         if shutil.which(program) is None:
-            return f"the program {program} is not installed"
+            return f"the program {program} is not installed: `apt-get install {package}`"
     if not Path("/dev/net/tun").exists():
         return "there is no /dev/net/tun"
     namespace = f"ftis-{os.getpid()}-probe"

@@ -6,7 +6,6 @@ node --- wan --- router --- wan --- meeting point
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -69,8 +68,6 @@ def test_the_recorder_sees_an_address_and_a_question(internet: Internet, tmp_pat
 def test_a_node_speaks_to_the_peers_it_was_given_and_to_nobody_else(
     internet: Internet, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    if engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
     for name in NO_TELEMETRY:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))

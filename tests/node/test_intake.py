@@ -83,6 +83,7 @@ def parts_on(
             buffer=buffer,
             disk=disk,
             figures=Figures(),
+            learner=SimpleNamespace(state=SimpleNamespace(policy_version=0)),
             events=events,
             peers=peers,
             identity=ME,

@@ -210,7 +210,7 @@ def test_the_other_files_parse_and_belong_together() -> None:
     ]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: `apt-get install prometheus`")
 def test_promtool_takes_the_files_and_each_alert_fires_when_it_should() -> None:
     checks = (
         ("check", "config", RULES.with_name("prometheus.yaml")),

@@ -68,9 +68,11 @@ def test_a_trusted_peer_is_paused_and_never_banned(node: Any, *, by_operator: bo
 
 
 @pytest.mark.parametrize("peer_id", ["", "\ud800", "QmRsa", "x" * 100_000, "12D3KooW\x1b[2J", "a\nb"])
-def test_an_id_that_is_none_is_in_no_book(node: Any, peer_id: str) -> None:
+def test_an_id_that_is_none_is_in_no_book(node: Any, peer_id: str, caplog: pytest.LogCaptureFixture) -> None:
     """It would be written into a database and shown on screens."""
     fail(node, peer_id, ValueError("bad"))
+    (line,) = caplog.messages
+    assert line.isprintable() and len(line) < 200
     assert node.figures.refused[REASON] == 1
     assert not node.figures.peers
     node.peers.save()

@@ -6,6 +6,7 @@ Generator and network are in this process; the learner is the worker of `ftis-no
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 from collections import Counter
@@ -23,7 +24,6 @@ from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.delay import NO_DELAY
 from ftis_node.lab.in_process import InProcessMakers
-from ftis_node.lab.tiny import make_tiny
 from ftis_node.node.build import built_parts
 from ftis_node.node.makers import ProcessMakers
 from ftis_node.node.node import run_loops
@@ -34,6 +34,7 @@ from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.telemetry.events import read_events
 from tests.attacks.member import Maker
 from tests.node.support import MANIFEST
+from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +82,7 @@ class _Poisoned(InProcessMakers):
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    make_tiny("s", tmp_path / "tiny", scale=0.01)
+    shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home = Home(tmp_path / "home")
     home.create()
     return home

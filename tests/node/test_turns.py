@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.lab.delay import NO_DELAY
 from ftis_node.lab.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
-from ftis_node.lab.tiny import make_tiny
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.node.build import built_parts
 from ftis_node.node.figures import Figures
@@ -28,6 +28,7 @@ from ftis_node.node.train import TrainLoop
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
 from tests.node.support import MANIFEST
+from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -142,7 +143,7 @@ class _Watched(InProcessMakers):
 
 @pytest.mark.timeout(120)
 async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) -> None:
-    make_tiny("s", tmp_path / "tiny", scale=0.01)
+    shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home, makers = Home(tmp_path / "home"), _Watched()
     home.create()
     settings = NodeSettings.model_validate(

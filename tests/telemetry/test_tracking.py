@@ -199,7 +199,7 @@ def run_tracker(name: str, folder: Path, *, step: int) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_wandb_without_a_key_keeps_both_starts_on_disk(tmp_path: Path) -> None:
-    pytest.importorskip("wandb", reason="the package wandb is not installed")
+    pytest.importorskip("wandb", reason="wandb is not installed: `pip install wandb`")
     for step in (1, 2):
         assert "no key is configured" in run_tracker("wandb", tmp_path, step=step)
     files = sorted(tmp_path.glob("wandb/offline-run-*-ab-cd/run-ab-cd.wandb"))
@@ -212,7 +212,7 @@ def test_wandb_without_a_key_keeps_both_starts_on_disk(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_trackio_goes_on_with_the_curve(tmp_path: Path) -> None:
-    pytest.importorskip("trackio", reason="the package trackio is not installed")
+    pytest.importorskip("trackio", reason="trackio is not installed: `pip install trackio`")
     for step in (1, 2):
         run_tracker("trackio", tmp_path, step=step)
     with closing(sqlite3.connect(tmp_path / "ftis-test.db")) as database:

@@ -33,8 +33,8 @@ from tests.attacks.endurance.phases import Phase, plan
 from tests.attacks.endurance.watch import Watch
 from tests.attacks.member import Maker, Member, joined, sending
 from tests.attacks.victim import MANIFEST, SETTINGS, Victim
-from tests.chaos.swarm import cached_models
 from tests.node.support import ANY_PORT, started
+from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -89,14 +89,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="of all phases together")
     parser.add_argument("--seed", type=int, default=0, help="of the attackers' choices")
     parser.add_argument("--out", type=Path, help="folder for the home, logs and samples.csv; it is kept")
-    parser.add_argument("--models", type=Path, help="folder of the tiny models, made where it is empty")
     parser.add_argument("--without", default="", help="leave out kinds with these words in their names (comma between)")
     return parser.parse_args()
 
 
 async def endure(out: Path, sockets: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The whole run. Everything that it started has ended when it returns."""
-    model = cached_models(options.models or out / "models")["s"]
+    model = trained_model("s")
     phases = plan(options.minutes)
     async with AsyncExitStack() as stack:
         victim = await stack.enter_async_context(running(out, model))

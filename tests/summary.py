@@ -1,0 +1,64 @@
+"""What the end of a test run says besides pytest's own: the time per package, and what was skipped and why."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+    from _pytest.terminal import TerminalReporter
+
+OUTCOMES = ("passed", "failed", "error", "skipped")
+
+
+def write_summary(reporter: TerminalReporter) -> None:
+    """Writes both tables."""
+    reports = [report for outcome in (*OUTCOMES, "") for report in reporter.getreports(outcome)]
+    _write_packages(reporter, reports)
+    _write_skips(reporter, reporter.getreports("skipped"))
+
+
+def make_sendable(report: pytest.TestReport) -> None:
+    """Escapes halves of surrogate pairs in what a test logged or failed with: pytest-xdist cannot send them."""
+    report.sections = [(title, _escaped(text)) for title, text in report.sections]
+    if report.longrepr is not None and (text := str(report.longrepr)) != _escaped(text):
+        report.longrepr = _escaped(text)
+
+
+def _escaped(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def package_of(nodeid: str) -> str:
+    """`replay` of `tests/replay/test_buffer.py::test_x`; `.` for the files of `tests/` itself."""
+    parts = nodeid.split("::", 1)[0].split("/")
+    return parts[1] if len(parts) > 2 else "."
+
+
+def _write_packages(reporter: TerminalReporter, reports: list[pytest.TestReport]) -> None:
+    seconds, tests = defaultdict[str, float](float), defaultdict[str, set[str]](set)
+    for report in reports:
+        package = package_of(report.nodeid)
+        seconds[package] += getattr(report, "duration", 0.0)
+        tests[package].add(report.nodeid)
+    if not seconds:
+        return
+    reporter.write_sep("=", "seconds per package")
+    for package, taken_s in sorted(seconds.items(), key=lambda entry: -entry[1]):
+        reporter.write_line(f"{taken_s:8.1f}  {package:<12} {len(tests[package])} tests")
+
+
+def _write_skips(reporter: TerminalReporter, reports: list[pytest.TestReport]) -> None:
+    reasons = Counter(_reason(report) for report in reports)
+    if not reasons:
+        return
+    reporter.write_sep("=", f"skipped: {reasons.total()}")
+    for reason, count in reasons.most_common():
+        reporter.write_line(f"{count:8d}  {reason}")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """The text of a skip, without the place where it was raised."""
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return reason.removeprefix("Skipped: ")

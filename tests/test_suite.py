@@ -1,0 +1,115 @@
+"""How the suite is divided, scheduled and reported."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import trained_models
+from tests.scheduling import group_of, longest_first
+from tests.summary import make_sendable, package_of
+from tests.tiers import ALL_SCENARIOS, KEPT, LONGEST_FIRST, MISSING, NEEDS, SHARED, mark
+
+ROOT = Path(__file__).parents[1]
+
+
+class Item:
+    """A collected test, as far as marking goes."""
+
+    def __init__(self, nodeid: str) -> None:
+        self.nodeid = nodeid
+        self.markers: list[str] = []
+
+    def add_marker(self, marker: Any) -> None:
+        self.markers.append(marker.name)
+
+
+def marked(*nodeids: str) -> dict[str, list[str]]:
+    items: list[Any] = [Item(nodeid) for nodeid in nodeids]
+    mark(items)
+    return {item.nodeid: item.markers for item in items}
+
+
+def test_every_path_of_the_table_is_a_test() -> None:
+    paths = [*ALL_SCENARIOS, *KEPT, *(path for paths in NEEDS.values() for path in paths)]
+    missing = [path for path in paths if not _exists(path)]
+    assert missing == []
+    assert [path for path in (*SHARED, *(one for group in SHARED.values() for one in group)) if not path] == []
+    groups = {*SHARED, *(path for path in LONGEST_FIRST if (ROOT / path).is_file())}
+    assert set(LONGEST_FIRST) <= groups
+
+
+def _exists(path: str) -> bool:
+    file, _, function = path.partition("::")
+    if not function:
+        return (ROOT / file).exists()
+    tree = ast.parse((ROOT / file).read_text())
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return function.partition("[")[0] in names
+
+
+def test_a_scenario_is_marked_and_what_needs_vllm_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MISSING, "vllm", lambda: "")
+    engine = "tests/generation/test_generation_vllm_engine.py::test_x"
+    got = marked("tests/attacks/test_http.py::test_x", "tests/replay/test_buffer.py::test_x", engine, *KEPT)
+    assert list(got.values()) == [["scenario"], [], ["scenario", "vllm"], ["vllm"]]
+
+
+def test_what_the_machine_lacks_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MISSING, "vllm", lambda: "vLLM is not installed")
+    assert marked(*KEPT) == {KEPT[0]: ["vllm", "skip"]}
+
+
+def test_a_file_of_a_like_name_is_no_part_of_a_path() -> None:
+    assert marked("tests/attacks_of_others/test_x.py::test_x") == {"tests/attacks_of_others/test_x.py::test_x": []}
+
+
+def test_files_that_share_nodes_are_one_group_and_others_are_alone() -> None:
+    assert group_of("tests/attacks/test_http.py::test_x") == group_of("tests/attacks/test_audit.py::test_y[1]")
+    assert group_of("tests/replay/test_buffer.py::test_x[a::b]") == "tests/replay/test_buffer.py"
+
+
+def test_long_groups_come_first_and_the_order_of_the_others_stays() -> None:
+    nodeids = ["tests/b.py::one", "tests/a.py::one", "tests/attacks/test_http.py::one", "tests/b.py::two"]
+    items: list[Any] = [Item(nodeid) for nodeid in nodeids]
+    longest_first(items)
+    assert [item.nodeid for item in items] == [nodeids[2], nodeids[0], nodeids[1], nodeids[3]]
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "package"),
+    [("tests/replay/test_buffer.py::test_x[a/b]", "replay"), ("tests/test_bounds.py::test_x", "."), ("", ".")],
+)
+def test_the_package_of_a_test(nodeid: str, package: str) -> None:
+    assert package_of(nodeid) == package
+
+
+def test_a_report_can_be_sent_whatever_was_logged() -> None:
+    report: Any = SimpleNamespace(sections=[("log", "peer \ud800 æ")], longrepr="failed: \udcff")
+    make_sendable(report)
+    assert (report.sections, report.longrepr) == ([("log", "peer \\ud800 æ")], "failed: \\udcff")
+
+
+def test_a_changed_recipe_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = trained_models._recipe_hash(0.4)
+    assert known == trained_models._recipe_hash(0.4)
+    assert known != trained_models._recipe_hash(0.5)
+    monkeypatch.setattr(trained_models, "RECIPE_FILES", trained_models.RECIPE_FILES[1:])
+    assert known != trained_models._recipe_hash(0.4)
+
+
+def test_a_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make(size: str, folder: Path, *, scale: float) -> None:
+        made.append(size)
+        folder.mkdir()
+
+    monkeypatch.setattr(trained_models, "CACHE", tmp_path / "models")
+    monkeypatch.setattr(trained_models, "_make", make)
+    assert trained_models.trained_model("s") == trained_models.trained_model("s")
+    assert made == ["s"]

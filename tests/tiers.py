@@ -1,0 +1,118 @@
+"""Which tests `make test` leaves to `make test-all`, and which need more than a machine with Python.
+
+Paths are folders, files or test functions; a path marks all below it. `python -m tests.tiers` prints the table.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SCENARIOS: Final = (
+    "tests/attacks",
+    "tests/chaos/test_chaos.py",
+    "tests/chaos/test_observe.py",
+    "tests/chaos/test_power.py",
+    "tests/deploy/test_image_runs.py",
+    "tests/documented/test_running.py",
+    "tests/injection/test_full_node.py",
+    "tests/lab/test_compare_command.py",
+    "tests/lab/test_hdee.py",
+    "tests/lab/test_tiny.py::test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake",
+    "tests/learner/test_learner_ranks.py",
+    "tests/node/test_domain_processes.py",
+    "tests/node/test_faults.py::test_a_thread_that_fails_ends_the_whole_node",
+    "tests/node/test_limits.py::test_a_full_home_pauses_the_node_and_room_lets_it_go_on",
+    "tests/node/test_poisoned.py",
+    "tests/node/test_roles.py",
+    "tests/node/test_stop.py",
+)
+KEPT: Final = (
+    "tests/generation/test_generation_vllm_engine.py::"
+    "test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates[True]",
+)
+"""Of these `make test` runs all the same: the smoke test of vLLM, where it is installed."""
+NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "vllm": (
+        "tests/generation/test_generation_adapters.py::test_each_of_ten_versions_is_served_as_the_learner_computes_it",
+        "tests/generation/test_generation_adapters.py::test_what_is_in_flight_keeps_its_version_and_new_requests_get_the_new_one",
+        "tests/generation/test_generation_adapters.py::test_completions_are_cut_when_too_old_or_when_there_is_no_place_for_their_adapter",
+        "tests/generation/test_generation_adapters.py::test_the_old_version_goes_on_where_an_adapter_is_refused",
+        "tests/generation/test_generation_adapters.py::test_a_version_that_comes_a_second_time_is_loaded_again",
+        "tests/generation/test_generation_adapters.py::test_a_worker_that_was_killed_serves_the_newest_adapter_again",
+        "tests/generation/test_generation_sleep.py::test_vllm_in_its_worker_sleeps_and_wakes_both_ways",
+        "tests/generation/test_generation_vllm_engine.py",
+        "tests/generation/test_generation_vllm_faults.py",
+        "tests/generation/test_generation_vllm_parts.py::test_vllm_knows_every_variable_that_is_set_for_it",
+        "tests/network/test_nobody_else.py::test_a_node_speaks_to_the_peers_it_was_given_and_to_nobody_else[vllm]",
+        "tests/node/test_vllm_node.py",
+    ),
+    "root": ("tests/network",),
+    "gpu": ("tests/learner/test_learner_attention.py::test_flash_attention_is_the_same",),
+}
+ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"])
+SHARED: Final[dict[str, tuple[str, ...]]] = {
+    "attacks": ("tests/attacks/",),  # one victim
+}
+"""Files that share running nodes: one worker of pytest-xdist runs them all."""
+LONGEST_FIRST: Final = ("attacks", "tests/chaos/test_chaos.py", "tests/lab/test_order_of_methods.py")
+"""Groups that take minutes, so that no worker waits for the other at the end."""
+
+
+def mark(items: Iterable[pytest.Item]) -> None:
+    """Gives each test the markers of this table, and a skip where the machine lacks what it needs."""
+    for item in items:
+        if _is_in(item.nodeid, ALL_SCENARIOS) and not _is_in(item.nodeid, KEPT):
+            item.add_marker(pytest.mark.scenario)
+        for need, paths in NEEDS.items():
+            if _is_in(item.nodeid, paths):
+                item.add_marker(getattr(pytest.mark, need))
+                if missing := MISSING[need]():
+                    item.add_marker(pytest.mark.skip(reason=missing))
+
+
+def _is_in(nodeid: str, paths: Iterable[str]) -> bool:
+    """Whether a test is one of these, or in one of these files or folders."""
+    return any(nodeid == path or nodeid.startswith((f"{path}/", f"{path}::", f"{path}[")) for path in paths)
+
+
+@cache
+def _no_vllm() -> str:
+    return "" if find_spec("vllm") else "vLLM is not installed: run `make setup-vllm`"
+
+
+@cache
+def _no_root() -> str:
+    return "" if os.geteuid() == 0 else "needs root: run it as root, in a container for instance"
+
+
+@cache
+def _no_gpu() -> str:
+    import torch
+
+    return "" if torch.cuda.is_available() else "needs an NVIDIA GPU that torch can use"
+
+
+MISSING: Final[dict[str, Callable[[], str]]] = {"vllm": _no_vllm, "root": _no_root, "gpu": _no_gpu}
+"""Why this machine cannot run what has the need; empty where it can."""
+
+
+def main() -> int:
+    """Prints the table."""
+    lines = ["left to `make test-all`:", *(f"    {path}" for path in SCENARIOS)]
+    for name, paths in NEEDS.items():
+        lines += [f"need {name}:", *(f"    {path}" for path in paths)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
