@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -119,19 +117,23 @@ NOT_FOR_HELP = (*HEAVY, "pydantic", "msgspec", "http.client", "sqlite3")  # type
 LOADED = """
 import sys
 from ftis_node.cli.app import run
-code = run({arguments!r})
-heavy = sorted(set(sys.modules) & set({libraries!r}))
-sys.exit(f"loaded {{heavy}}" if heavy else code)
+for arguments, libraries in {commands!r}:
+    code = run(arguments)
+    heavy = sorted(set(sys.modules) & set(libraries))
+    if code or heavy:
+        sys.exit(f"{{arguments}}: exit code {{code}}, loaded {{heavy}}")
 """
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["join", "--help"], ["replay", "--help"], ["compare", "--help"], ["--version"]]
-)
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
-    libraries = NOT_FOR_HELP if arguments[0].startswith("--") else HEAVY
-    code = LOADED.format(arguments=arguments, libraries=libraries)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def _run_in_turn(commands: list[tuple[list[str], tuple[str, ...]]]) -> subprocess.CompletedProcess[str]:
+    """A process that runs commands, as long as none of them and those before has loaded what stands beside it."""
+    code = LOADED.format(commands=commands)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    light = [([option], NOT_FOR_HELP) for option in ("--version", "--help")]
+    done = _run_in_turn([*light, *(([command, "--help"], HEAVY) for command in ("join", "replay", "compare"))])
     assert done.returncode == 0, done.stderr
 
 
@@ -139,7 +141,6 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
     from ftis_node.telemetry.status import Status
 
     (tmp_path / "status.json").write_bytes(Status().to_json())
-    code = LOADED.format(arguments=["status", "--json", "--home", str(tmp_path)], libraries=HEAVY)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = _run_in_turn([(["status", "--json", "--home", str(tmp_path)], HEAVY)])
     assert done.returncode == 0, done.stderr
     assert '"schema": 1' in done.stdout
