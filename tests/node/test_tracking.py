@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.cli.app import run
 from ftis_node.learner.messages import StepReport
 from ftis_node.telemetry.status import EvalStatus
 from tests.small_swarm import EVERY_OTHER_STEP
@@ -55,29 +55,13 @@ def recorded(node: RunningNode, name: str, record: type[StepReport | EvalStatus]
     return events
 
 
-WITHOUT_TENSORBOARD = """
-import sys
-sys.modules["tensorboard"] = None
-from ftis_node.cli.app import run
-sys.exit(run(sys.argv[1:]))
-"""
-
-
-def test_a_tracker_that_is_not_installed_is_refused_before_the_model_is_looked_for(tmp_path: Path) -> None:
-    arguments = (
-        "join",
-        "--model",
-        "nobody/nothing",
-        "--home",
-        str(tmp_path / "home"),
-        "--track",
-        "tensorboard",
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TENSORBOARD, *arguments], capture_output=True, text=True, check=False, timeout=50
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
+def test_a_tracker_that_is_not_installed_is_refused_before_the_model_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    home = str(tmp_path / "home")
+    assert run(["join", "--model", "nobody/nothing", "--home", home, "--track", "tensorboard"]) == 2
+    assert capsys.readouterr().err == (
         "ftis-node: the tracker 'tensorboard' is not installed: pip install tensorboard, "
         "or leave it out of tracking.to\n"
     )
