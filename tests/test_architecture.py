@@ -8,9 +8,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 FLOORS = {
@@ -50,6 +53,7 @@ HEAVY_HOMES = {
 }
 
 
+@cache
 def _imports(path: Path) -> set[str]:
     """Dotted names of the modules that a file imports, wherever in the file."""
     names: set[str] = set()
@@ -74,21 +78,35 @@ def test_every_room_has_its_floor() -> None:
     assert {_room(path) for path in FILES} == set(FLOORS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_rooms_import_only_rooms_below(path: Path) -> None:
-    room = _room(path)
-    for name in _imports(path):
-        parts = name.split(".")
-        if parts[0] == "ftis_node" and len(parts) > 1 and parts[1] not in {room, "__version__"}:
-            assert FLOORS[parts[1]] < FLOORS[room] or parts[1] in BASE, f"{path.name} imports {name}"
+def _who_imports(is_wrong: Callable[[str, str], bool]) -> str:
+    """Line by line, what files import of which `is_wrong(room, name)` is true."""
+    return "\n".join(
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in FILES
+        for name in sorted(_imports(path))
+        if is_wrong(_room(path), name)
+    )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_heavy_libraries_stay_in_their_rooms(path: Path) -> None:
-    for name in _imports(path):
-        library = name.split(".")[0]
-        if library in HEAVY_HOMES:
-            assert _room(path) in HEAVY_HOMES[library], f"{path.name} imports {name}"
+def _is_not_below(room: str, name: str) -> bool:
+    project, _, rest = name.partition(".")
+    imported = rest.partition(".")[0]
+    if project != "ftis_node" or imported in {"", room, "__version__", *BASE}:
+        return False
+    return FLOORS.get(imported, FLOORS[room]) >= FLOORS[room]
+
+
+def _is_too_heavy(room: str, name: str) -> bool:
+    library = name.partition(".")[0]
+    return library in HEAVY_HOMES and room not in HEAVY_HOMES[library]
+
+
+def test_rooms_import_only_rooms_below() -> None:
+    assert _who_imports(_is_not_below) == ""
+
+
+def test_heavy_libraries_stay_in_their_rooms() -> None:
+    assert _who_imports(_is_too_heavy) == ""
 
 
 HEAVY = (
@@ -99,19 +117,23 @@ NOT_FOR_HELP = (*HEAVY, "pydantic", "msgspec", "http.client", "sqlite3")  # type
 LOADED = """
 import sys
 from ftis_node.cli.app import run
-code = run({arguments!r})
-heavy = sorted(set(sys.modules) & set({libraries!r}))
-sys.exit(f"loaded {{heavy}}" if heavy else code)
+for arguments, libraries in {commands!r}:
+    code = run(arguments)
+    heavy = sorted(set(sys.modules) & set(libraries))
+    if code or heavy:
+        sys.exit(f"{{arguments}}: exit code {{code}}, loaded {{heavy}}")
 """
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["join", "--help"], ["replay", "--help"], ["compare", "--help"], ["--version"]]
-)
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
-    libraries = NOT_FOR_HELP if arguments[0].startswith("--") else HEAVY
-    code = LOADED.format(arguments=arguments, libraries=libraries)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def _run_in_turn(commands: list[tuple[list[str], tuple[str, ...]]]) -> subprocess.CompletedProcess[str]:
+    """A process that runs commands, as long as none of them and those before has loaded what stands beside it."""
+    code = LOADED.format(commands=commands)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    light = [([option], NOT_FOR_HELP) for option in ("--version", "--help")]
+    done = _run_in_turn([*light, *(([command, "--help"], HEAVY) for command in ("join", "replay", "compare"))])
     assert done.returncode == 0, done.stderr
 
 
@@ -119,7 +141,6 @@ def test_status_loads_nothing_heavy(tmp_path: Path) -> None:
     from ftis_node.telemetry.status import Status
 
     (tmp_path / "status.json").write_bytes(Status().to_json())
-    code = LOADED.format(arguments=["status", "--json", "--home", str(tmp_path)], libraries=HEAVY)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = _run_in_turn([(["status", "--json", "--home", str(tmp_path)], HEAVY)])
     assert done.returncode == 0, done.stderr
     assert '"schema": 1' in done.stdout

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.cli.app import run
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.records.reading import SCHEMA
@@ -50,17 +49,12 @@ async def announce_as(member: Member, victim: Victim, schema: int) -> None:
 
 
 async def test_an_older_peer_is_refused_by_name_and_heard_again_when_it_was_updated(
-    victim: Victim, attacker: Member
+    victim: Victim, attacker: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await announce_as(attacker, victim, OLDER)
-    listed = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "ftis_node", "peers", "--home", str(victim.node.home)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (line,) = [line for line in listed.stdout.splitlines() if line.startswith(attacker.peer_id)]
+    capsys.readouterr()
+    assert await asyncio.to_thread(run, ["peers", "--home", str(victim.node.home)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(attacker.peer_id)]
     assert line.endswith(f"speaks wire {OLDER}, older than this node's {SCHEMA}: its operator must update ftis-node")
     assert "announcement_version" in line
 

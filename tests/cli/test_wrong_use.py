@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -83,32 +82,6 @@ def test_a_home_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path, model
     assert str(os.getpid()) in line
 
 
-def test_a_home_of_another_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
-    from ftis_node.config.manifest import load_manifest
-
-    home = Home(tmp_path / "home")
-    home.root.mkdir()
-    home.run_toml.write_text(load_manifest("gsm8k-ftis").to_toml())
-    code, line = join(capsys, tmp_path, "--model", str(model), "--run", "arithmetic-ftis")
-    assert code == 2
-    assert "belongs to run gsm8k-ftis" in line
-
-
-@pytest.mark.timeout(120)
-def test_a_taken_port(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        code, line = complaint(
-            capsys, "join", "--home", str(tmp_path / "home"), "--model", str(model), "--task", "arithmetic",
-            "--listen", f"/ip4/127.0.0.1/tcp/{port}",
-        )  # fmt: skip
-    assert code == 2
-    assert str(port) in line
-    assert "--listen" in line
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/300.0.0.1/tcp/1/p2p/x"])
 def test_a_malformed_peer_address(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path, address: str
@@ -116,16 +89,6 @@ def test_a_malformed_peer_address(
     code, line = join(capsys, tmp_path, "--model", str(model), "--task", "arithmetic", "--peers", address)
     assert code == 2
     assert address in line
-
-
-def test_a_model_that_cannot_be_fetched(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    code, line = join(capsys, tmp_path, "--model", "Qwen/Qwen2.5-3B")
-    assert code == 4
-    assert "Qwen/Qwen2.5-3B" in line
-    assert "--model DIR" in line
 
 
 @pytest.mark.parametrize(

@@ -4,46 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.cli.reading import read_document
-from ftis_node.config.home import Home
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.groups import list_groups, open_group
 from ftis_node.dashboard.reading import Phase
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.models.decoder import Decoder
 from tests.dashboard.svg_text import text_of_rows
-from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
+from tests.node.support import ANY_PORT, started
+from tests.small_swarm import copied_home
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable
 
     from textual.pilot import Pilot
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-START_S = 120.0
+    from ftis_node.config.home import Home
+    from tests.small_swarm import SmallSwarm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+START_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Home:
-    """The home of a node that did three steps with a peer and was then asked to stop."""
-    folder = tmp_path_factory.mktemp("real")
-    run = write_manifest(folder / "run.toml", patience_s=60.0)
-    with ExitStack() as stack:
-        address = stack.enter_context(bootstrap(folder / "bootstrap"))
-        common = ("--model", str(tiny_models["s"]), "--run", str(run), "--peers", address, "--listen", ANY_PORT)
-        nodes = [
-            stack.enter_context(started(folder / name, "join", "--name", name, *common)) for name in ("ada", "bob")
-        ]
-        for node in nodes:
-            node.wait_for(lambda node=node: len(node.events("step")) >= 3, timeout_s=START_S)
-        nodes[0].stop()
-    return Home(folder / "ada")
+def home(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm) -> Home:
+    """The home of a node that did some steps with a peer and was then killed."""
+    return copied_home(small_swarm.ann, tmp_path_factory.mktemp("real") / "ann")
 
 
 @asynccontextmanager
@@ -93,6 +84,8 @@ def test_a_group_is_decoded_and_followed(home: Home) -> None:
 
 
 async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
+    """The last test of this file: the node's second life is alone, for its key is still in use in the swarm."""
+    home.peers.unlink()
     async with _opened(home, (80, 24)) as (app, pilot):
         assert app.reading is not None and app.reading.phase is Phase.STOPPED
         words = app.reading.start_command.split()

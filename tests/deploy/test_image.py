@@ -94,7 +94,11 @@ def test_what_the_steps_install_is_what_the_project_names() -> None:
     assert f'image.version="{__version__}"' in labels
 
 
-@pytest.mark.parametrize("requirement", PROJECT["dependencies"])
-def test_the_steps_carried_out_here_run_beside_the_packages_that_an_image_gets(requirement: str) -> None:
-    wanted = Requirement(requirement)
-    assert wanted.specifier.contains(metadata.version(wanted.name), prereleases=True)
+def test_the_steps_carried_out_here_run_beside_the_packages_that_an_image_gets() -> None:
+    wanted = [Requirement(line) for line in PROJECT["dependencies"]]
+    others = [
+        f"{one} is wanted, {metadata.version(one.name)} is here"
+        for one in wanted
+        if not one.specifier.contains(metadata.version(one.name), prereleases=True)
+    ]
+    assert not others, "\n".join(others)

@@ -74,6 +74,8 @@ def blocks(path: Path) -> Iterator[Block]:
         elif held:
             held.append("")
         before = line
+    if held and language is None:
+        yield Block(path.name, "", tuple(held))
 
 
 def commands(path: Path) -> Iterator[Command]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ftis_node.cli.reading import read_document
+from ftis_node.config.home import Home
 from ftis_node.telemetry.events import read_events
 
 if TYPE_CHECKING:
@@ -97,14 +98,14 @@ class RunningNode:
         return took_s
 
     def status(self) -> dict[str, Any]:
-        """`status --json`."""
-        done = subprocess.run(
-            [sys.executable, "-m", "ftis_node", "status", "--json", "--home", str(self.home)],
-            capture_output=True,
-            check=True,
-        )
-        document: dict[str, Any] = json.loads(done.stdout)
+        """What `status --json` prints."""
+        document: dict[str, Any] = read_document(Home(self.home), "/status")
         return document
+
+    def peers(self) -> list[dict[str, Any]]:
+        """What `peers --json` prints."""
+        rows: list[dict[str, Any]] = read_document(Home(self.home), "/peers")
+        return rows
 
 
 @contextmanager

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +20,8 @@ NEAR, FAR = "arithmetic:add", "arithmetic:sub"
 
 
 def peers(node: RunningNode) -> dict[str, Any]:
-    """The rows of `peers --json`, by name."""
-    command = [sys.executable, "-m", "ftis_node", "peers", "--json", "--home", str(node.home)]
-    rows = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    return {row["name"]: row for row in rows}
+    """Its peers by name."""
+    return {row["name"]: row for row in node.peers()}
 
 
 @pytest.mark.slow

@@ -3,14 +3,12 @@ the other, and either side outlives the other's death."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.cli.app import run as run_command
 from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
 
 if TYPE_CHECKING:
@@ -69,8 +67,7 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
 
 
 def _trust(node: RunningNode, peer_id: str) -> None:
-    command = ["-m", "ftis_node", "peers", "trust", peer_id, "--home", str(node.home)]
-    subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    assert run_command(["peers", "trust", peer_id, "--home", str(node.home)]) == 0
 
 
 def _check_learner(learner: RunningNode) -> None:
@@ -101,11 +98,4 @@ def _check_generators(prompt: RunningNode, late: RunningNode, *, peer_id: str) -
     assert all(event["age_s"] >= DELAY_S for event in late.events("served"))
     assert min(event["age_s"] for event in prompt.events("served")) < DELAY_S
     assert {entry["task"] for entry in late.events("eval")} == {"arithmetic"}
-    peers = json.loads(
-        subprocess.run(
-            [sys.executable, "-m", "ftis_node", "peers", "--json", "--home", str(late.home)],
-            capture_output=True,
-            check=True,
-        ).stdout
-    )
-    assert peer_id in {peer["peer_id"] for peer in peers}
+    assert peer_id in {peer["peer_id"] for peer in late.peers()}

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.node.support import ANY_PORT, STOP_LIMIT_S, RunningNode, started, write_manifest
+from tests.node.test_tracking import curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +24,8 @@ START_S = 120.0
 def join(tmp_path: Path, tiny_models: Mapping[str, Path]) -> tuple[str, ...]:
     """Arguments of a node that works alone, without waiting for anybody."""
     run = write_manifest(tmp_path / "run.toml", patience_s=0.5)
-    return ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
+    arguments = ("--run", str(run), "--listen", ANY_PORT, "--track", "tensorboard")
+    return ("join", "--model", str(tiny_models["s"]), *arguments)
 
 
 def _while_starting(node: RunningNode) -> object:
@@ -62,6 +64,12 @@ def test_sigterm_at_any_moment_ends_the_node_in_order(
         assert again.wait(timeout_s=START_S) == 0, again.log.read_text()[-3000:]
     all_steps = [event["step"] for event in again.events("step")]
     assert all_steps == list(range(1, steps[-1] + 3)), "it went on where it was, with every step noted once"
+    evaluated = [event["step"] for event in again.events("eval")]
+    assert [step for step, _ in curve(again, "learner/loss")] == all_steps, "and so did its curves"
+    assert [step for step, _ in curve(again, "eval/arithmetic/pass_at_1")] == evaluated
+    tracked = [event["tracked"]["tensorboard"] for event in again.events("stop")]
+    assert sum(life["written"] for life in tracked) == len(all_steps) + len(evaluated)
+    assert [(life["failed"], life["dropped"]) for life in tracked] == [(0, 0), (0, 0)]
     used = [event["group"] for event in again.events("taken")]
     assert len(used) == len(set(used)) or "ready again" in again.log.read_text(), "a group was used twice"
     assert set(used[-8:]) & admitted, "the groups that were ready before were used"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ftis_node.cli.app import run
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope
 from tests.node.support import ANY_PORT, bootstrap, started, write_manifest
@@ -22,19 +21,24 @@ STEPS = 4
 START_S = 120.0
 
 
-def _ftis(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "ftis_node", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command prints."""
+    capsys.readouterr()
+    code = run(list(arguments))
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_unlike_nodes_learn_from_each_other(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
-    run = write_manifest(tmp_path / "run.toml", patience_s=60.0)
+def test_two_unlike_nodes_learn_from_each_other(
+    tmp_path: Path, tiny_models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = write_manifest(tmp_path / "run.toml", patience_s=60.0)
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
-        common = ("--run", str(run), "--peers", address, "--listen", ANY_PORT, "--steps", str(STEPS))
+        common = ("--run", str(manifest), "--peers", address, "--listen", ANY_PORT, "--steps", str(STEPS))
         nodes = {
             size: stack.enter_context(started(tmp_path / size, "join", "--model", str(model), "--name", size, *common))
             for size, model in tiny_models.items()
@@ -64,32 +68,34 @@ def test_two_unlike_nodes_learn_from_each_other(tmp_path: Path, tiny_models: Map
         assert status["learner"]["mismatch_share"] == 0
         assert status["learner"]["mismatch_version"] > 0, "also on groups that new weights sampled"
         assert status["generation"]["policy_version"] == status["model"]["policy_version"] > 0, "new weights are served"
-    _check_exports(nodes["s"].home, tmp_path)
+    _check_exports(nodes["s"].home, tmp_path, capsys)
 
 
-def _check_exports(home: Path, tmp_path: Path) -> None:
+def _check_exports(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the commands say of a stopped node's home."""
-    groups = json.loads(_ftis("replay", "list", "--json", "--limit", "1000", "--home", str(home)))
+
+    def of_home(*command: str) -> str:
+        return _ftis(capsys, *command, "--home", str(home))
+
+    groups = json.loads(of_home("replay", "list", "--json", "--limit", "1000"))
     assert {group["own"] for group in groups} == {True, False}
-    shown = json.loads(_ftis("replay", "show", groups[0]["id"][:12], "--json", "--home", str(home)))
+    shown = json.loads(of_home("replay", "show", groups[0]["id"][:12], "--json"))
     assert len(shown["completions"]) == 4
-    _ftis("replay", "export", "--format", "envelope", "--out", str(tmp_path / "envelopes"), "--home", str(home))
+    of_home("replay", "export", "--format", "envelope", "--out", str(tmp_path / "envelopes"))
     files = list((tmp_path / "envelopes").iterdir())
     assert len(files) == len(groups)
     envelope = open_envelope(files[0].read_bytes())
     assert envelope.is_signed_by(unpack_group(envelope.body).sender)
-    _ftis("replay", "export", "--format", "jsonl", "--out", str(tmp_path / "groups.jsonl"), "--home", str(home))
+    of_home("replay", "export", "--format", "jsonl", "--out", str(tmp_path / "groups.jsonl"))
     rows = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
     assert len(rows) == len(groups)
-    _ftis("replay", "export", "--format", "parquet", "--out", str(tmp_path / "groups.parquet"), "--home", str(home))
+    of_home("replay", "export", "--format", "parquet", "--out", str(tmp_path / "groups.parquet"))
     assert (tmp_path / "groups.parquet").read_bytes()[:4] == b"PAR1"
-    peers = json.loads(_ftis("peers", "--json", "--home", str(home)))
+    peers = json.loads(of_home("peers", "--json"))
     assert sum(peer["groups_accepted"] for peer in peers) == sum(not group["own"] for group in groups)
-    _ftis("export", "--out", str(tmp_path / "trained"), "--home", str(home))
-    figures = json.loads(
-        _ftis("eval", "--model", str(tmp_path / "trained"), "--task", "arithmetic", "--limit", "32", "--json",
-              "--max-tokens", "48")
-    )  # fmt: skip
-    last = json.loads(_ftis("status", "--json", "--home", str(home)))["eval"][-1]
+    of_home("export", "--out", str(tmp_path / "trained"))
+    on_problems = ("--task", "arithmetic", "--limit", "32", "--max-tokens", "48", "--json")
+    figures = json.loads(_ftis(capsys, "eval", "--model", str(tmp_path / "trained"), *on_problems))
+    last = json.loads(of_home("status", "--json"))["eval"][-1]
     assert figures["pass_at_1"] == last["pass_at_1"], "the exported model is the one that was evaluated"
     assert figures["n"] == 32

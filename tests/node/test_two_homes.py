@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ftis_node.cli.app import run
-from tests.node.support import started, write_manifest
+from tests.node.support import STOP_LIMIT_S, started
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.node.support import RunningNode
+    from tests.small_swarm import SmallSwarm
 
-START_S = 120.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+START_S = 240.0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm) -> Iterator[RunningNode]:
+    """A node with the swarm's run and secret that is given no peers."""
+    home = tmp_path_factory.mktemp("lone") / "home"
+    home.mkdir()
+    (home / "node.toml").write_text(f'[swarm]\nsecret_file = "{small_swarm.secret}"\n')
+    join = ("join", "--model", str(small_swarm.models["s"]), "--run", str(small_swarm.manifest))
+    with started(home, *join) as node:
+        node.wait_for(lambda: node.events("admitted"), timeout_s=START_S)
+        yield node
+
+
 def test_two_nodes_with_default_ports_run_side_by_side(
+    small_swarm: SmallSwarm,
+    lone: RunningNode,
     tmp_path: Path,
-    tiny_models: Mapping[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    join = ("join", "--model", str(tiny_models["s"]), "--run", str(write_manifest(tmp_path / "run.toml", patience_s=0)))
-
     def document(node: RunningNode, *command: str, by_variable: bool = False) -> Any:
         """What a reading command says of a node, its home given by the option or by the environment."""
         monkeypatch.setenv("FTIS_HOME", str(node.home if by_variable else tmp_path / "nobody"))
@@ -36,21 +51,39 @@ def test_two_nodes_with_default_ports_run_side_by_side(
         assert run([*command, "--json", *(() if by_variable else ("--home", str(node.home)))]) == 0
         return json.loads(capsys.readouterr().out)
 
-    with started(tmp_path / "one", *join) as one, started(tmp_path / "two", *join) as two:
-        for node in (one, two):
-            node.wait_for(lambda node=node: node.events("step"), timeout_s=START_S)
-        peer_ids = {document(node, "status", by_variable=node is one)["node"]["peer_id"] for node in (one, two)}
-        assert len(peer_ids) == 2
-        known = [document(node, "identity", "show", by_variable=node is two) for node in (one, two)]
-        assert {identity["peer_id"] for identity in known} == peer_ids
-        assert all(identity["running"] for identity in known)
-        assert not set(known[0]["addresses"]) & set(known[1]["addresses"])
-        assert all(identity["addresses"] for identity in known)
-        for node, identity in zip((one, two), known, strict=True):
-            groups = document(node, "replay", "list")
-            assert groups and {group["sender"] for group in groups} == {identity["peer_id"]}
-            assert document(node, "peers") == [], "neither was told of the other"
-            assert document(node, "replay", "stats")["groups_own"] >= len(groups)
-        assert one.stop() < 10
-        assert document(two, "status")["node"]["state"] == "running", "one's end is nothing to the other"
-        assert two.stop() < 10
+    nodes = (lone, small_swarm.ann)
+    peer_ids = [document(node, "status", by_variable=node is lone)["node"]["peer_id"] for node in nodes]
+    assert len(set(peer_ids)) == 2
+    known = [document(node, "identity", "show", by_variable=node is not lone) for node in nodes]
+    assert [identity["peer_id"] for identity in known] == peer_ids
+    assert all(identity["running"] and identity["addresses"] for identity in known)
+    assert not set(known[0]["addresses"]) & set(known[1]["addresses"])
+    for node, peer_id in zip(nodes, peer_ids, strict=True):
+        groups = document(node, "replay", "list", "--limit", "1000")
+        assert {group["sender"] for group in groups if group["own"]} == {peer_id}
+        assert document(node, "replay", "stats")["groups_own"] >= sum(group["own"] for group in groups)
+        others = {group["sender"] for group in groups} | {peer["peer_id"] for peer in document(node, "peers")}
+        assert not others & (set(peer_ids) - {peer_id}), "neither knows of the other"
+    assert document(lone, "peers") == []
+
+
+def test_watching_in_a_pipe_ends_with_ctrl_c_and_sees_one_end_and_not_the_other(
+    small_swarm: SmallSwarm, lone: RunningNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last test of this file: it stops the node that is alone."""
+    assert run(["status", "--home", str(lone.home)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch("contributing: no   learning: .*   healthy: yes", lines[0])
+    assert "give --peers ADDRESS to meet others" in " ".join(line.strip() for line in lines[:5])
+    command = [sys.executable, "-m", "ftis_node", "status", "--watch", "--interval", "0.1", "--home", str(lone.home)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert "contributing no (no peers were given" in watching.stdout.readline()
+        assert lone.stop() < STOP_LIMIT_S
+        until_stopped = next(line for line in watching.stdout if "the node is not running" in line)
+        assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d contributing no ", until_stopped)
+        watching.send_signal(signal.SIGINT)
+        _, said = watching.communicate(timeout=20)
+        assert (watching.returncode, said) == (0, "")
+    assert small_swarm.ann.status()["node"]["state"] == "running", "one's end is nothing to the other"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import msgspec
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ftis_node.telemetry.metric_table import Metric, all_metrics
@@ -52,22 +51,26 @@ def test_every_number_of_the_status_is_a_metric_and_no_other() -> None:
     assert {metric.path for metric in all_metrics() if metric.path} == _numbers()
 
 
-@pytest.mark.parametrize("metric", all_metrics(), ids=lambda metric: metric.path or metric.name)
-def test_names_kinds_and_texts(metric: Metric) -> None:
-    assert re.fullmatch(
-        r"ftis_(node|event_loop|worker|model|generation|learner|swarm|replay|eval)_[a-z0-9_]*[a-z0-9]", metric.name
-    )
-    assert (metric.kind == "counter") == metric.name.endswith("_total")
-    assert not re.search(r"_(s|ms|mb|kb|percent)(_|$)", metric.name), "base units, spelled out"
-    for suffix, unit in (
-        ("_per_s", "_per_second"),
-        ("bytes", "_bytes"),
-        ("_age_s", "_age_seconds"),
-        ("_at", "_seconds"),
-    ):
-        assert not metric.path.endswith(suffix) or unit in metric.name
-    assert metric.help.endswith(".") and len(metric.help) > 15
-    assert metric.normal
+NAME = re.compile(r"ftis_(node|event_loop|worker|model|generation|learner|swarm|replay|eval)_[a-z0-9_]*[a-z0-9]")
+UNITS = (("_per_s", "_per_second"), ("bytes", "_bytes"), ("_age_s", "_age_seconds"), ("_at", "_seconds"))
+
+
+def _faults(metric: Metric) -> list[str]:
+    """What is wrong with a metric's name, kind and texts."""
+    held = {
+        "a name of a known part": NAME.fullmatch(metric.name),
+        "_total for a counter alone": (metric.kind == "counter") == metric.name.endswith("_total"),
+        "base units, spelled out": not re.search(r"_(s|ms|mb|kb|percent)(_|$)", metric.name),
+        "the unit of its number": all(unit in metric.name for end, unit in UNITS if metric.path.endswith(end)),
+        "a sentence of help": metric.help.endswith(".") and len(metric.help) > 15,
+        "what is normal": metric.normal,
+    }
+    return [f"{metric.name} ({metric.path}) lacks: {what}" for what, holds in held.items() if not holds]
+
+
+def test_names_kinds_and_texts() -> None:
+    faults = [fault for metric in all_metrics() for fault in _faults(metric)]
+    assert not faults, "\n".join(faults)
 
 
 def test_what_prometheus_reads() -> None:

@@ -1,0 +1,112 @@
+"""A small real swarm, started once a session: a bootstrap node and two nodes of unlike models that trained together.
+
+It is for tests that only read. Both nodes have used their budgets of tokens and wait for groups, so they take no
+processor time from other tests. A test must not stop them or ban a member. `copied_home` gives the home of a stopped
+node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.home import Home
+from tests.node.support import ANY_PORT, STOP_LIMIT_S, RunningNode, started, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+START_S = 500.0  # of both, on a busy machine
+PATIENCE_S = 600.0  # for the other node to start; later, with too few groups for a step, both are idle so long
+EVERY_OTHER_STEP = 2  # is evaluated, by the manifest
+MIN_STEPS = 3
+BUDGET_TOKENS = 320  # of completions of three or four tokens each: five steps or so
+HF_TOKEN, WANDB_KEY = "hf_" + "Zq7" * 10, "f00d" * 10
+SWARM_SECRET = "5eC2e7" * 12
+
+
+@dataclass(frozen=True)
+class SmallSwarm:
+    """Two nodes on default ports: `ann` (model s), with a port for monitoring and a tracker, and `bob` (model m)."""
+
+    folder: Path
+    models: Mapping[str, Path]
+    manifest: Path
+    secret: Path
+    address: str
+    bootstrap: RunningNode
+    ann: RunningNode
+    bob: RunningNode
+
+
+@pytest.fixture(scope="session")
+def small_swarm(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Iterator[SmallSwarm]:
+    """Ann is started with tokens in the environment, and with a umask that lets the group write."""
+    folder = tmp_path_factory.mktemp("swarm")
+    manifest = write_manifest(folder / "run.toml", patience_s=PATIENCE_S)
+    secret = folder / "swarm.secret"
+    secret.write_text(SWARM_SECRET)
+    secret.chmod(0o600)
+    for name, observe in (("ann", '[observe]\nlisten = "0.0.0.0:0"\n'), ("bob", "")):
+        (folder / name).mkdir()
+        (folder / name / "node.toml").write_text(f'{observe}[swarm]\nsecret_file = "{secret}"\n')
+    with ExitStack() as stack:
+        bootstrap = stack.enter_context(started(folder / "bootstrap", "bootstrap", "--listen", ANY_PORT))
+        address = bootstrap.first_line()
+
+        def joined(name: str, size: str, *more: str) -> RunningNode:
+            arguments = (
+                "join", "--model", str(tiny_models[size]), "--task", "arithmetic", "--run", str(manifest),
+                "--peers", address, "--engine", "torch", "--name", name,
+                "--steps", "1000", "--generate-tokens", str(BUDGET_TOKENS),
+            )  # fmt: skip
+            return stack.enter_context(started(folder / name, *arguments, *more))
+
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("HF_TOKEN", HF_TOKEN)
+            environment.setenv("WANDB_API_KEY", WANDB_KEY)
+            umask = os.umask(0o002)
+            try:
+                ann = joined("ann", "s", "--track", "tensorboard")
+            finally:
+                os.umask(umask)
+        bob = joined("bob", "m")
+        for node in (ann, bob):
+            node.wait_for(lambda node=node: _has_settled(node), timeout_s=START_S)
+        yield SmallSwarm(folder, tiny_models, manifest, secret, address, bootstrap, ann, bob)
+        for node in (ann, bob):
+            assert node.stop() < STOP_LIMIT_S
+
+
+def _has_settled(node: RunningNode) -> bool:
+    """Whether it has used its budget, has trained on groups of the other too, and has saved its status since."""
+    path = Home(node.home).status
+    if not path.exists():
+        return False
+    saved = json.loads(path.read_bytes())
+    return bool(
+        saved["budget"]["generate_tokens"]["left"] == 0
+        and saved["learner"]["step"] == len(node.events("step")) >= MIN_STEPS
+        and saved["learner"]["foreign_groups"]
+        and saved["peers"]
+    )
+
+
+def copied_home(node: RunningNode, target: Path) -> Home:
+    """A copy of a running node's home at one moment, as a killed node leaves it, but without the lock file."""
+    family = node.processes()
+    for process in family:
+        process.suspend()
+    try:
+        shutil.copytree(node.home, target, ignore=shutil.ignore_patterns("lock", "run"))
+    finally:
+        for process in family:
+            process.resume()
+    return Home(target)
