@@ -50,6 +50,10 @@ class Die(Message, frozen=True):
     exit_code: int
 
 
+class Spawn(Message, frozen=True):
+    """Starts a process that outlives a request; answered with its id in the place of the worker's."""
+
+
 class Stray(Message, frozen=True):
     """Answered, and something that nobody waits for fails."""
 
@@ -78,6 +82,11 @@ async def fail(request: Fail, emit: Emitter) -> EchoReply:
 
 async def die(request: Die, emit: Emitter) -> EchoReply:
     os._exit(request.exit_code)
+
+
+async def spawn(request: Spawn, emit: Emitter) -> EchoReply:
+    child = await asyncio.create_subprocess_exec("sleep", "60")
+    return EchoReply(payload=b"", pid=child.pid)
 
 
 async def stray(request: Stray, emit: Emitter) -> EchoReply:
@@ -120,7 +129,7 @@ async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         os._exit(3)
     if boot.fault == "slow":
         time.sleep(1.5)  # noqa: ASYNC251 - as the loading of a model does
-    yield {Echo: echo, Fail: fail, Die: die, Stray: stray, Sleep: Sleeper(trace).sleep}
+    yield {Echo: echo, Fail: fail, Die: die, Stray: stray, Spawn: spawn, Sleep: Sleeper(trace).sleep}
     if boot.fault == "slow-end":
         await asyncio.sleep(0.8)  # as the saving of a model does
     (trace / "closed").touch()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 import pytest
-from ipc_echo_worker import Die, Echo, EchoReply, Fail, Sleep, Stray, Tick
+from ipc_echo_worker import Die, Echo, EchoReply, Fail, Sleep, Spawn, Stray, Tick
 from ipc_support import QUICK, MakeSupervisor
 
 from ftis_node.errors import ModelError, NonFiniteError, WorkerDiedError, WorkerTaskError
@@ -396,6 +396,19 @@ async def test_ctrl_c_does_not_reach_a_worker_and_sigterm_ends_it(
     assert (await supervisor.call(ECHO, EchoReply)).pid == pid
     os.kill(pid, signal.SIGTERM)
     await eventually((tmp_path / "closed").exists)
+
+
+async def test_what_a_worker_started_ends_with_it(make_supervisor: MakeSupervisor) -> None:
+    supervisor = make_supervisor()
+    await supervisor.start()
+    child = (await supervisor.call(Spawn(), EchoReply)).pid
+    assert not is_gone(child)
+    supervisor.restart("hangs")
+    try:
+        await eventually(lambda: is_gone(child))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 async def test_restart_on_request(make_supervisor: MakeSupervisor) -> None:

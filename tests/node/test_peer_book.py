@@ -96,6 +96,17 @@ def test_a_quota_is_spent_by_what_came_in(tmp_path: Path, events: EventTrail) ->
     book.close()
 
 
+@pytest.mark.parametrize(("reason", "is_charged"), [("quota", False), ("scoring_quota", False), ("reward", True)])
+def test_a_group_beyond_its_quota_makes_no_further_debt(
+    tmp_path: Path, events: EventTrail, reason: str, is_charged: bool
+) -> None:
+    book = open_book(tmp_path, events, groups_a_minute=2)
+    for _ in range(2):
+        book.settle(refused(reason), origin=ANN.peer_id)
+    assert book.within_quota(ANN.peer_id) is not is_charged
+    book.close()
+
+
 def test_a_copy_of_our_own_group_is_known_as_such(tmp_path: Path, events: EventTrail) -> None:
     book = open_book(tmp_path, events)
     book.remember(accepted(ME, long=True))
