@@ -26,7 +26,9 @@ RUN = (  # by test_running.py, with what its swarm has in the place of the words
 )
 
 ENDLESS = ("ftis-node status*--watch*",)
-INSTALLS = "fetches packages; make test-all installs the same extras, and test_commands.py checks that they are declared"
+INSTALLS = (
+    "fetches packages; make test-all installs the same extras, and test_commands.py checks that they are declared"
+)
 OTHERWISE = "only starts and stops: the same command with other words is run here"
 NOT_RUN = {
     "make *": "test_commands.py checks that make knows the target; .ci/run is lint, scan, test and test-all",

@@ -110,3 +110,4 @@ async def test_a_learner_that_fell_back_is_followed() -> None:
     await loop.resume(LearnerState(3, 2, parameters=1, trainable_parameters=1, proof=proof))
     assert (loop.step, parts.figures.saved_step, parts.figures.policy_version) == (3, 3, 2)
     assert told.reconciled == [3]
+    assert parts.figures.last_reused_version == 6, "weights 6 were offered before their step was noted"
