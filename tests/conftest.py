@@ -18,6 +18,7 @@ from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, 
 from ftis_node.records.identity import Identity
 from ftis_node.records.text_group import TextCompletion, TextGroup
 from tests import scheduling, summary, tiers
+from tests.small_swarm import pytest_runtest_teardown as pytest_runtest_teardown  # a hook
 from tests.small_swarm import small_swarm as small_swarm  # a fixture
 from tests.trained_models import copy_trained_models
 

@@ -1,8 +1,11 @@
-"""A small real swarm, started once a session: a bootstrap node and two nodes of unlike models that trained together.
+"""A small real swarm that files share: a bootstrap node and two nodes of unlike models that trained together.
 
 It is for tests that only read. Both nodes have used their budgets of tokens and wait for groups, so they take no
 processor time from other tests. A test must not stop them or ban a member. `copied_home` gives the home of a stopped
 node.
+
+The swarm starts for the first test that uses it. It takes more than 2 GB of memory, so it stops before the first test
+of another group (tests/tiers.py); a later user starts a new one.
 """
 
 from __future__ import annotations
@@ -10,17 +13,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.config.home import Home
 from tests.node.support import ANY_PORT, STOP_LIMIT_S, RunningNode, started, write_manifest
+from tests.scheduling import group_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
     from pathlib import Path
 
 START_S = 500.0  # of both, on a busy machine
@@ -46,10 +50,50 @@ class SmallSwarm:
     bob: RunningNode
 
 
-@pytest.fixture(scope="session")
-def small_swarm(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Iterator[SmallSwarm]:
+@dataclass
+class Kept:
+    """The swarm that runs, if one does."""
+
+    swarm: SmallSwarm | None = None
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def running(self, folders: pytest.TempPathFactory, models: Mapping[str, Path]) -> SmallSwarm:
+        """The swarm; it is started where none runs."""
+        if self.swarm is None:
+            self.swarm = self._stack.enter_context(_running_swarm(folders.mktemp("swarm"), models))
+        return self.swarm
+
+    def stop(self) -> None:
+        self.swarm = None
+        self._stack.close()
+
+
+KEPT = pytest.StashKey[Kept]()
+
+
+@pytest.fixture(scope="module")
+def small_swarm(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]
+) -> SmallSwarm:
+    if KEPT not in pytestconfig.stash:
+        pytestconfig.stash[KEPT] = Kept()
+        pytestconfig.add_cleanup(pytestconfig.stash[KEPT].stop)  # of a run that was interrupted
+    return pytestconfig.stash[KEPT].running(tmp_path_factory, tiny_models)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Stops the swarm after the last test of a group."""
+    try:
+        yield
+    finally:
+        if KEPT in item.config.stash and (nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid)):
+            item.config.stash[KEPT].stop()
+
+
+@contextmanager
+def _running_swarm(folder: Path, models: Mapping[str, Path]) -> Iterator[SmallSwarm]:
     """Ann is started with tokens in the environment, and with a umask that lets the group write."""
-    folder = tmp_path_factory.mktemp("swarm")
     manifest = write_manifest(folder / "run.toml", patience_s=PATIENCE_S)
     secret = folder / "swarm.secret"
     secret.write_text(SWARM_SECRET)
@@ -63,7 +107,7 @@ def small_swarm(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[s
 
         def joined(name: str, size: str, *more: str) -> RunningNode:
             arguments = (
-                "join", "--model", str(tiny_models[size]), "--task", "arithmetic", "--run", str(manifest),
+                "join", "--model", str(models[size]), "--task", "arithmetic", "--run", str(manifest),
                 "--peers", address, "--engine", "torch", "--name", name,
                 "--steps", "1000", "--generate-tokens", str(BUDGET_TOKENS),
             )  # fmt: skip
@@ -80,7 +124,7 @@ def small_swarm(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[s
         bob = joined("bob", "m")
         for node in (ann, bob):
             node.wait_for(lambda node=node: _has_settled(node), timeout_s=START_S)
-        yield SmallSwarm(folder, tiny_models, manifest, secret, address, bootstrap, ann, bob)
+        yield SmallSwarm(folder, models, manifest, secret, address, bootstrap, ann, bob)
         for node in (ann, bob):
             assert node.stop() < STOP_LIMIT_S
 
