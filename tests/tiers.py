@@ -22,7 +22,6 @@ SCENARIOS: Final = (
     "tests/chaos/test_observe.py",
     "tests/chaos/test_power.py",
     "tests/deploy/test_image_runs.py",
-    "tests/documented/test_running.py",
     "tests/injection/test_full_node.py",
     "tests/lab/test_compare_command.py",
     "tests/lab/test_hdee.py",
@@ -61,9 +60,21 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
 ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"])
 SHARED: Final[dict[str, tuple[str, ...]]] = {
     "attacks": ("tests/attacks/",),  # one victim
+    "swarm": (  # tests/small_swarm.py
+        "tests/dashboard/test_real_home.py",
+        "tests/documented/test_running.py",
+        "tests/node/test_observe.py",
+        "tests/node/test_tracking.py",
+        "tests/node/test_two_homes.py",
+    ),
 }
 """Files that share running nodes: one worker of pytest-xdist runs them all."""
-LONGEST_FIRST: Final = ("attacks", "tests/chaos/test_chaos.py", "tests/lab/test_order_of_methods.py")
+LONGEST_FIRST: Final = (
+    "attacks",
+    "tests/chaos/test_chaos.py",
+    "swarm",
+    "tests/lab/test_order_of_methods.py",
+)
 """Groups that take minutes, so that no worker waits for the other at the end."""
 
 
