@@ -135,8 +135,9 @@ async def test_an_old_envelope_replayed_is_not_taken_again(victim: Victim, attac
 
 
 async def test_a_running_number_is_used_once(victim: Victim, attacker: Member) -> None:
+    """Announced under other numbers: a group that is announced under a used number is not even asked for."""
     number = attacker.group().number
-    await attacker.offer(*(attacker.group(number=number) for _ in range(3)))
+    await attacker.offer(*(attacker.envelope(attacker.group(number=number)) for _ in range(3)))
     row = await victim.until(lambda: _settled(victim, attacker, 3))
     assert row["groups_accepted"] == 1
     assert set(row["groups_refused"]) <= {"number", "duplicate"}
