@@ -55,6 +55,11 @@ class RolesSection(Section):
         le=64,
         description="Learner: versions kept for generators: the two newest, and older ones that are being fetched.",
     )
+    weights_for: Literal["members", "trusted"] = Field(
+        default="members",
+        description="Learner: who may fetch its weights: every member of the run, or only the peers that are trusted "
+        "(`door.trust`, `ftis-node peers trust`).",
+    )
 
     @field_validator("weights_delay")
     @classmethod

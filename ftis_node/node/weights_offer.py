@@ -153,8 +153,13 @@ class OfferLoop:
         del self._asked_at[version]
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        """Items for a peer's question: none for what is not held. Raises RecordError for a malformed one."""
+        """Items for a question: none for what is not held, or not for this peer.
+
+        Raises RecordError for a malformed one.
+        """
         question = open_question(data)
+        if self._parts.settings.roles.weights_for == "trusted" and not self._parts.peers.is_trusted(peer_id):
+            return
         if question.part is WeightsPart.OFFER:
             if self._newest is not None:
                 yield self._newest.signed

@@ -30,7 +30,7 @@ from ftis_node.node.weights_follow import FollowLoop
 from ftis_node.node.weights_offer import OfferLoop, newest_offered
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
-from ftis_node.records.weights import WeightsPart, open_offer, open_question, seal_offer
+from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer, open_question, seal_offer
 from ftis_node.swarm.peer_guard import PeerGuard
 from tests.conftest import RUN_ID, TOKENIZER
 from tests.gossip.helpers import eventually, settings
@@ -446,3 +446,25 @@ def test_a_learner_that_is_starting_refuses_no_version_of_its_followers(tmp_path
     assert newest_offered(parts) == 74 + 1 + 2, "before the train loop has noted it"
     parts.figures.policy_version = 80
     assert newest_offered(parts) == 80 + 1 + 2
+
+
+async def test_weights_for_the_trusted_are_given_to_nobody_else(tmp_path: Path) -> None:
+    disk = Disk()
+    parts = _parts(LEARNER, tmp_path, None, disk, weights_for="trusted")
+    parts.peers = SimpleNamespace(is_trusted=lambda peer_id: peer_id == GENERATOR.peer_id)
+    offers = OfferLoop(parts)
+    offering = asyncio.create_task(offers.run())
+    await offers.take(parts, *_publish(parts, 1, b"weights"))
+    await eventually(lambda: offers._newest)
+    assert offers._newest is not None
+    offer = open_offer(offers._newest.signed)
+    questions = [
+        WeightsQuestion(WeightsPart.OFFER),
+        WeightsQuestion(WeightsPart.HASHES, file=offer.sha256),
+        WeightsQuestion(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
+    ]
+    for question in questions:
+        assert [item async for item in offers.give(GENERATOR.peer_id, question.to_bytes())]
+        assert not [item async for item in offers.give(STRANGER.peer_id, question.to_bytes())]
+    offering.cancel()
+    disk.close()
