@@ -27,7 +27,6 @@ PLAYED = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_a_swarm_outlives_one_fault_of_each_sort(
     tmp_path: Path, tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch

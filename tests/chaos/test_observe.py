@@ -99,7 +99,6 @@ def past(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Pat
         yield Past(node, seen, found)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_real_node_that_is_killed_and_started_again_breaks_nothing(past: Past) -> None:
     assert {when: list(map(str, violations)) for when, violations in past.found.items() if violations} == {}
@@ -168,7 +167,6 @@ MADE_WRONG: dict[str, Callable[[Home], object]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("invariant", MADE_WRONG)
 def test_what_is_made_wrong_with_it_is_seen(past: Past, invariant: str, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ BEFORE = Kept(
 WHOLE = b'{"event":"step","step":1}\n{"event":"step","step":2}\n'
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_node_outlives_power_cuts(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     lines: list[str] = []

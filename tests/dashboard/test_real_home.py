@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from tests.small_swarm import SmallSwarm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 START_S = 240.0
 
 

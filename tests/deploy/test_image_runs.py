@@ -36,7 +36,7 @@ STAGES = read_stages()
 STOP_LIMIT_S, WAIT_LIMIT_S = 10.0, 150.0
 # Without an index and without isolation: what is built is built with the setuptools that is here. (pip reads 0 as yes.)
 BUILD = {"PATH": "/usr/bin:/bin", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1", "LC_ALL": "C.UTF-8"}
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 MANIFEST = """
 name = "image"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.documented.pages import Command
     from tests.small_swarm import SmallSwarm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 JOIN, BOOTSTRAP = ("ftis-node", "join"), ("ftis-node", "bootstrap")
 SHOWN = [command for command in chain.from_iterable(map(commands, PAGES)) if not command.is_inline]

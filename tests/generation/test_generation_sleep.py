@@ -133,7 +133,6 @@ async def test_a_sleep_that_is_taken_back_leaves_it_awake(engine: TorchEngine) -
     assert not engine.is_asleep
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_vllm_in_its_worker_sleeps_and_wakes_both_ways(tmp_path: Path) -> None:
     """`can_sleep` has vLLM's core itself pause, although its CPU worker keeps the memory."""

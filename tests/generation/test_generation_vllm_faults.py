@@ -116,7 +116,6 @@ def publish(folder: Path, learner: Any, *, version: int) -> tuple[Any, Any]:
     return published, prove(learner, version=version, vocab_size=EMBEDDING_ROWS)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(420)  # three lives with a core of its own
 async def test_a_core_of_its_own_may_be_killed_or_stopped_at_any_time(tmp_path: Path) -> None:
     """Killed while it samples, stopped while it samples, killed while it has nothing to do."""
@@ -154,7 +153,6 @@ async def test_a_core_of_its_own_may_be_killed_or_stopped_at_any_time(tmp_path: 
         await client.stop()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_core_inside_survives_a_kill_and_is_given_up_over_weights_that_nobody_can_serve(
     tmp_path: Path,
@@ -185,7 +183,6 @@ async def test_a_core_inside_survives_a_kill_and_is_given_up_over_weights_that_n
         await client.stop()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_no_process_of_vllms_outlives_a_killed_daemon(tmp_path: Path) -> None:
     save_model(tmp_path / "model", **VLLM_MODEL)

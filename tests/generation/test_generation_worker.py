@@ -47,7 +47,6 @@ async def make_group(client: GenerationClient, *, max_tokens: int = 12) -> Any:
     return await client.generate(PROMPT, num_completions=4, sampling=SamplingSettings(), max_tokens=max_tokens, seed=3)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)  # torch and transformers are imported twice, in two lives of the worker
 async def test_generation_survives_a_kill_and_serves_the_newest_weights(tmp_path: Path) -> None:
     client = make_client(tmp_path, model=save_model(tmp_path / "model"))

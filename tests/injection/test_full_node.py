@@ -32,7 +32,7 @@ from tests.injection.hostile import Hostile
 from tests.injection.injector import Injector
 from tests.injection.table import FOR_ALL, STORE, injected
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 WITHIN_S = 120.0
 NUM_TRIES = 3

@@ -15,7 +15,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.lab.scratch import MEMORY_DISK, PREFIX, scratch_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 STOP_LIMIT_S = 20
 
 

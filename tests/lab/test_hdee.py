@@ -170,7 +170,6 @@ def test_experts_that_are_apart_take_nothing_from_each_other(tiny_models: dict[s
     assert not result.exam
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(560)
 def test_the_command_writes_its_tables_and_goes_on_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -29,7 +29,6 @@ STEPS = 12
 MARGIN = 0.05
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ftis_is_ahead_of_nois_for_both_models(tmp_path: Path) -> None:
     base = load_manifest("arithmetic-compare")

@@ -61,7 +61,6 @@ def test_the_same_seed_gives_the_same_swarm_and_another_another(small: Figures) 
     assert simulate(replace(SMALL, seed=1)).without_clock() != small.without_clock()
 
 
-@pytest.mark.slow
 def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
     """Also where sets of texts and bytes have another order."""
     shown = "print(simulate(replace(SMALL, attackers_share=0.3)).without_clock())"

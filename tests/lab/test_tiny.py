@@ -114,7 +114,6 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
     assert (heard[0], heard[-1]) == (0.0, 1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("size", "num_parameters"), [("s", 172_832), ("m", 804_480)])
 def test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake(size: str, num_parameters: int) -> None:

@@ -41,7 +41,6 @@ def measured(boot):
     return peak
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of the process's data, and /proc")
 def test_a_step_that_runs_out_of_memory_is_the_step_of_half_the_budget(model_folder, tmp_path):

@@ -63,7 +63,6 @@ def run_two_ranks(tasks, folder):
     return json.loads((folder / "out.json").read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_folder, tmp_path):
     def boot(form, home):
@@ -98,7 +97,6 @@ def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_fold
         assert train(resumed, 6, 6)["proof"] == pytest.approx(sixth[form]["proof"], abs=NUMBERS)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 async def test_killed_follower_takes_the_group_down_and_the_next_group_goes_on(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=60, num_processes=2)
@@ -144,7 +142,6 @@ async def test_killed_follower_takes_the_group_down_and_the_next_group_goes_on(m
     assert Learner(make_boot(model_folder, tmp_path / "home")).state().step == 2
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 async def test_model_that_is_not_there_is_the_users_error_with_two_ranks_too(tmp_path):
     boot = make_boot(tmp_path / "nowhere", tmp_path, num_processes=2)

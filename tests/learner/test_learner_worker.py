@@ -32,7 +32,7 @@ from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.schedule import Schedule
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SMALL = {"num_groups": 2, "group_size": 3}
 MEDIUM = {"num_groups": 20, "group_size": 12, "max_length": 30}  # one at a time: some seconds

@@ -30,7 +30,6 @@ async def _are_halved(nodes: list[Any]) -> bool:
     return await num_members(nodes) == [2] * 6
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(HEALED_WITHIN_S + PARTITION_S + 80)
 async def test_after_a_partition_both_halves_hold_all_fresh_groups(start: Start, internet: Internet) -> None:
     manifest = RunManifest(name="network", task="gsm8k")

@@ -64,7 +64,6 @@ async def test_a_bootstrap_node_relays_more_than_libp2p_would(start: Start, inte
     assert await ask_limit(control, bootstrap.peer_id, timeout_s=2) is None, "nobody is there"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_whole_node_behind_a_nat_trains_on_and_is_trained_on(
     internet: Internet, tmp_path: Path, tiny_models: Mapping[str, Path]

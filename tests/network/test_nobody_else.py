@@ -62,7 +62,6 @@ def test_the_recorder_sees_an_address_and_a_question(internet: Internet, tmp_pat
         assert said() == wanted
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_a_node_speaks_to_the_peers_it_was_given_and_to_nobody_else(

@@ -24,7 +24,6 @@ def peers(node: RunningNode) -> dict[str, Any]:
     return {row["name"]: row for row in node.peers()}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     run = tmp_path / "run.toml"

@@ -48,7 +48,6 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_one_expert_alone_is_what_eval_says(tiny_models: dict[str, Path]) -> None:
     """In every mode, and in every field; and of two experts each is what `eval` says of it."""
@@ -241,7 +240,6 @@ def test_members_have_names_of_their_own() -> None:
     assert members[2] == Member("x", "y", "arithmetic")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_the_models_of_a_swarm(models: tuple[str, str], tmp_path: Path) -> None:
     """Exported models, the home of a node that learns, and one of a node that does not."""

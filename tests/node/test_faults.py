@@ -47,7 +47,6 @@ P2pdProcess._read_lines = reads
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_thread_that_fails_ends_the_whole_node(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     home = tmp_path / "node"
@@ -67,7 +66,6 @@ def test_a_thread_that_fails_ends_the_whole_node(tmp_path: Path, tiny_models: Ma
     assert not Home(home).sockets.exists(), "sockets are left"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_reader_of_p2pd_that_fails_ends_a_bootstrap_node(tmp_path: Path) -> None:
     command = [sys.executable, "-c", READER_FAILS + RUN, "", "", "", "bootstrap", "--listen", ANY_PORT]

@@ -274,7 +274,6 @@ def _hostile(sender: Identity, number: int, *, is_bomb: bool = False) -> bytes:
     return seal_group(group, sender).to_bytes()
 
 
-@pytest.mark.slow
 async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender(
     tmp_path: Path, identity: Identity
 ) -> None:

@@ -55,7 +55,6 @@ def _paused(status: Any) -> Any:
     return status if is_paused else None
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_full_home_pauses_the_node_and_room_lets_it_go_on(tmp_path: Path) -> None:
     home = tmp_path / "node"

@@ -61,7 +61,6 @@ def _queries() -> list[str]:
     return asked + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
 
 
-@pytest.mark.slow
 def test_dashboard_and_alerts_ask_for_what_a_node_tells(node: RunningNode) -> None:
     told = _names(node)
     for query in _queries():
@@ -70,7 +69,6 @@ def test_dashboard_and_alerts_ask_for_what_a_node_tells(node: RunningNode) -> No
         assert named or query.startswith("up{")
 
 
-@pytest.mark.slow
 def test_a_running_node_is_healthy_and_ready(node: RunningNode) -> None:
     assert _get(node, "/healthz") == "ok\n"
     assert _get(node, "/readyz") == "ready\n"
@@ -78,7 +76,6 @@ def test_a_running_node_is_healthy_and_ready(node: RunningNode) -> None:
     assert (health["healthy"], health["ready"], health["problems"]) == (True, True, [])
 
 
-@pytest.mark.slow
 def test_status_is_a_command_of_its_own(node: RunningNode) -> None:
     command = [sys.executable, "-m", "ftis_node", "status", "--json", "--home", str(node.home)]
     done = subprocess.run(command, capture_output=True, check=True)
@@ -86,7 +83,6 @@ def test_status_is_a_command_of_its_own(node: RunningNode) -> None:
     assert done.stderr == b""
 
 
-@pytest.mark.slow
 def test_the_screen_of_a_real_node(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--home", str(node.home)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -96,7 +92,6 @@ def test_the_screen_of_a_real_node(node: RunningNode, capsys: pytest.CaptureFixt
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.slow
 def test_one_group_of_a_real_node_as_people_read_it(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
     own = {event["group"] for event in node.events("admitted") if event["own"]}
     taken = next(event for event in node.events("taken") if event["group"] in own)
@@ -109,14 +104,12 @@ def test_one_group_of_a_real_node_as_people_read_it(node: RunningNode, capsys: p
     assert [event["event"] for event in story["events"]][:2] == ["admitted", "announced"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/status", "/peers", "/events", "/metrics", "/healthz"])
 def test_a_page_whose_name_was_pointed_at_this_machine_reads_nothing(node: RunningNode, path: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="403"):
         _get(node, path, Host="evil.example:80")
 
 
-@pytest.mark.slow
 def test_no_secret_is_in_anything_that_the_node_wrote_or_says(
     node: RunningNode, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -137,7 +130,6 @@ def test_no_secret_is_in_anything_that_the_node_wrote_or_says(
     assert {(name, form) for name, text in texts.items() for form in forms if form in text} == set()
 
 
-@pytest.mark.slow
 def test_the_home_and_all_in_it_is_for_its_owner_alone(node: RunningNode) -> None:
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in (node.home, *node.home.rglob("*"))}
     given = {node.home / "node.toml"}

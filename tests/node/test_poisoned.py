@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.client import LearnerClient
     from ftis_node.learner.messages import TrainGroup, TrainReply
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 NO_TOKEN = np.array([1 << 20], dtype="<i4").tobytes()  # no model has a row for it
 

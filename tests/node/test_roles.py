@@ -25,7 +25,6 @@ def _versions(node: RunningNode) -> list[int]:
     return [event["version"] for event in node.events("served")]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     run = write_manifest(tmp_path / "run.toml", patience_s=60.0)

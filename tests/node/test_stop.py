@@ -44,7 +44,6 @@ def _while_training(node: RunningNode) -> object:
     return len(node.events("step")) >= 2 and len(node.events("taken")) > 4 * len(node.events("step"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("moment", [_while_starting, _while_loading, _while_generating, _while_training])
 def test_sigterm_at_any_moment_ends_the_node_in_order(
@@ -75,7 +74,6 @@ def test_sigterm_at_any_moment_ends_the_node_in_order(
     assert set(used[-8:]) & admitted, "the groups that were ready before were used"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_everything_dies_with_a_killed_daemon_and_the_next_start_goes_on(tmp_path: Path, join: tuple[str, ...]) -> None:
     home = tmp_path / "node"
@@ -95,7 +93,6 @@ def test_everything_dies_with_a_killed_daemon_and_the_next_start_goes_on(tmp_pat
     assert sorted(set(steps)) == list(range(1, steps[-1] + 1))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_killed_costs_no_group(tmp_path: Path, join: tuple[str, ...]) -> None:
     with started(tmp_path / "node", *join, "--steps", "6") as node:

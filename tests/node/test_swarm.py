@@ -30,7 +30,6 @@ def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.out
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_unlike_nodes_learn_from_each_other(
     tmp_path: Path, tiny_models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]

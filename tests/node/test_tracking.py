@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tests.small_swarm import SmallSwarm
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_nodes_curves_are_its_event_trail(small_swarm: SmallSwarm) -> None:
     node = small_swarm.ann

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.node.support import RunningNode
     from tests.small_swarm import SmallSwarm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 START_S = 240.0
 
 

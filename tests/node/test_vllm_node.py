@@ -23,7 +23,6 @@ def engine_processes(node: RunningNode, *, inside: bool) -> list[psutil.Process]
     return [worker] if inside else [each for each in worker.children() if "EngineCore" in " ".join(each.cmdline())]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("core", ["inside", "separate"])
 def test_an_engine_that_is_killed_while_it_generates_costs_no_group(

@@ -193,7 +193,6 @@ def test_a_hub_that_refuses_is_a_network_error(tmp_path: Path, monkeypatch: pyte
         load_task("gsm8k", split="train")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("hub_away")
 def test_a_hub_that_is_away_is_a_network_error_without_long_tries() -> None:
     with pytest.raises(NetworkError) as caught:

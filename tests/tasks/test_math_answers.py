@@ -115,7 +115,6 @@ def test_a_parser_that_raises_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert not answers_agree("72", "72.0")
 
 
-@pytest.mark.slow
 async def test_an_attack_costs_neither_time_nor_another_text(task: Task) -> None:
     right = "<think>x</think><answer>72</answer>"
     attack = "<think>x</think><answer>((((9^{99})^{99})^{99})^{99})</answer>"

@@ -196,7 +196,6 @@ def run_tracker(name: str, folder: Path, *, step: int) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_wandb_without_a_key_keeps_both_starts_on_disk(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: `pip install wandb`")
@@ -209,7 +208,6 @@ def test_wandb_without_a_key_keeps_both_starts_on_disk(tmp_path: Path) -> None:
         assert value in file.read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_trackio_goes_on_with_the_curve(tmp_path: Path) -> None:
     pytest.importorskip("trackio", reason="trackio is not installed: `pip install trackio`")
