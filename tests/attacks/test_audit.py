@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.attacks.member import Maker
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 
 async def test_pleasing_logprobs_under_the_learners_own_name_are_found_out(

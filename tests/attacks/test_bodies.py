@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.attacks.member import Maker, Member
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 BOMB_BYTES = 512 << 20
 FOUR_GIB = 2**32 - 1

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 DAY_S = 86400.0
 NUM_GROUPS = 6  # five refusals ban, and a little is forgiven between them

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 WAYS = (
     "/dns4/a_b/tcp/4001",  # a compose file makes such names

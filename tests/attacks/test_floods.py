@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.attacks.member import Maker, Member
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 NUM_ANNOUNCEMENTS = 20_000
 NUM_AT_ONCE = 16

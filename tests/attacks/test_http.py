@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 NUM_IDLE = 300
 CLOSED_WITHIN_S = 40.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.attacks.member import Maker, Member
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 LARGEST = 2**64 - 1
 PAGE = 256  # answers after which a node asks for the next ones, from the newest time on

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 FOUR_GIB = 2**32 - 1
 VARINT_4_GIB = b"\x0a\xff\xff\xff\xff\x0f"  # field 1, a length of 4 GiB

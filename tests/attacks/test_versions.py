@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 NEWER, OLDER = SCHEMA + 1, SCHEMA - 1
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.attacks.victim import Victim
     from tests.attacks.visitors.visitor import Visitor
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 NUMBERS = itertools.count()
 VISITORS: dict[str, Visitor] = {

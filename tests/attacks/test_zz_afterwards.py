@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.attacks.member import Member
     from tests.attacks.victim import Victim
 
-pytestmark = pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(240)]
 
 MAX_GROWTH_BYTES = 50 << 20
 SLACK_BYTES = 6 << 20  # SQLite's write-ahead log, and its pages' unused rest

@@ -34,7 +34,7 @@ from ftis_node.errors import ConfigError, ModelError, NonFiniteError, WorkerTask
 from ftis_node.ipc.weights import WeightStore, probe_logprobs, probe_token_ids
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 
-pytestmark = pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
 NEVER: frozenset[int] = frozenset()
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 38, 46, 26], [43], [38, 32, 79, 50, 28, 84, 19, 71]]
