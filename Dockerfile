@@ -9,7 +9,7 @@
 #           +-- packages-cpu     /opt/venv with everything but this package: made again only when pyproject.toml changes
 #           +-- packages-cuda    the same for CUDA
 #   runtime --+-- cpu            no compiler; /opt/venv, then one small layer with the wheel
-#             +-- cuda           gcc besides: Triton compiles its launchers in the running container
+#             +-- cuda           gcc and g++ besides: Triton and Inductor compile in the running container
 #
 # PyPI's torch is a build for CUDA also where nothing needs it. An index with CPU builds makes the cpu image some
 # gigabytes smaller: --build-arg PIP_EXTRA_INDEX_URL=URL.
@@ -98,9 +98,10 @@ FROM runtime AS cuda
 # Python's own headers are in the base image.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && apt-get install --yes --no-install-recommends gcc g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# torch as vLLM needs it is built for CUDA 13: with an older driver the container does not start, and says so.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility NVIDIA_REQUIRE_CUDA="cuda>=13.0"
 COPY --from=packages-cuda /opt/venv /opt/venv
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     python -m pip install --no-cache-dir --no-deps /dist/*.whl

@@ -15,13 +15,16 @@ MINUTES ?= 60
 SEED ?= 0
 # The demo's models are tiny: torch alone serves them well, and nobody need wait for vLLM to be installed.
 ENGINE ?= torch
+# Of `make results`.
+TABLES ?=
+QUICK ?=
 # Of `make test` and `make test-all`: one folder of tests/ alone, and how many tests run at once.
 PACKAGE ?=
 WORKERS ?= logical
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
-.PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench fuzz chaos hostile proto docs clean
+.PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -92,6 +95,11 @@ $(BENCH_STAMP): $(VLLM_STAMP)
 ## make bench          every benchmark of bench/
 bench: $(BENCH_STAMP)
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
+
+# The tables of docs/results.md, by their names in bench/results/tables.py; without TABLES all of them, which takes hours.
+## make results        the tables of docs/results.md again; QUICK=1: the first seed of each
+results: $(STAMP)
+	$(BIN)/python bench/results/run.py $(TABLES) $(if $(QUICK),--quick)
 
 # By hand: coverage-guided fuzzing of all that reads bytes from peers, and of what the loops do with them.
 ## make fuzz           FUZZ_MINUTES=10 of coverage-guided fuzzing

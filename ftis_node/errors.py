@@ -11,7 +11,9 @@ Each class is one sentence and one exit code. `str(error)` is the line that a us
     |   +-- TaskError             2  unknown task, or a data file that cannot be read
     |   `-- ModelError            2  a model folder is missing or incomplete
     +-- MachineError              3  this machine cannot do it: memory, engine, disk
+    |   +-- OutOfMemoryError      3  there is not enough memory for it at the moment
     |   `-- EngineError           3  the generation engine cannot be loaded here
+    |       `-- UnknownArchitectureError  3  it has no implementation of the model
     +-- NetworkError              4  something beyond this machine cannot be reached
     |   `-- ModelFetchError       4  the hub did not give us the model
     +-- RecordError               1  bytes that are no valid record; `.reason` is the refusal's name
@@ -26,7 +28,7 @@ Stale, refused and failed rollouts are not exceptions: they are counters (`recor
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class FtisError(Exception):
@@ -71,8 +73,16 @@ class MachineError(FtisError):
     exit_code = 3
 
 
+class OutOfMemoryError(MachineError):
+    """There is not enough memory for it at the moment."""
+
+
 class EngineError(MachineError):
     """The generation engine cannot be loaded here."""
+
+
+class UnknownArchitectureError(EngineError):
+    """The generation engine has no implementation of the model."""
 
 
 class NetworkError(FtisError):
@@ -118,3 +128,24 @@ class WorkerTaskError(WorkerError):
 
 class NonFiniteError(FtisError):
     """A loss, gradient or update is NaN or infinite; the step was refused."""
+
+
+# What torch, CUDA's libraries, oneDNN, the system and vLLM say where memory runs out, in lower case.
+OUT_OF_MEMORY_TEXTS: Final = (
+    "out of memory",  # torch.OutOfMemoryError, and torch.AcceleratorError for what the driver refuses
+    "status_alloc_failed",  # cuBLAS, cuDNN, cuSOLVER, cuSPARSE
+    "defaultcpuallocator: can't allocate memory",
+    "could not create a memory object",
+    "bad_alloc",
+    "cannot allocate memory",
+    "free memory on device",  # vLLM: "... is less than desired GPU memory utilization"
+    "no available memory for the cache blocks",  # vLLM: the weights left nothing of its share
+    "larger than the available kv cache memory",
+    "error in memory profiling",  # vLLM: another process gave memory back while it measured
+)
+
+
+def says_out_of_memory(text: str) -> bool:
+    """Whether the text of an error, of whatever class, says that memory ran out."""
+    lowered = text.lower()
+    return any(words in lowered for words in OUT_OF_MEMORY_TEXTS)

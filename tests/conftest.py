@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
@@ -32,6 +35,20 @@ EOS = 2
 EXAMPLE = Path(__file__).parents[1] / "examples" / "ftis-node-task-sorting"
 RUN_ID = "ab" * 16
 TOKENIZER = "cd" * 16
+
+# What an example takes is a matter of how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A folder for what a killed node leaves in the temporary one, removed at the end; workers and nodes inherit it."""
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        return
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # `tmp_path` stays where it was
+    folder = tempfile.mkdtemp(prefix="ftis-tests-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker

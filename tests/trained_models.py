@@ -17,7 +17,10 @@ from filelock import FileLock
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "models"
 TINY_SCALE = 0.4  # of the usual training: right often enough for a signal
-RECIPE_FILES = ("lab/tiny.py", "lab/tiny_muon.py", "lab/tiny_tokenizer.py", "tasks/arithmetic.py")
+RECIPE_FILES = (
+    *(f"lab/tiny/{name}.py" for name in ("make", "recipes", "arithmetic", "muon", "tokenizer")),
+    "tasks/arithmetic.py",
+)
 RECIPE_PACKAGES = ("torch", "transformers", "tokenizers")
 
 

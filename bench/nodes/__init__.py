@@ -1,1 +1,1 @@
-"""The nodes that benchmarks of the network run: real ones, and the plain calls that they are compared with."""
+"""The nodes that benchmarks run: real ones, slowed ones, and the plain calls that they are compared with."""

@@ -13,8 +13,10 @@ scalar to minimise. Behind them each file holds one idea and can be read beside 
     batch.py, checks.py the inputs, checked once and made safe to take exponents of
     groups.py           sums over groups without a loop
     start_kl.py         KL to the model that the learner started from  GRPO
+    diagnostics.py      what a step's completions were worth, by sender
     understated.py      log-probs that no honest sampling brings about
     group_choice.py     which groups a step learns from (Swarm SAPO)
+    division.py         which parts of a mixture a node generates for (Ricardo)
     cross_tokenizer.py  completions of a peer with another vocabulary
     mixture.py          the next token by several models together      DEMix, c-BTM
 
@@ -31,7 +33,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftis_node.algorithms.advantages import group_advantages
     from ftis_node.algorithms.cross_tokenizer import cross_tokenizer_advantages
-    from ftis_node.algorithms.group_choice import GroupChoice, choose_groups, split_foreign
+    from ftis_node.algorithms.diagnostics import sender_sums
+    from ftis_node.algorithms.division import SignalCount, division_shares, keep_chances
+    from ftis_node.algorithms.group_choice import (
+        GroupChoice,
+        choose_groups,
+        has_signal,
+        pass_rates,
+        split_foreign,
+        usefulness,
+    )
     from ftis_node.algorithms.loss import policy_loss
     from ftis_node.algorithms.methods import METHODS, Method, find_method, is_separable, method_parameters
     from ftis_node.algorithms.mixture import cached_prior, mixture_logprobs, posterior, text_logprobs, uniform_prior
@@ -42,29 +53,43 @@ __all__ = [
     "METHODS",
     "GroupChoice",
     "Method",
+    "SignalCount",
     "cached_prior",
     "choose_groups",
     "cross_tokenizer_advantages",
+    "division_shares",
     "find_method",
     "group_advantages",
+    "has_signal",
     "is_separable",
+    "keep_chances",
     "kl_to_start",
     "likelihood_gain",
     "method_parameters",
     "mixture_logprobs",
+    "pass_rates",
     "policy_loss",
     "posterior",
+    "sender_sums",
     "split_foreign",
     "text_logprobs",
     "uniform_prior",
+    "usefulness",
 ]
 
 _FILES = {
     "group_advantages": "advantages",
     "cross_tokenizer_advantages": "cross_tokenizer",
+    "sender_sums": "diagnostics",
+    "SignalCount": "division",
+    "division_shares": "division",
+    "keep_chances": "division",
     "GroupChoice": "group_choice",
     "choose_groups": "group_choice",
+    "has_signal": "group_choice",
+    "pass_rates": "group_choice",
     "split_foreign": "group_choice",
+    "usefulness": "group_choice",
     "policy_loss": "loss",
     "METHODS": "methods",
     "Method": "methods",

@@ -28,6 +28,8 @@ class Batch:
     mask                [N, T]  bool, true at completion tokens, the end-of-sequence token included
     advantages          [N]     A
     group_index         [N]     position of each completion's group in 0..num_groups-1
+    sender_index        [N]     position of each completion's sender in 0..num_senders-1
+    is_own              [N]     bool, by this node itself: sender id 0
     num_tokens          [N]     L, the tokens inside the mask; may be 0
     """
 
@@ -38,6 +40,9 @@ class Batch:
     advantages: Tensor
     group_index: Tensor
     num_groups: int
+    sender_index: Tensor
+    num_senders: int
+    is_own: Tensor
     num_tokens: Tensor
 
     def sequence_mean(self, values: Tensor) -> Tensor:
@@ -52,8 +57,12 @@ def read_batch(
     advantages: Tensor,
     group_ids: Tensor,
     anchor_logprobs: Tensor | None = None,
+    sender_ids: Tensor | None = None,
 ) -> Batch:
     """Check the inputs of `policy_loss` and make a `Batch` of them. Raises ValueError naming what is wrong.
+
+    `sender_ids` are integers `[N]`, 0 for this node's own completions; None: each group is another node's, and its own
+    sender.
 
     Log-probs must be finite inside the mask. A positive one is *not* refused: rounding makes some, and a loss is as
     well defined for them; what a peer may claim is judged at the door (`ftis_node/validation`), before anything gets
@@ -76,6 +85,11 @@ def read_batch(
         require_tensor("anchor_logprobs", anchor_logprobs, dtypes=FLOATING, shape=matrix)
         anchor = _inside("anchor_logprobs", anchor_logprobs, mask).detach()
     index, num_groups = group_index(group_ids)
+    sender_index, num_senders, is_own = index, num_groups, torch.zeros_like(index, dtype=torch.bool)
+    if sender_ids is not None:
+        require_tensor("sender_ids", sender_ids, dtypes=INTEGERS, shape=(num_completions,))
+        sender_index, num_senders = group_index(sender_ids)
+        is_own = sender_ids == 0
     return Batch(
         learner_logprobs=learner,
         behaviour_logprobs=_inside("behaviour_logprobs", behaviour_logprobs, mask).detach(),
@@ -84,6 +98,9 @@ def read_batch(
         advantages=advantages.detach().double(),
         group_index=index,
         num_groups=num_groups,
+        sender_index=sender_index,
+        num_senders=num_senders,
+        is_own=is_own,
         num_tokens=mask.sum(dim=1),
     )
 

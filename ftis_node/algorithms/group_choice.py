@@ -8,17 +8,23 @@ and the gap is not filled from the other side, or the share of foreign data woul
 
 Where nodes have domains, the same is asked once more of the foreign groups: how many are from the node's own domain,
 and how many from others. That share is a preference, so there the gap is filled.
+
+`usefulness` orders groups instead of drawing them: by what their rewards teach, and how much of their kind is new.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+HALF_LIFE_VERSIONS = 4  # after so many updates an own group counts half in the pass rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,43 @@ def split_foreign(num_foreign: int, *, num_near: int, num_far: int, share: float
     return min(num_foreign - far, num_near), far
 
 
+def usefulness(rewards: Sequence[float], pass_rate: float | None) -> float:
+    """What a group is worth to a node that answers its kind of prompt with `pass_rate`; None: it never answered one.
+
+    Variance of the rewards x (1 - pass rate), at most 1/4: the variance is p (1 - p) where p of the rewards are 1 and
+    the others 0. Exactly 0 where all rewards are equal.
+    """
+    if not has_signal(rewards):
+        return 0.0
+    mean = fmean(rewards)
+    return fmean((reward - mean) ** 2 for reward in rewards) * (1.0 - (pass_rate or 0.0))
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Whether a group teaches something: where all rewards are equal, every advantage is 0."""
+    return len(set(rewards)) > 1
+
+
+def pass_rates(groups: Iterable[tuple[str, int, Sequence[float]]]) -> dict[str, float]:
+    """By kind of prompt, the exponential mean of the groups' mean rewards, whatever their order.
+
+    Of each group its kind, the policy version that sampled it and its rewards. A group counts half of one that is
+    HALF_LIFE_VERSIONS newer.
+    """
+    means: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for kind, version, rewards in groups:
+        means[kind].append((version, fmean(rewards)))
+    return {kind: _newest_weighted(sorted(of_kind)) for kind, of_kind in means.items()}
+
+
+def _newest_weighted(means: list[tuple[int, float]]) -> float:
+    newest, _ = means[-1]
+    weights = [0.5 ** ((newest - version) / HALF_LIFE_VERSIONS) for version, _ in means]
+    return fmean([mean for _, mean in means], weights)
+
+
 def _teaching(groups: Sequence[Sequence[float]]) -> list[int]:
-    return [position for position, rewards in enumerate(groups) if len(set(rewards)) > 1]
+    return [position for position, rewards in enumerate(groups) if has_signal(rewards)]
 
 
 def _sample(positions: list[int], num_wanted: int, generator: random.Random) -> tuple[int, ...]:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ftis_node.algorithms.aggregate import aggregate
 from ftis_node.algorithms.batch import Batch, read_batch
-from ftis_node.algorithms.filters import keep_near_or_good, sequence_kl
+from ftis_node.algorithms.filters import apply_filter
 from ftis_node.algorithms.methods import find_method, method_parameters
-from ftis_node.algorithms.settings import make_settings
+from ftis_node.algorithms.settings import TENSORS, make_settings
 from ftis_node.algorithms.weights import token_ratio
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def policy_loss(
     integers `[N]` in any order. Floats are float32 or float64. Padding may hold anything and gets exactly zero
     gradient. `method_parameters(method)` lists `params` with the method's own defaults; `settings.py` says what each
     means. With several updates on one batch, `anchor_logprobs` `[N, T]` holds the learner's log-probs of the first
-    pass.
+    pass. Filters that compare the completions of a sender read `sender_ids`, integers `[N]`: 0 is this node, and None
+    makes each group a sender of its own.
 
     Returns the scalar loss and the metrics, plain floats:
         kept_fraction       completions that the filter kept, of all N (1 for methods without a filter)
@@ -54,14 +55,11 @@ def policy_loss(
     row = find_method(method)
     _refuse_unknown(method, params)
     settings_given = dict(params)
-    anchor_logprobs = settings_given.pop("anchor_logprobs", None)
+    tensors = {name: settings_given.pop(name, None) for name in TENSORS}
     settings = make_settings(row.defaults, settings_given)
-    batch = read_batch(learner_logprobs, behaviour_logprobs, mask, advantages, group_ids, anchor_logprobs)
+    batch = read_batch(learner_logprobs, behaviour_logprobs, mask, advantages, group_ids, **tensors)
 
-    kl = sequence_kl(batch, settings.kl_estimator)
-    keep = torch.ones_like(kl, dtype=torch.bool)
-    if row.filtered:
-        keep = keep_near_or_good(batch.advantages, kl, settings.kl_threshold)
+    kl, keep = apply_filter(batch, settings, filtered=row.filtered)
     mean_objective = aggregate(
         row.objective(batch, settings),
         batch,
@@ -92,5 +90,5 @@ def _share(part: Tensor, whole: Tensor | int) -> Tensor:
 def _refuse_unknown(method: str, params: Mapping[str, Any]) -> None:
     known = method_parameters(method)
     for name, value in params.items():
-        if name not in known and not (name == "anchor_logprobs" and value is None):
+        if name not in known and not (name in TENSORS and value is None):
             raise ValueError(f"method {method!r} has no parameter {name!r}; it takes: {', '.join(known)}")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ftis_node.algorithms.filters import author_k3, second_moment_mask
-from ftis_node.algorithms.settings import COMMON_PARAMETERS, Settings
+from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
 from ftis_node.algorithms.weights import (
     group_expectation_ratio,
     masked_outside,
@@ -57,8 +57,12 @@ def ratio_clipped(batch: Batch, settings: Settings) -> Tensor:
 
 
 def truncated_weight(batch: Batch, settings: Settings) -> Tensor:
-    """`tis`: sg[min(rho, C)] outside of the surrogate, so that a large ratio is shortened and not silenced."""
-    return truncated(token_ratio(batch), settings.cap) * unweighted(batch, settings)
+    """`tis`: sg[min(rho, C)] outside of the surrogate, so that a large ratio is shortened and not silenced.
+
+    Where A > 0 it is at least `floor`, beyond the paper: a right answer teaches, however unlikely the learner finds it.
+    """
+    floor = settings.floor * (batch.advantages > 0).double()[:, None]
+    return truncated(token_ratio(batch), settings.cap).clamp(min=floor) * unweighted(batch, settings)
 
 
 def masked_weight(batch: Batch, settings: Settings) -> Tensor:
@@ -123,6 +127,8 @@ class Method:
 
 FTIS_PAPER = "arXiv 2605.22537"
 ANCHOR = ("anchor_logprobs",)
+FLOOR = ("floor",)
+FILTER = ("filter", "keep_share", "sender_ids")
 GSPO_CLIP = {"eps_low": 3e-4, "eps_high": 4e-4}
 CLIP_HIGHER = {"eps_low": 0.2, "eps_high": 0.28}
 TOKEN_MEAN = {"agg": "token_mean"}
@@ -130,10 +136,10 @@ TOKEN_MEAN = {"agg": "token_mean"}
 METHODS: Mapping[str, Method] = {
     "nois": Method(objective=unweighted, takes=ANCHOR, source=FTIS_PAPER),
     "vis": Method(objective=ratio_clipped, source=FTIS_PAPER),
-    "tis": Method(objective=truncated_weight, takes=ANCHOR, source=FTIS_PAPER),
-    "f-nois": Method(objective=unweighted, filtered=True, takes=ANCHOR, source=FTIS_PAPER),
-    "f-vis": Method(objective=ratio_clipped, filtered=True, source=FTIS_PAPER),
-    "ftis": Method(objective=truncated_weight, filtered=True, takes=ANCHOR, source=FTIS_PAPER),
+    "tis": Method(objective=truncated_weight, takes=FLOOR + ANCHOR, source=FTIS_PAPER),
+    "f-nois": Method(objective=unweighted, filtered=True, takes=FILTER + ANCHOR, source=FTIS_PAPER),
+    "f-vis": Method(objective=ratio_clipped, filtered=True, takes=FILTER, source=FTIS_PAPER),
+    "ftis": Method(objective=truncated_weight, filtered=True, takes=FLOOR + FILTER + ANCHOR, source=FTIS_PAPER),
     "grpo": Method(objective=ratio_clipped, source="arXiv 2402.03300"),
     "dr_grpo": Method(
         objective=ratio_clipped, defaults={"agg": "max_len"}, advantage_scale="mean", source="arXiv 2503.20783"
@@ -171,17 +177,19 @@ def find_method(name: str) -> Method:
 def method_parameters(name: str) -> dict[str, Any]:
     """Every parameter that the method takes, with its default there. Raises ValueError for an unknown method."""
     method = find_method(name)
-    shared = {setting.name: setting.default for setting in fields(Settings)} | {"anchor_logprobs": None}
+    shared = {setting.name: setting.default for setting in fields(Settings)} | dict.fromkeys(TENSORS)
     known = shared | dict(method.defaults)
     return {parameter: known[parameter] for parameter in (*COMMON_PARAMETERS, *method.takes)}
 
 
 def is_separable(name: str, params: Mapping[str, Any]) -> bool:
     """Whether the gradient to one completion's log-probs depends on no other completion's: then a batch can be worked
-    through piece by piece. A filter whose survivors are counted ties them all together.
+    through piece by piece. A filter whose survivors are counted ties them all together, and so does one that compares
+    the completions of a sender with each other.
 
     Raises ValueError for an unknown method.
     """
     method = find_method(name)
-    denominator = params.get("denominator", method_parameters(name)["denominator"])
-    return method.separable and not (method.filtered and denominator == "kept")
+    settings = method_parameters(name) | dict(params)
+    is_tied = method.filtered and (settings["denominator"] == "kept" or settings["filter"] != "kl")
+    return method.separable and not is_tied

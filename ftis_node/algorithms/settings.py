@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.algorithms.aggregate import AGGREGATIONS, DENOMINATORS
 from ftis_node.algorithms.checks import require_choice
-from ftis_node.algorithms.filters import KL_ESTIMATORS
+from ftis_node.algorithms.filters import FILTERS, KL_ESTIMATORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 TOPR_LEVELS = ("seq_mean", "seq_sum", "token")
+TENSORS = ("anchor_logprobs", "sender_ids")  # parameters that belong to a batch: None, or as `read_batch` says
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The parameters of `policy_loss`, but for the tensor `anchor_logprobs`."""
+    """The parameters of `policy_loss`, but for the tensors in `TENSORS`."""
 
     # Common to all methods.
     cap: float = 2.0  # C: largest importance weight; also what `truncated_fraction` counts by
@@ -35,6 +36,9 @@ class Settings:
     agg: str = "seq_mean"  # see aggregate.py
     max_completion_length: int | None = None  # tokens; the configured limit that `max_len` divides by
     # Of single methods.
+    floor: float = 0.0  # tis, ftis: smallest importance weight of a token where A > 0
+    filter: str = "kl"  # filtered methods: the rule for far negatives, see filters.py
+    keep_share: float = 0.3  # filter `quantile`: share of each sender's negatives that is kept
     clip: bool = True  # gepo: PPO clip on the group weight
     alpha: float = 0.0  # gepo: share of the learner's own p in the denominator
     k3_beta: float = 0.0  # gepo: weight of the k3 regulariser, 0.005 where it is used
@@ -70,6 +74,8 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         "a whole number of tokens >= 1",
         lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
     ),
+    "floor": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
+    "keep_share": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
     "clip": ("true or false", lambda value: isinstance(value, bool)),
     "alpha": ("a number in [0, 1]", lambda value: _is_number(value) and 0 <= value <= 1),
     "k3_beta": ("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf),
@@ -80,6 +86,7 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "kl_estimator": KL_ESTIMATORS,
+    "filter": FILTERS,
     "denominator": DENOMINATORS,
     "agg": AGGREGATIONS,
     "topr_level": TOPR_LEVELS,
@@ -96,6 +103,8 @@ def make_settings(method_defaults: Mapping[str, Any], given: Mapping[str, Any]) 
         _require_bounds(field.name, getattr(settings, field.name))
     if settings.mis_low > settings.mis_high:
         raise ValueError(f"mis_low must not exceed mis_high, but {settings.mis_low!r} > {settings.mis_high!r}")
+    if settings.floor > settings.cap:
+        raise ValueError(f"floor must not exceed cap, but {settings.floor!r} > {settings.cap!r}")
     if settings.agg == "max_len" and settings.max_completion_length is None:
         raise ValueError("agg max_len divides by max_completion_length: give it, the token limit of a completion")
     return settings

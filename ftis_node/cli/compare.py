@@ -28,36 +28,56 @@ Device = Literal["auto", "cpu", "cuda"]
 DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
 HDEE = "hdee"
 HDEE_METHODS = "alone,ftis"  # apart, and sharing
-NOT_OF_HDEE = ("share", "delay", "nodes", "lies", "liars", "codec", "task", "ood_task", "lora_rank")
+NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "lies", "liars", "codec", "task", "ood_task", "lora_rank")
 DEFAULT_STEPS = 40
-TINY_PAIRS = ("size", "expertise", "peft")
-TINY_PRESET = "arithmetic-compare"
+TINY_PRESETS = {"arithmetic": "arithmetic-compare", "sums": "sums-ftis"}
 HDEE_PRESET = "arithmetic-hdee"
 
 
 PairOption = Annotated[
     list[str] | None,
-    typer.Option("--pair", help="size, expertise, peft, hdee, or DIR,DIR (DIR:lora trains an adapter); repeatable."),
+    typer.Option(
+        "--pair",
+        help="size, expertise, peft, blind, sums, sums-large, hdee, or DIR,DIR (DIR:lora: an adapter); repeatable.",
+    ),
 ]
 MethodsOption = Annotated[
     str | None,
     typer.Option(
         "--methods",
-        help=f"Comma-separated; alone, or METHOD, or METHOD:parameter=value. Default: {DEFAULT_METHODS}.",
+        help="Comma-separated; alone[:own][:updates=K][:METHOD], or METHOD, or METHOD:parameter=value. "
+        f"Default: {DEFAULT_METHODS}.",
         autocompletion=some_of(*METHODS),
     ),
 ]
-ShareOption = Annotated[str, typer.Option("--share", help="vertical, filled, horizontal, sapo:I/J; comma-separated.")]
+ShareOption = Annotated[
+    str,
+    typer.Option("--share", help="vertical, filled, divided, horizontal, sapo:I/J[/G], newest:J, useful:J; a list."),
+]
 DelayOption = Annotated[
-    str, typer.Option("--delay", help="none, fixed:K, lognormal:MIN-MAX, in steps; comma-separated.")
+    str,
+    typer.Option(
+        "--delay",
+        help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node alone; comma-separated.",
+    ),
 ]
 NodesOption = Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")]
 LiesOption = Annotated[
-    str, typer.Option("--lies", help="What the last nodes lie about: none, rewards, logprobs, positives.")
+    str, typer.Option("--lies", help="What the last nodes lie about: none, rewards, logprobs, positives, mimic.")
 ]
 LiarsOption = Annotated[int, typer.Option("--liars", min=1, help="How many nodes lie, where --lies has them lie.")]
 CodecOption = Annotated[
     str, typer.Option("--codec", help="How groups are packed: exact, lossless, lossy; comma-separated.")
+]
+ControlsOption = Annotated[
+    bool,
+    typer.Option(
+        "--controls",
+        help="Add the controls to --methods: the models alone, with a whole update and with a swarm node's own part.",
+    ),
+]
+ModelSeedsOption = Annotated[
+    int, typer.Option("--model-seeds", min=1, help="Starting models of every pairing, made from so many seeds.")
 ]
 SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="The first seed.")]
@@ -94,6 +114,8 @@ def compare(
     lies: LiesOption = "none",
     liars: LiarsOption = 1,
     codec: CodecOption = "exact",
+    controls: ControlsOption = False,
+    model_seeds: ModelSeedsOption = 1,
     seeds: SeedsOption = 1,
     seed: SeedOption = 0,
     steps: StepsOption = DEFAULT_STEPS,
@@ -127,9 +149,10 @@ def compare(
     base = _resized(base, prompts=prompts, eval_every=eval_every)
     task_spec, eval_specs = (MIXTURE, SPECS) if is_hdee else _specs(task or base.task, ood_task)
     models = out / "models"
+    _check_model_seeds(model_seeds, pairs)
     experiment = Experiment(
         base=base,
-        pairs=tuple(resolve_pair(name, models, seed=0) for name in pairs),
+        pairs=tuple(resolve_pair(name, models, seed=each) for each in range(model_seeds) for name in pairs),
         methods=_split(methods or (HDEE_METHODS if is_hdee else DEFAULT_METHODS)),
         task_spec=task_spec,
         eval_specs=eval_specs,
@@ -142,11 +165,12 @@ def compare(
         lies=_split(lies),
         num_liars=liars,
         codecs=_split(codec),
+        controls=controls and not is_hdee,
         device=device,
     )
     kind = _hdee(experiment, models) if is_hdee else _usual(experiment)
     typer.echo(kind.fairness, err=True)
-    typer.echo(_run(kind, pairs, out, jobs=jobs or _jobs(device)))
+    typer.echo(_run(kind, pairs, out, model_seeds=model_seeds, jobs=jobs or _jobs(device)))
     typer.echo(f"results.json, curves.csv, curves.png and table.md lie in {out}", err=True)
 
 
@@ -175,14 +199,15 @@ def _hdee(experiment: Experiment, models: Path) -> _Kind:
     return _Kind(hdee_trials(experiment, models, seed=0), fairness, partial(write_hdee_report, experiment))
 
 
-def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, jobs: int) -> str:
+def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
     """Makes what is missing, models first, and returns the table."""
     from ftis_node.lab.compare import run_trials
     from ftis_node.lab.pairs import make_models, tiny_models
 
     out.mkdir(parents=True, exist_ok=True)
     with show_fraction(f"{len(kind.trials)} trials") as show:
-        make_models(tiny_models(pairs, seed=0), out / "models", watch=show)
+        wanted = {name: how for seed in range(model_seeds) for name, how in tiny_models(pairs, seed=seed).items()}
+        make_models(wanted, out / "models", jobs=jobs, watch=show)
         show(None, "starting")
         results = run_trials(kind.trials, out, jobs=jobs, watch=_watch_trials(show))
     return kind.write_report(results, out)
@@ -199,6 +224,14 @@ def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
             raise UsageError(f"--pair hdee has its own domains, nodes and sharing: leave out --{option}")
 
 
+def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
+    """Raises UsageError where several seeds are asked for and the models are given, or have one seed."""
+    from ftis_node.lab.pairs import TINY_PAIRS
+
+    if model_seeds > 1 and not set(pairs) <= set(TINY_PAIRS):
+        raise UsageError(f"--model-seeds is for pairings whose models are made here: {', '.join(TINY_PAIRS)}")
+
+
 def _base(
     run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
 ) -> RunManifest:
@@ -206,10 +239,15 @@ def _base(
     from pydantic import ValidationError
 
     from ftis_node.config.manifest import MethodSection, first_problem, load_manifest, preset_for_task
+    from ftis_node.lab.pairs import TINY_PAIRS
     from ftis_node.tasks import parse_spec
 
-    is_tiny = all(name in TINY_PAIRS for name in pairs) and (task or "arithmetic").startswith("arithmetic")
-    manifest = load_manifest(run or (TINY_PRESET if is_tiny else preset_for_task(task or "")))
+    own_tasks = {TINY_PAIRS.get(name, "") for name in pairs}
+    if len(own_tasks) > 1 and not task:
+        raise UsageError(f"{' and '.join(pairs)} are of unlike tasks: compare them apart, or give a --task")
+    own_task = own_tasks.pop() if len(own_tasks) == 1 else ""
+    is_tiny = own_task and (task or own_task).startswith(own_task)
+    manifest = load_manifest(run or (TINY_PRESETS[own_task] if is_tiny else preset_for_task(task or "")))
     changes: dict[str, object] = {"task": parse_spec(task or manifest.task).canonical}
     if kl_estimator is not None or kl_threshold is not None:
         given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
@@ -245,8 +283,9 @@ def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
 def _fairness(experiment: Experiment) -> str:
     return (
         f"The rule: every update takes {experiment.completions_per_update} completions. `alone` generates all of them "
-        "itself; in a swarm of n nodes each generates an n-th and receives the rest. (A SAPO split I/J takes I + J "
-        "groups, of which I are its own.)"
+        "itself; in a swarm of n nodes each generates an n-th and receives the rest; `alone:own` generates and trains "
+        "on an n-th. (A SAPO split I/J takes I + J groups, of which I are its own; "
+        "newest:J and useful:J take J of the others' groups.)"
     )
 
 

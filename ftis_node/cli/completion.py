@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
 
-PRESETS = ("arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee", "gsm8k-ftis", "rg-swarm")
+PRESETS = ("arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee", "gsm8k-ftis", "rg-swarm", "sums-ftis")
 TASKS = (
     *("arithmetic", "arithmetic:add", "arithmetic:sub", "arithmetic:easy", "arithmetic:medium", "arithmetic:hard"),
-    *("gsm8k", "math500", "rg:"),
+    *("sums", "sums:long", "gsm8k", "math500", "rg:"),
 )
 METHODS = (
     *("alone", "nois", "vis", "tis", "f-nois", "f-vis", "ftis", "grpo", "dr_grpo", "dapo", "gspo", "gspo_token"),
     *("gepo", "swarm_sapo", "topr", "cispo", "mis", "m2po"),
 )
 ENGINES = ("auto", "vllm", "torch")
-ENSEMBLE_MODES = ("posterior", "cached", "mean", "vote", "route")
+ENSEMBLE_MODES = ("posterior", "cached", "mean", "answer", "vote", "confidence", "route", "gate")
 ROLES = ("full", "generator", "learner")
 STATES = ("ready", "taken", "released")
 TASK_GROUP = "ftis_node.tasks"  # as tasks/plugins.py has it

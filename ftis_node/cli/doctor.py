@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # as node/doctor.py has them
 CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
 INDENT = " " * 6
+OPTION = "memory.option"
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
@@ -57,6 +58,9 @@ def doctor(
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each change of it.")
+    ] = False,
 ) -> None:
     """Check the machine; each finding says what to do (docs/doctor.md has them all).
 
@@ -77,7 +81,7 @@ def doctor(
     from ftis_node.gossip import parse_multiaddr
     from ftis_node.gossip.multiaddr import parse_listen_address
     from ftis_node.node.doctor import Patient, examine, exit_code_of
-    from ftis_node.node.memory_report import ask
+    from ftis_node.node.memory_report import DETAILS, ask
 
     place = home_at(home)
     settings = load_node_settings(
@@ -97,7 +101,8 @@ def doctor(
     if as_json:
         print_json([finding.as_dict() for finding in findings])
     else:
-        typer.echo("\n".join(line for finding in findings for line in _lines(finding)))
+        shown = [finding for finding in findings if verbose or finding.id not in DETAILS]
+        typer.echo("\n".join(_screen(shown)))
     if code := exit_code_of(findings):
         failed = dict.fromkeys(finding.id for finding in findings if finding.level == "fail")
         typer.echo(f"ftis-node: not ready: {', '.join(failed)}; see the advice above", err=True)
@@ -106,6 +111,18 @@ def doctor(
 
 def _tell_progress(text: str) -> None:
     typer.echo(f"{text} ...", err=True)
+
+
+def _screen(findings: list[Finding]) -> Iterator[str]:
+    """The lines of all findings; the options of a model are a table with a head."""
+    from ftis_node.node.memory_report import OPTIONS_HEAD
+
+    head = OPTIONS_HEAD
+    for finding in findings:
+        if head and finding.id == OPTION:
+            yield " " * len(f"{finding.level:5} {OPTION}: ") + head
+            head = ""
+        yield from _lines(finding)
 
 
 def _lines(finding: Finding) -> Iterator[str]:

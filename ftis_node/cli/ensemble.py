@@ -31,7 +31,7 @@ def ensemble(
         str,
         typer.Option(
             "--mode",
-            help="posterior, cached, mean, vote, route, with commas between, or all.",
+            help=f"{', '.join(ENSEMBLE_MODES)}, with commas between, or all.",
             autocompletion=some_of(*ENSEMBLE_MODES, "all"),
         ),
     ] = "posterior,vote",
@@ -52,6 +52,13 @@ def ensemble(
     decay: Annotated[
         float, typer.Option("--decay", help="What an older dev prompt weighs to the next one, up to 1.")
     ] = 0.9,
+    gate_prompts: Annotated[
+        int, typer.Option("--gate-prompts", min=1, help="Training prompts that the experts answer for gate.")
+    ] = 256,
+    gate_task: Annotated[
+        str | None,
+        typer.Option("--gate-task", help="Task SPEC of these prompts; without it --task.", autocompletion=task_specs),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the samples; fresh without one.")] = None,
     text: Annotated[Path | None, typer.Option("--text", help="File whose perplexity is measured, too.")] = None,
     as_json: JsonOption = False,
@@ -60,7 +67,8 @@ def ensemble(
 
     JSON shape: {task, n, k, experts: [{name, model, domain, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long,
     completion_tokens_mean, majority_at_k, generated_tokens, forward_tokens}], modes: [{name, chosen, and the same but
-    model and domain}], prior: {name: probability} or null, text: [{name, tokens, nats, nats_per_token, perplexity}]}.
+    model and domain}], prior: {name: probability} or null, gate: {prompts, right: {name: share}, generated_tokens,
+    forward_tokens} or null, text: [{name, tokens, nats, nats_per_token, perplexity}]}.
     """
     from ftis_node.node.ensemble import MODES, run_ensemble
 
@@ -76,6 +84,8 @@ def ensemble(
             engine=engine,
             dev_prompts=dev_prompts,
             decay=decay,
+            gate_prompts=gate_prompts,
+            gate_task=gate_task,
             seed=seed,
             text=text,
             on_progress=progress,
@@ -100,6 +110,9 @@ def _document(result: EnsembleResult) -> dict[str, Any]:
         "experts": [_flat(entry, leave_out=("chosen",)) for entry in result.experts],
         "modes": [_flat(entry, leave_out=("model", "domain")) for entry in result.modes],
         "prior": dict(zip(names, result.prior, strict=True)) if result.prior is not None else None,
+        "gate": dataclasses.asdict(result.gate) | {"right": dict(zip(names, result.gate.right, strict=True))}
+        if result.gate is not None
+        else None,
         "text": [
             {**dataclasses.asdict(figures), "nats_per_token": figures.nats_per_token, "perplexity": figures.perplexity}
             for figures in result.text
@@ -118,12 +131,23 @@ def _lines(result: EnsembleResult) -> list[str]:
     rows = [("", "pass@1", *sampled, "generated", "forward", "domain")]
     rows += [_row(entry, sampled=bool(sampled)) for entry in (*result.experts, *result.modes)]
     lines = [f"{result.task}: {result.n} problems", *_table(rows)]
-    for chosen in filter(None, (entry.chosen for entry in result.modes)):
-        lines += ["route chose " + ", ".join(f"{name} {number}" for name, number in chosen.items())]
+    for entry in result.modes:
+        if entry.chosen is not None:
+            chosen = ", ".join(f"{name} {number}" for name, number in entry.chosen.items())
+            lines.append(f"{entry.name} chose {chosen}")
     if result.prior is not None:
-        names = (entry.name for entry in result.experts)
-        lines.append("cached prior " + ", ".join(f"{n} {p:.3f}" for n, p in zip(names, result.prior, strict=True)))
+        lines.append(f"cached prior {_by_expert(result, result.prior)}")
+    if result.gate is not None:
+        gate = result.gate
+        lines.append(
+            f"gate learned from {gate.prompts} prompts, right {_by_expert(result, gate.right)}; "
+            f"generated {gate.generated_tokens:,}, forward {gate.forward_tokens:,}"
+        )
     return lines + (["", *_table(_text_rows(result.text))] if result.text else [])
+
+
+def _by_expert(result: EnsembleResult, shares: Sequence[float]) -> str:
+    return ", ".join(f"{entry.name} {share:.3f}" for entry, share in zip(result.experts, shares, strict=True))
 
 
 def _row(entry: Entry, *, sampled: bool) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from ftis_node.errors import UsageError
 from ftis_node.swarm.names import find_peer
 from ftis_node.swarm.reasons import sentence
 from ftis_node.telemetry.printable import wrapped
+from ftis_node.telemetry.teaching import teaching_words
 from ftis_node.telemetry.verdict import duration
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def _facts(document: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
         f"{document['groups_confirmed']} of ours, {document['failed_pulls']} pulls from it failed",
     )
     yield "", _kept(document["groups"])
+    for number, words in enumerate(teaching_words(document)):
+        yield "" if number else "teaches", words
     yield from _reasons("refused", "none of what it handed over since the start", document["refused"])
     yield from _reasons("on record", "nothing is held against it", document["held_against"])
     for group in document["groups"]["newest"]:

@@ -13,6 +13,7 @@ from ftis_node.cli.completion import peer_ids
 from ftis_node.cli.reading import post_document, read_document
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.telemetry.printable import printable
+from ftis_node.telemetry.teaching import teaches
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -35,7 +36,9 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
 
     JSON shape: [{peer_id, name, model, parameters, role, domain, policy_version, groups_accepted,
     groups_refused: {reason: n}, failed_pulls, groups_confirmed, last_seen, standing, score, banned_until, ban_reason,
-    reasons: {reason: n}, trusted, wire_schema, wire_words}].
+    reasons: {reason: n}, trusted, wire_schema, wire_words, teaching}]. `teaching` is null before a step took a group of
+    the peer, then {steps, groups, completions, kept, kept_negatives, signal, ess, teaches, weight_mean,
+    weight_variance, clipped, truncated, low_ratio, mean_log_ratio, mean_kl} over its last 20 steps (docs/dashboard.md).
     """
     context.obj = home
     if context.invoked_subcommand is not None:
@@ -139,7 +142,8 @@ def _line(row: dict[str, Any]) -> str:
     return printable(
         f"{row['peer_id']}  {row['name'] or '-'}  {row['model'] or '-'}  {row['role'] or '-'}  "
         f"{domain + '  ' if (domain := row.get('domain')) else ''}{standing}, "
-        f"accepted {row['groups_accepted']}, refused: {refused}, confirmed {row['groups_confirmed']}"
+        f"accepted {row['groups_accepted']}, refused: {refused}, confirmed {row['groups_confirmed']}, "
+        f"teaches {teaches(row)}"
         f"{'; ' + words if (words := row.get('wire_words')) else ''}"
     )
 

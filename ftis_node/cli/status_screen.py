@@ -86,6 +86,8 @@ def _facts(document: Document, now: float) -> Iterator[tuple[str, str]]:
     if budget := _budget(document.get("budget") or {}):
         yield "budget", budget
     yield "model", f"{model['name']}, {model['parameters']:,} parameters, {_trained(model)}"
+    if model.get("training"):
+        yield "trains", model["training"]
     yield "generation", _generation(generation)
     yield from _learner(document["learner"], now)
     reach = "" if swarm["reachability"] in ("unknown", "") else f"; reachable: {swarm['reachability']}"
@@ -133,10 +135,11 @@ def _learner(learner: Document, now: float) -> Iterator[tuple[str, str]]:
         return
     last = learner.get("last_step_at")
     ago = "" if last is None else f" ({duration(now - last)} ago)"
+    layout = f", {learner['layout']}" if learner.get("layout") else ""
     yield (
         "learner",
         f"{learner['state']}, step {learner['step']}{ago}, {learner['tokens_per_s'] or 0:.0f} tokens/s, groups used: "
-        f"{learner['own_groups']} own, {learner['foreign_groups']} foreign{_restarts(learner)}",
+        f"{learner['own_groups']} own, {learner['foreign_groups']} foreign{_restarts(learner)}{layout}",
     )
     known = [f"{name} {_number(learner[key])}" for key, name in STEP_FIGURES.items() if learner.get(key) is not None]
     if known:

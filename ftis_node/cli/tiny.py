@@ -12,23 +12,32 @@ from ftis_node.cli.progress import show_fraction
 
 
 class Size(StrEnum):
-    """The two sizes."""
+    """The sizes; `l` is of the task `sums` alone."""
 
     S = "s"
     M = "m"
+    L = "l"
+
+
+class TinyTask(StrEnum):
+    """The tasks that there are tiny models of."""
+
+    ARITHMETIC = "arithmetic"
+    SUMS = "sums"
 
 
 def tiny(
-    size: Annotated[Size, typer.Option("--size", help="s: about 0.15M parameters; m: about 0.8M.")],
+    size: Annotated[Size, typer.Option("--size", help="s: about 0.2M parameters; m: 0.8M; l, of sums alone: 3.1M.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write the model to.")],
+    task: Annotated[TinyTask, typer.Option("--task", help="What it is partly competent in.")] = TinyTask.ARITHMETIC,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same model.")] = 0,
 ) -> None:
-    """Make a small Qwen2-architecture model and tokenizer, partly competent in the task `arithmetic`."""
+    """Make a small Qwen2-architecture model and tokenizer, partly competent in one task."""
     from ftis_node.lab.tiny import make_tiny
 
     with show_fraction(f"tiny {size.value}") as progress:
-        report = make_tiny(size.value, out, seed=seed, progress=progress)
+        report = make_tiny(size.value, out, task=task.value, seed=seed, progress=progress)
     typer.echo(
-        f"{out}: {report.num_parameters:,} parameters, pass@1 {report.pass_at_1:.3f} on arithmetic, "
+        f"{out}: {report.num_parameters:,} parameters, pass@1 {report.pass_at_1:.3f} on {task.value}, "
         f"made in {report.seconds:.0f} s"
     )

@@ -26,7 +26,7 @@ from ftis_node.files import parse_toml, read_text
 if TYPE_CHECKING:
     from pydantic import SerializerFunctionWrapHandler
 
-PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "gsm8k-ftis", "rg-swarm")
+PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "sums-ftis", "gsm8k-ftis", "rg-swarm")
 RUN_ID_HEX = 32
 
 Method = Literal[
@@ -34,8 +34,10 @@ Method = Literal[
     "gspo", "gspo_token", "gepo", "topr", "cispo", "mis", "m2po", "swarm_sapo",
 ]  # fmt: skip
 KlEstimator = Literal["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"]
+Filter = Literal["kl", "quantile", "ess"]
 Share = Literal["vertical", "horizontal"]
-Choice = Literal["newest", "sapo"]
+Choice = Literal["newest", "sapo", "useful"]
+Divide = Literal["even", "advantage"]
 Codec = Literal["exact", "lossless", "lossy"]
 
 
@@ -111,6 +113,27 @@ class MethodSection(Section):
         default=None,
         description="Negatives at or above this KL are dropped; unset: the method's. Belongs to its estimator.",
     )
+    floor: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="tis, ftis: smallest weight of a token where A > 0, at most `cap` (beyond the paper). "
+        "Unset: 0, and no part of the run id.",
+    )
+    filter: Filter | None = Field(
+        default=None,
+        description="Which negatives the filtered methods drop. `kl`: those from `kl_threshold` on (paper). "
+        "`quantile`: all but the nearest `keep_share` of each peer's in a step. `ess`: likewise, with the peer's "
+        "effective sample size as the share. The last two read `kl_estimator`, keep own completions, and cost a "
+        "forward pass more. Unset: `kl`, and no part of the run id.",
+    )
+    keep_share: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description='Share of each peer\'s negatives that `filter = "quantile"` keeps. Unset: 0.3, and no part of the '
+        "run id.",
+    )
     eps_low: Positive | None = Field(default=None, description="Lower clip width; unset: the method's.")
     eps_high: Positive | None = Field(default=None, description="Upper clip width; unset: the method's.")
     denominator: Literal["all", "kept"] | None = Field(
@@ -132,6 +155,12 @@ class MethodSection(Section):
         default=None, description="topr: which ratio tapers negatives."
     )
 
+    peer_weights: Literal["agreement"] | None = Field(
+        default=None,
+        description="`agreement`: each peer's advantages count by how far the gradient of its completions agrees with "
+        "that of own ones (docs/learner.md). Unset: all count fully, and no part of the run id.",
+    )
+
     @model_validator(mode="after")
     def _threshold_has_its_estimator(self) -> MethodSection:
         if (self.kl_estimator is None) != (self.kl_threshold is None):
@@ -140,9 +169,24 @@ class MethodSection(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _settings_agree(self) -> MethodSection:
+        if self.floor is not None and self.cap is not None and self.floor > self.cap:
+            raise ValueError(f"floor must not exceed cap, but {self.floor} > {self.cap}")
+        if self.keep_share is not None and self.filter != "quantile":
+            raise ValueError('keep_share means nothing without filter = "quantile": leave it out')
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before_where_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a key that is younger than the runs that leave it unset: their ids stay."""
+        values: dict[str, Any] = serialize(self)
+        younger = ("floor", "filter", "keep_share", "peer_weights")
+        return {name: value for name, value in values.items() if name not in younger or value is not None}
+
     def given(self) -> dict[str, float | str]:
         """The parameters set here; what is unset keeps the method's own default."""
-        return self.model_dump(exclude={"name", "advantage_scale"}, exclude_none=True)
+        return self.model_dump(exclude={"name", "advantage_scale", "peer_weights"}, exclude_none=True)
 
 
 class StepSection(Section):
@@ -158,7 +202,8 @@ class StepSection(Section):
     choice: Choice = Field(
         default="newest",
         description="`newest`: waiting own groups and the newest of each peer. `sapo`: groups whose rewards are all "
-        "equal are discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721).",
+        "equal are discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721). `useful`: waiting own groups, "
+        "and the foreign ones that promise most (docs/how-it-works.md); other foreign ones are discarded.",
     )
     patience_s: float = Field(
         default=120.0, ge=0, le=86400,
@@ -189,6 +234,13 @@ class StepSection(Section):
         "keeps its size: what was missing in one step is generated for the next (docs/how-it-works.md). False is no "
         "part of the run id.",
     )
+    generated_groups: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Groups generated by this node a step, of which `own_groups` are drawn; the others are discarded. "
+        'With `choice = "sapo"` alone, at least `own_groups`. Unset: as many as are taken, and no part of the run id.',
+    )
     own_domain_share: float | None = Field(
         default=None,
         ge=0,
@@ -197,15 +249,31 @@ class StepSection(Section):
         "(docs/domains.md): 1 its own first, 0 others' first. What one side has not got the other fills. Unset: no "
         "preference, and no part of the run id.",
     )
+    divide: Divide = Field(
+        default="even",
+        description="How a node's own groups are divided over the parts of a mixture. `even`: in the mixture's "
+        "proportions, and no part of the run id. `advantage`: more for those where its groups have a signal and its "
+        "peers' have not (docs/how-it-works.md). With one task they are the same.",
+    )
 
     @model_validator(mode="after")
     def _some_need_prompts_of_their_own(self) -> StepSection:
-        given = {"fill": self.fill, "own_domain_share": self.own_domain_share is not None}
+        given = {
+            "fill": self.fill,
+            "own_domain_share": self.own_domain_share is not None,
+            "divide": self.divide != "even",
+        }
         for name, is_given in given.items():
             if is_given and self.share == "horizontal":
                 raise ValueError(
                     f'{name} means nothing where all answer the same prompts (share = "horizontal"): leave it out'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _useful_is_of_more_than_is_taken(self) -> StepSection:
+        if self.choice == "useful" and (self.share == "horizontal" or self.fill):
+            raise ValueError('choice = "useful" needs share = "vertical", and no fill')
         return self
 
     @model_serializer(mode="wrap")
@@ -216,7 +284,28 @@ class StepSection(Section):
             values.pop("own_domain_share", None)
         if not self.fill:
             values.pop("fill", None)
+        if self.generated_groups is None:
+            values.pop("generated_groups", None)
+        if self.divide == "even":
+            values.pop("divide", None)
         return values
+
+    @property
+    def num_generated(self) -> int:
+        """Groups that a node generates for a step."""
+        return self.generated_groups or self.own_groups
+
+    @model_validator(mode="after")
+    def _draws_from_what_is_generated(self) -> StepSection:
+        if self.generated_groups is None:
+            return self
+        if self.choice != "sapo" or self.fill:
+            raise ValueError('generated_groups needs choice = "sapo", and no fill')
+        if self.generated_groups < self.own_groups:
+            raise ValueError(
+                f"generated_groups is {self.generated_groups}: {self.own_groups} own_groups cannot be drawn from so few"
+            )
+        return self
 
     @model_validator(mode="after")
     def _takes_something(self) -> StepSection:
@@ -344,6 +433,8 @@ def preset_for_task(task: str) -> str:
     """The preset that fits a task SPEC when none is named."""
     if task.startswith("arithmetic"):
         return "arithmetic-ftis"
+    if task.startswith("sums"):
+        return "sums-ftis"
     if "rg:" in task:
         return "rg-swarm"
     return "gsm8k-ftis"

@@ -83,7 +83,8 @@ class GenerationSection(Section):
     )
     proof_tolerance: float | None = Field(
         default=None, gt=0, le=100,
-        description="Nats by which the proof of new weights may be off; unset: 1e-4 in float32, 0.25 in bfloat16.",
+        description="By how much the log-probs that prove new weights may be off (root mean square, nats); unset: "
+        "1e-4 in float32, 0.25 in bfloat16.",
     )  # fmt: skip
     engine_core: Literal["auto", "inside", "separate"] = Field(
         default="auto",
@@ -117,10 +118,13 @@ class LearnerSection(Section):
         default=0, ge=0, le=1024, description="CPU threads of each process; 0: half of the cores, divided."
     )
     keep_checkpoints: int = Field(default=2, ge=1, le=1000, description="Newest checkpoints kept.")
-    checkpoint_every_steps: int = Field(
-        default=1, ge=1, le=100000,
-        description="Steps between checkpoints; one is also written at a clean end. Large models: more than 1.",
-    )  # fmt: skip
+    checkpoint_every_steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=100000,
+        description="Steps between checkpoints, each written before the next step; unset: in the background, as often "
+        "as takes at most 5 % of the time, and every 100 steps at least. One is also written at a clean end.",
+    )
     gpus: tuple[GpuIndex, ...] = Field(
         default=(),
         max_length=64,
@@ -303,7 +307,11 @@ class NodeSettings(BaseSettings):
         description="What `--task` says, a SPEC with this node's paths. Parts of the mixture that the run is of: the "
         "node's domain (docs/domains.md). Empty: the run's task, or the domain of the last start.",
     )
-    lora: bool = Field(default=False, description="Train a LoRA adapter instead of all weights.")
+    lora: bool | None = Field(
+        default=None,
+        description="Train a LoRA adapter (true) or all weights (false) and nothing else; unset: the best that fits on "
+        "the GPU, and what the home began with (docs/memory.md). Without a GPU: all weights.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where models run.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Number format of the weights; auto: float32 on a CPU, bfloat16 on a GPU."

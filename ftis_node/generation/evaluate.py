@@ -164,7 +164,7 @@ def summarise(answered: Sequence[Answered], *, k: int) -> EvalResult:
 
 async def answer_problems(
     generator: Generator,
-    task: Task,
+    task: Task | Sequence[TaskItem],
     tokenizer: PromptTokenizer,
     *,
     scorer: Scorer,

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def even_weighing(num_experts: int, *, learns: bool) -> Weighing:
+def even_weighing(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> Weighing:
     """A uniform prior; without `learns` the plain mean of probabilities."""
-    return Weighing((-log(num_experts),) * num_experts, learns=learns)
+    return Weighing((-log(num_experts),) * num_experts, learns=learns, reads_prompt=reads_prompt)
 
 
 def cached_weighing(likelihoods: Sequence[Sequence[float]], *, decay: float) -> Weighing:

@@ -48,17 +48,25 @@ class Generated(Message, frozen=True):
 
 
 class LoadWeights(Message, frozen=True):
-    """Serve the safetensors file at `path` as `version`."""
+    """Serve the safetensors file at `path` as `version`, and compare what is held then with `checksums`.
+
+    Where there are none, the file's own count.
+    """
 
     path: str
     version: int
+    checksums: dict[str, int] = {}
 
 
 class WeightsLoaded(Message, frozen=True):
-    """The version that the engine says it serves now, and the seconds that loading took it."""
+    """The version that the engine says it serves now, and the seconds that loading took it.
+
+    `difference` says which tensors it holds otherwise, as `ipc.weights.find_difference` does.
+    """
 
     version: int
     load_s: float = 0.0
+    difference: str | None = None
 
 
 class Sleep(Message, frozen=True):

@@ -38,6 +38,7 @@ from ftis_node.generation.messages import (
     pack_result,
 )
 from ftis_node.ipc.owner import die_with_owner
+from ftis_node.ipc.weights import file_checksums, find_difference
 from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
@@ -78,13 +79,16 @@ class Service:
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
         """New weights; the answer is the engine's own word for what it serves. It is awake then, also on ModelError."""
-        began_s = time.monotonic()
+        began_s, path = time.monotonic(), Path(request.path)
         try:
-            await self._engine.load_weights(Path(request.path), request.version)
+            held = await self._engine.load_weights(path, request.version)
         except ModelError:
             await self._engine.wake()
             raise
-        return WeightsLoaded(version=self._engine.policy_version, load_s=time.monotonic() - began_s)
+        load_s = time.monotonic() - began_s
+        published = request.checksums or await asyncio.to_thread(file_checksums, path)
+        difference = find_difference(published, held)
+        return WeightsLoaded(version=self._engine.policy_version, load_s=load_s, difference=difference)
 
     async def probe(self, request: Probe, emit: Emitter) -> Probed:
         """Log-probs of fixed tokens."""

@@ -2,7 +2,8 @@
 
 A worker that served for a while and then died is started again almost at once. One that keeps dying soon after its
 start waits twice as long each time, and after a few such deaths in a row is given up: something is wrong that another
-start does not mend, and a person should read its log.
+start does not mend, and a person should read its log. A worker that lacks memory waits in the same way, and is given
+up later: another process may give memory back, and one that never does is a fault, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start again after `delay_s`; remember `num_quick_deaths` for the next decision."""
+    """Start again after `delay_s`; remember `num_quick_deaths`, or shortages, for the next decision."""
 
     delay_s: float
     num_quick_deaths: int
@@ -27,13 +28,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Back-off in seconds, and the number of quick deaths in a row after which a worker is given up."""
+    """Back-off in seconds, and how many quick deaths or shortages of memory in a row a worker is given up after."""
 
     first_delay_s: float = 0.5
     delay_factor: float = 2.0
     max_delay_s: float = 60.0
     quick_death_s: float = 30.0
     max_quick_deaths: int = 5
+    max_shortages: int = 20
 
     def after_death(self, *, served_s: float, num_quick_deaths: int) -> Restart | GiveUp:
         """Decide after a death.
@@ -43,8 +45,14 @@ class RestartPolicy:
         """
         if served_s >= self.quick_death_s:
             return Restart(delay_s=self.first_delay_s, num_quick_deaths=0)
-        num_quick_deaths += 1
-        if num_quick_deaths >= self.max_quick_deaths:
-            return GiveUp(num_quick_deaths=num_quick_deaths)
-        delay_s = self.first_delay_s * self.delay_factor ** (num_quick_deaths - 1)
-        return Restart(delay_s=min(delay_s, self.max_delay_s), num_quick_deaths=num_quick_deaths)
+        return self._after(num_quick_deaths + 1, at_most=self.max_quick_deaths)
+
+    def after_shortage(self, *, num_shortages: int) -> Restart | GiveUp:
+        """Decide after a death for lack of memory; `num_shortages` is the number of those in a row before this one."""
+        return self._after(num_shortages + 1, at_most=self.max_shortages)
+
+    def _after(self, number: int, *, at_most: int) -> Restart | GiveUp:
+        if number >= at_most:
+            return GiveUp(num_quick_deaths=number)
+        delay_s = self.first_delay_s * self.delay_factor ** (number - 1)
+        return Restart(delay_s=min(delay_s, self.max_delay_s), num_quick_deaths=number)

@@ -6,6 +6,10 @@
                               +------ after a delay ---- BACKING_OFF --too many quick deaths--> FAILED
                                                         (a fault that a restart cannot mend --> FAILED)
 
+A fault of the user, the machine or the engine at the first start is final. A worker that has served before may lack
+memory for a while, because others took what it had: it waits longer each time, `make_room` is awaited, and it starts
+again; so does an engine that cannot be loaded again, as after any quick death.
+
 A call waits at the gate while the worker starts, goes to the life that is READY, and never moves to another: what a
 death interrupted raises WorkerDiedError, and whether to ask again is the caller's decision. `on_started` runs in each
 life before the gate opens, and calls the new life directly (load the newest weights, say). `until_wanted` is awaited
@@ -22,9 +26,18 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from ftis_node.errors import FtisError, WorkerDiedError, WorkerError, WorkerTaskError
+from ftis_node.errors import (
+    EngineError,
+    FtisError,
+    MachineError,
+    OutOfMemoryError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerTaskError,
+    says_out_of_memory,
+)
 from ftis_node.ipc.process import OnEvent, WorkerLife
-from ftis_node.ipc.restart_policy import GiveUp, RestartPolicy
+from ftis_node.ipc.restart_policy import GiveUp, Restart, RestartPolicy
 from ftis_node.ipc.spec import Timing
 from ftis_node.telemetry.faults import watched_task
 
@@ -36,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 OnStarted: TypeAlias = Callable[[WorkerLife], Awaitable[None]]
 UntilWanted: TypeAlias = Callable[[], Awaitable[object]]
+MakeRoom: TypeAlias = Callable[[], Awaitable[object]]
 
 
 class WorkerState(StrEnum):
@@ -66,18 +80,22 @@ class Supervisor:
         on_started: OnStarted | None = None,
         on_event: OnEvent | None = None,
         until_wanted: UntilWanted | None = None,
+        make_room: MakeRoom | None = None,
     ) -> None:
+        """`make_room` is awaited before the worker starts again after a lack of memory; it may raise FtisError."""
         self._spec = spec
         self._timing = timing or Timing()
         self._restart_policy = restart_policy or RestartPolicy()
         self._on_started = on_started
         self._on_event = on_event
         self._until_wanted = until_wanted
+        self._make_room = make_room
         self._state = WorkerState.STOPPED
         self._keeper: asyncio.Task[None] | None = None
         self._gate: asyncio.Future[WorkerLife | FtisError] | None = None
         self._life: WorkerLife | None = None
         self._num_lives = 0
+        self._has_served = False
         self._last_error: FtisError | None = None
 
     @property
@@ -108,12 +126,13 @@ class Supervisor:
     async def start(self) -> None:
         """Return when the worker takes calls.
 
-        Raises what its building raised (ModelError, EngineError, ...; such a fault is final) or, after too many quick
-        deaths in a row, WorkerDiedError.
+        Raises what its building raised (ModelError, EngineError, ...; at the first start such a fault is final) or,
+        after too many quick deaths in a row, WorkerDiedError; MachineError where the last one was for that.
         """
         if self._keeper is None:
             self._close_gate()
             self._num_lives = 0
+            self._has_served = False
             self._keeper = watched_task(self._keep(), name=f"{self.name}-keeper")
         await self._pass_gate()
 
@@ -193,22 +212,40 @@ class Supervisor:
 
     async def _keep(self) -> None:
         """Live, die, wait, live again, until given up."""
-        num_quick_deaths = 0
+        policy = self._restart_policy
+        num_quick_deaths = num_shortages = 0
         while True:
             served_s = await self._live_once()
-            assert self._last_error is not None
-            if not isinstance(self._last_error, WorkerError):
-                return self._fail(self._last_error)
-            decision = self._restart_policy.after_death(served_s=served_s, num_quick_deaths=num_quick_deaths)
-            num_quick_deaths = decision.num_quick_deaths
+            error = self._last_error
+            assert error is not None
+            is_short = self._has_served and served_s < policy.quick_death_s and _is_shortage(error)
+            if not is_short and not isinstance(error, WorkerError | EngineError if self._has_served else WorkerError):
+                return self._fail(error)
+            decision: Restart | GiveUp
+            if is_short:
+                decision = policy.after_shortage(num_shortages=num_shortages)
+                num_shortages = decision.num_quick_deaths
+            else:
+                decision = policy.after_death(served_s=served_s, num_quick_deaths=num_quick_deaths)
+                num_quick_deaths, num_shortages = decision.num_quick_deaths, 0
             if isinstance(decision, GiveUp):
-                message = f"the {self.name} worker died {num_quick_deaths} times in a row; the last time: "
-                return self._fail(WorkerDiedError(message + str(self._last_error)))
+                kind = type(error) if isinstance(error, MachineError) else WorkerDiedError
+                message = f"the {self.name} worker died {decision.num_quick_deaths} times in a row; the last time: "
+                return self._fail(kind(message + str(error)))
             self._state = WorkerState.BACKING_OFF
-            logger.warning("%s; starting it again in %.1f s", self._last_error, decision.delay_s)
+            logger.warning("%s; starting it again in %.1f s", error, decision.delay_s)
             await asyncio.sleep(decision.delay_s)
             if self._until_wanted is not None:
                 await self._until_wanted()
+            if is_short and self._make_room is not None:
+                await self._ask_for_room(self._make_room)
+
+    async def _ask_for_room(self, make_room: MakeRoom) -> None:
+        """Have memory given back; where nobody can, the worker starts all the same."""
+        try:
+            await make_room()
+        except FtisError as error:
+            logger.warning("no memory is given back for the %s worker: %s", self.name, error)
 
     async def _live_once(self) -> float:
         """One life. Sets `last_error` to its end's cause and returns for how many seconds it served."""
@@ -223,7 +260,7 @@ class Supervisor:
                 if self._on_started is not None:
                     await self._bring_up(life, self._on_started)
                 ready_at = time.monotonic()
-                self._state = WorkerState.READY
+                self._state, self._has_served = WorkerState.READY, True
                 self._open_gate(life)
                 self._last_error = await life.until_death()
                 self._close_gate()  # before the clean-up, which takes a while
@@ -250,3 +287,8 @@ class Supervisor:
         self._last_error = error
         logger.error("%s", error)
         self._open_gate(error)
+
+
+def _is_shortage(error: FtisError) -> bool:
+    """Whether memory was short. A worker's own exception, as `_bring_up` may meet it, has come as a text."""
+    return isinstance(error, OutOfMemoryError) or (isinstance(error, WorkerError) and says_out_of_memory(str(error)))

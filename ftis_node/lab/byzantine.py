@@ -7,6 +7,8 @@
 |             | that the untrained model gives them: they look close        | moved away from the untrained model      |
 | `positives` | right answers behind junk that scoring does not see, with   | the cap: at most C times what an honest  |
 |             | log-probs so low that the weight would be enormous          | completion weighs                        |
+| `mimic`     | the same, with the log-probs that a learner of the swarm    | its weight, where peers count by the     |
+|             | gives them at that moment: no likelihood tells them apart   | agreement of their gradients             |
 
 It generates with the model as it came and does not train.
 """
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from ftis_node.node.parts import Parts
     from ftis_node.records.group import Completion, Group
 
-Lie = Literal["rewards", "logprobs", "positives"]
+Lie = Literal["rewards", "logprobs", "positives", "mimic"]
 LIES: tuple[Lie, ...] = get_args(Lie)
 UNLIKELY_LOGPROB = -12.0  # a ratio of e^12 before the cap
 NUM_JUNK_TOKENS = 3
@@ -42,9 +44,13 @@ MIN_RIGHT_REWARD = 0.5
 class ByzantineNode:
     """One liar in a loopback swarm, in step with the others. `parts` are a node's; its learner stays as it is."""
 
-    def __init__(self, parts: Parts, untrained: InProcessGeneration, *, lie: Lie, seed: int) -> None:
+    def __init__(
+        self, parts: Parts, untrained: InProcessGeneration, learner: InProcessGeneration, *, lie: Lie, seed: int
+    ) -> None:
+        """`learner` has the newest weights of the node whose log-probs `mimic` reports."""
         self._parts = parts
         self._untrained = untrained
+        self._learner = learner
         self._lie = lie
         self._random = random.Random(seed)
         self._bodies: dict[bytes, bytes] = {}
@@ -92,19 +98,25 @@ class ByzantineNode:
             return replace(completion, reward=1.0 - completion.reward)
         if self._lie == "logprobs":
             return completion if is_right else await self._junk(completion, prompt_ids)
-        return self._padded(completion, limit=self._limit(len(prompt_ids))) if is_right else completion
+        if not is_right:
+            return completion
+        padded = self._padded(completion, limit=self._limit(len(prompt_ids)))
+        return await self._as_given_by(self._learner, padded, prompt_ids) if self._lie == "mimic" else padded
 
     async def _junk(self, completion: Completion, prompt_ids: Sequence[int]) -> Completion:
         """Random tokens in place of the answer's, with the untrained model's own log-probs."""
         eos_id = self._parts.tokenizer.eos_ids[0]
         ids = [self._random.choice(self._words) for _ in completion.token_ids[:-1]] + [eos_id]
-        logprobs = await self._untrained.probe([*prompt_ids, *ids])
-        return replace(
-            completion,
-            token_ids=np.asarray(ids, dtype=np.int32),
-            logprobs=np.minimum(np.asarray(logprobs[-len(ids) :], dtype=np.float32), 0.0),
-            finish_reason=FinishReason.STOP,
-        )
+        junk = replace(completion, token_ids=np.asarray(ids, dtype=np.int32), finish_reason=FinishReason.STOP)
+        return await self._as_given_by(self._untrained, junk, prompt_ids)
+
+    async def _as_given_by(
+        self, policy: InProcessGeneration, completion: Completion, prompt_ids: Sequence[int]
+    ) -> Completion:
+        """The completion with the log-probs that this policy gives its tokens."""
+        ids = completion.token_ids.tolist()
+        logprobs = await policy.probe([*prompt_ids, *ids])
+        return replace(completion, logprobs=np.minimum(np.asarray(logprobs[-len(ids) :], dtype=np.float32), 0.0))
 
     def _padded(self, completion: Completion, *, limit: int) -> Completion:
         """The same text with tokens in front that decoding leaves out, as far as there is room."""

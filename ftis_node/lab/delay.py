@@ -1,13 +1,36 @@
 """How late new weights reach the generators of an experiment, in virtual time: optimiser steps, not seconds.
 
 `swarm/transit.py` has the rule and `config/delay.py` the delays; the nodes of a real swarm use the same in seconds.
+Here a delay may be of the last node alone: `fixed:8@peer`. Then its peers, whose own groups are fresh, get late ones.
 """
 
 from __future__ import annotations
 
 from ftis_node.config.delay import Delay, parse_delay
+from ftis_node.errors import UsageError
 from ftis_node.swarm.transit import InTransit
 
-__all__ = ["NO_DELAY", "Delay", "InTransit", "parse_delay"]
+__all__ = ["NO_DELAY", "Delay", "InTransit", "delay_alone", "parse_delay", "parse_delays"]
 
+NONE = "none"
 NO_DELAY = Delay(0, 0)
+OF_PEER = "@peer"
+
+
+def parse_delays(spec: str) -> tuple[Delay, Delay | None]:
+    """The delay of all nodes, and the last one's where that differs: of `DELAY` or `DELAY@peer`. Raises UsageError."""
+    try:
+        delay = parse_delay(spec.removesuffix(OF_PEER))
+    except UsageError as error:
+        raise UsageError(f"{error}; DELAY{OF_PEER}: of the last node alone") from None
+    if not spec.endswith(OF_PEER):
+        return delay, None
+    if delay == NO_DELAY:
+        raise UsageError(f"{spec!r}: a late peer needs a delay above 0")
+    return NO_DELAY, delay
+
+
+def delay_alone(spec: str) -> str:
+    """The delay of a node without peers, to compare with a swarm under `spec`. Raises UsageError."""
+    _, of_last = parse_delays(spec)
+    return spec if of_last is None else NONE

@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """Which tasks are asked, in which modes of the ensemble. `max_tokens` bounds prompt and completion together."""
+    """Which tasks are asked, in which modes of the ensemble. `max_tokens` bounds prompt and completion together.
+
+    The mode `gate` learns from prompts of `gate_task`, or of the task that is asked where it is None.
+    """
 
     tasks: tuple[str, ...]
     modes: tuple[str, ...] = MODES
     limit: int = 256
     max_tokens: int = 96
     dev_prompts: int = 32
+    gate_prompts: int = 256
+    gate_task: str | None = None
 
 
 async def take_exam(exam: Exam, learners: Mapping[str, Learning], folder: Path) -> list[ExamResult]:
@@ -45,6 +50,8 @@ async def take_exam(exam: Exam, learners: Mapping[str, Learning], folder: Path) 
             max_tokens=exam.max_tokens,
             engine="torch",
             dev_prompts=exam.dev_prompts,
+            gate_prompts=exam.gate_prompts,
+            gate_task=exam.gate_task,
         )
         results += [
             ExamResult(

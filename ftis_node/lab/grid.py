@@ -1,7 +1,8 @@
 """The trials of an experiment: every combination of pairing, method, sharing, delay, number of nodes, lie and seed.
 
 The fairness rule: in every trial an update takes the same number of completions. `alone` generates all of them itself;
-in a swarm of n nodes each generates an n-th and takes the others' in.
+in a swarm of n nodes each generates an n-th and takes the others' in. The controls (`alone.py`) generate as much as a
+node of the swarm does, and have no peers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,8 +19,10 @@ from pydantic import ValidationError
 from ftis_node.algorithms import find_method, method_parameters
 from ftis_node.config.manifest import MethodSection, RunManifest, first_problem
 from ftis_node.errors import UsageError
+from ftis_node.lab.alone import ALONE, CONTROLS, is_alone, parse_alone
 from ftis_node.lab.byzantine import LIES
-from ftis_node.lab.delay import parse_delay
+from ftis_node.lab.delay import delay_alone, parse_delays
+from ftis_node.lab.pairs import COPY_MARK, LATE_MARK
 from ftis_node.lab.trial import Member, Trial
 from ftis_node.records.codec import CODECS
 
@@ -29,10 +32,12 @@ if TYPE_CHECKING:
     from ftis_node.config.node import LoraSection
     from ftis_node.lab.pairs import Pair
 
-ALONE = "alone"
-ALONE_METHOD = "grpo"  # its own completions only: at ratio 1, all clipped and truncated methods are the same
-SAPO = re.compile(r"sapo:(\d+)/(\d+)")
+SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and foreign groups drawn, and own ones generated
+CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; so many foreign groups taken of those that are made
 FILLED = "filled"  # vertical, and own groups stand in for foreign ones that were refused
+DIVIDED = "divided"  # vertical, and each node generates more of the parts where it has an advantage
+NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # settings of every method beside the loss's own
+FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share")
 FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
 
 
@@ -54,6 +59,7 @@ class Experiment:
     lies: tuple[str, ...] = ("none",)
     num_liars: int = 1
     codecs: tuple[str, ...] = ("exact",)
+    controls: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     @property
@@ -73,10 +79,22 @@ class Experiment:
                 found.setdefault(trial.key, trial)
         return list(found.values())
 
+    @property
+    def all_methods(self) -> tuple[str, ...]:
+        """What was asked for, after the controls where those are wanted: they mean something beside a swarm alone."""
+        has_swarm = any(not is_alone(method) for method in self.methods)
+        controls = (ALONE, *CONTROLS) if self.controls and has_swarm else ()
+        return tuple(dict.fromkeys((*controls, *self.methods)))
+
     def _settings(self) -> Iterator[Setting]:
-        for pair, method, delay in product(self.pairs, self.methods, self.delays):
-            if method == ALONE:
-                yield Setting(self, pair, method, delay)
+        for pair, method, delay in product(self.pairs, self.all_methods, self.delays):
+            if is_alone(method):
+                own_delay = delay_alone(delay)
+                if not parse_alone(method).own:
+                    yield Setting(self, pair, method, own_delay)
+                    continue
+                for share, num_nodes in product(self.shares, self.num_nodes):
+                    yield Setting(self, pair, method, own_delay, share=share, num_nodes=num_nodes)
                 continue
             for share, num_nodes, lie, codec in product(self.shares, self.num_nodes, self.lies, self.codecs):
                 yield Setting(self, pair, method, delay, share=share, num_nodes=num_nodes, lie=lie, codec=codec)
@@ -109,12 +127,13 @@ class Setting:
             "nodes": self.num_nodes,
             "lie": self.lie,
             "codec": self.codec,
+            "model_seed": self.pair.model_seed,
         }
         object.__setattr__(self, "labels", labels)
 
     def trials(self, seed: int) -> Iterator[Trial]:
         """One swarm, or for `alone` one solo run for every model of the pairing."""
-        if self.method == ALONE:
+        if is_alone(self.method):
             for member in self.pair.members:
                 yield self.trial([Member(member.name, member.model, member.lora)], seed)
             return
@@ -127,7 +146,18 @@ class Setting:
                 )
             for index, node in enumerate(members[num_honest:], start=num_honest):
                 members[index] = Member("liar", node.model, node.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
+        members[-1] = self._late(members[-1])
         yield self.trial(members, seed)
+
+    def _late(self, last: Member) -> Member:
+        """The last node with its own delay, if any. A copy of another node's model then has a name of its own."""
+        _, delay = parse_delays(self.delay)
+        if delay is None:
+            return last
+        if last.lie is not None:
+            raise UsageError(f"{self.delay} with --lies {self.lie}: the last node lies, and a liar has no new weights")
+        model, mark, _ = last.name.partition(COPY_MARK)
+        return replace(last, name=model + LATE_MARK if mark else model, delay=delay)
 
     def trial(self, members: Sequence[Member], seed: int) -> Trial:
         """The trial of these members."""
@@ -139,7 +169,7 @@ class Setting:
             members=tuple(members),
             task_spec=experiment.task_spec,
             eval_specs=experiment.eval_specs,
-            delay=parse_delay(self.delay),
+            delay=parse_delays(self.delay)[0],
             seed=seed,
             steps=experiment.steps,
             device=experiment.device,
@@ -156,8 +186,18 @@ class Setting:
             "max_age_s": FOREVER_S,
         }
         sampling = base.sampling.model_dump()
+        optimizer = base.optimizer.model_dump()
         self._share_out(step, sampling)
-        document = base.model_dump() | {"step": step, "sampling": sampling, "method": self._method().model_dump()}
+        if is_alone(self.method):
+            own = step.pop("generated_groups", None) or step["own_groups"]
+            step.update(own_groups=own, foreign_groups=0, share="vertical", choice="newest", fill=False, divide="even")
+            optimizer["updates_per_batch"] = parse_alone(self.method).updates or base.optimizer.updates_per_batch
+        document = base.model_dump() | {
+            "step": step,
+            "sampling": sampling,
+            "optimizer": optimizer,
+            "method": self._method().model_dump(),
+        }
         document["wire"] = base.wire.model_dump() | {"codecs": (*base.wire.codecs, self.codec)}
         try:
             return RunManifest.model_validate(document)
@@ -172,32 +212,53 @@ class Setting:
             if int(match[1]) == 0:
                 raise UsageError(f"{self.share}: every node must generate something, so I is at least 1")
             step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), choice="sapo")
+            if match[3]:
+                step.update(generated_groups=int(match[3]))
+        elif match := CHOICE.fullmatch(self.share):
+            self._share_evenly(step)
+            made, wanted = step["foreign_groups"], int(match[2] or step["foreign_groups"])
+            if wanted > made:
+                raise UsageError(f"{self.share}: the others of {nodes} nodes make {made} groups an update")
+            step.update(foreign_groups=wanted, choice=match[1])
         elif self.share == "horizontal":
             if sampling["group_size"] % nodes:
                 raise UsageError(f"{nodes} nodes cannot share groups of {sampling['group_size']} completions evenly")
             sampling["group_size"] //= nodes
             step.update(own_groups=total, foreign_groups=total * (nodes - 1), share="horizontal")
-        elif self.share in ("vertical", FILLED):
-            if total % nodes:
-                raise UsageError(f"{nodes} nodes cannot share {total} prompts an update evenly")
-            own, fill = total // nodes, base.step.fill or self.share == FILLED
-            step.update(own_groups=own, foreign_groups=total - own, fill=fill)
+        elif self.share in ("vertical", FILLED, DIVIDED):
+            self._share_evenly(step)
+            divide = "advantage" if self.share == DIVIDED else base.step.divide
+            step.update(fill=base.step.fill or self.share == FILLED, divide=divide)
         else:
-            raise UsageError(f"no sharing {self.share!r}: use vertical, {FILLED}, horizontal or sapo:I/J")
+            known = f"vertical, {FILLED}, {DIVIDED}, horizontal, newest:J, useful:J or sapo:I/J[/G]"
+            raise UsageError(f"no sharing {self.share!r}: use {known}")
+
+    def _share_evenly(self, step: dict[str, Any]) -> None:
+        """Each node generates an n-th of an update's prompts, and takes the others'."""
+        total = self.experiment.base.step.own_groups + self.experiment.base.step.foreign_groups
+        if total % self.num_nodes:
+            raise UsageError(f"{self.num_nodes} nodes cannot share {total} prompts an update evenly")
+        own = total // self.num_nodes
+        step.update(own_groups=own, foreign_groups=total - own)
 
     def _method(self) -> MethodSection:
-        if self.method == ALONE:
-            return MethodSection(name=ALONE_METHOD)
-        return parse_method(self.method, self.experiment.base.method)
+        method = parse_alone(self.method).method if is_alone(self.method) else self.method
+        return parse_method(method, self.experiment.base.method)
 
 
 def parse_method(text: str, base: MethodSection) -> MethodSection:
-    """`NAME` or `NAME:parameter=value:...`; the filter's settings are the base's. Raises UsageError."""
+    """`NAME` or `NAME:parameter=value:...`. Raises UsageError.
+
+    What the base sets holds for every method that has such a parameter, the filter's for those that filter.
+    """
     name, *pairs = text.split(":")
     try:
-        known = method_parameters(name)
-        filter_settings = {"kl_estimator": base.kl_estimator, "kl_threshold": base.kl_threshold}
-        given: dict[str, Any] = filter_settings if find_method(name).filtered else {}
+        filtered = find_method(name).filtered
+        known = [*NOT_OF_THE_LOSS, *method_parameters(name)]
+        settings = base.given() | {name: getattr(base, name) for name in NOT_OF_THE_LOSS}
+        given: dict[str, Any] = {
+            key: value for key, value in settings.items() if key in known and (filtered or key not in FILTER_PARAMETERS)
+        }
         for pair in pairs:
             key, separator, value = pair.partition("=")
             if not separator or key not in known:

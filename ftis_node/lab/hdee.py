@@ -24,8 +24,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import UsageError
+from ftis_node.lab.alone import ALONE
 from ftis_node.lab.exam import Exam
-from ftis_node.lab.grid import ALONE, Setting, with_key
+from ftis_node.lab.grid import Setting, with_key
 from ftis_node.lab.pairs import HDEE, Pair
 from ftis_node.lab.rounds import Rounds
 from ftis_node.lab.tiny import RECIPES
@@ -112,7 +113,11 @@ def _trials(
     setting = Setting(experiment, Pair(f"{HDEE}:{arm}", ()), method, "none", num_nodes=num_nodes)
     trial = setting.trial(members, trial_seed)
     base = experiment.base
-    exam = None if arm == ONE else Exam(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens)
+    exam = (
+        Exam(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens, gate_task=MIXTURE)
+        if arm != ONE
+        else None
+    )
     trial = replace(trial, steps=max(steps), apart=is_apart, exam=exam, labels=trial.labels | {"arm": arm})
     if not is_apart and not trial.rounds(trial.members).is_even:
         num_prompts = base.step.own_groups + base.step.foreign_groups

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.grid import ALONE
+from ftis_node.lab.alone import ALONE
 from ftis_node.lab.hdee import DOMAINS, ONE, SPECS
 from ftis_node.lab.plots import plot_domains, plot_rows
 from ftis_node.lab.report import document
+from ftis_node.lab.step_figures import write_steps_csv
 from ftis_node.lab.summary import estimate, markdown, write_csv
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def write_hdee_report(experiment: Experiment, results: Sequence[TrialResult], ou
     (out / "table.md").write_text(tables)
     (out / "results.json").write_bytes(document(experiment, results))
     write_csv(results, out / "curves.csv")
+    write_steps_csv(results, out / "steps.csv")
     plot_domains({task: {_label(cell): _curve(cell, task) for cell in cells} for task in SPECS}, out / "curves.png")
     panels = {
         sharing: {

@@ -20,7 +20,7 @@ from ftis_node.generation.client import PROOF_TOLERANCES
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.local import LocalGenerator
 from ftis_node.ipc.supervisor import WorkerState
-from ftis_node.ipc.weights import WEIGHTS_FILE
+from ftis_node.ipc.weights import WEIGHTS_FILE, find_difference
 from ftis_node.lab.delay import InTransit
 from ftis_node.learner.messages import AuditReply
 from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
@@ -51,7 +51,7 @@ class InProcessGeneration:
     def __init__(
         self, boot: GenerationBoot, source: ModelSource, *, transit: InTransit, held: Path, proof_tolerance: float
     ) -> None:
-        """`held` is a folder for versions that are under way; `proof_tolerance` in nats."""
+        """`held` is a folder for versions that are under way; `proof_tolerance` as in the client."""
         self._boot = boot
         self._source = source
         self._transit = transit
@@ -125,13 +125,16 @@ class InProcessGeneration:
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Sends the version on its way and serves what has arrived. Raises FtisError where the proof fails."""
         newest = self._engines["newest"]
-        await newest.load_weights(Path(weights.path), weights.version)
+        held = await newest.load_weights(Path(weights.path), weights.version)
+        problem = find_difference(weights.checksums, held)
         if isinstance(proof, asyncio.Future):
             proof = await proof
         if proof is not None:
-            difference = proof.max_difference(await newest.probe(proof.probe_ids))
+            difference = proof.rms_difference(await newest.probe(proof.probe_ids))
             if difference > self._proof_tolerance:
-                raise FtisError(f"the generator differs from the learner by {difference:.2g} nats on the probe")
+                problem = f"differs from the learner by {difference:.2g} nats (RMS) on the probe"
+        if problem is not None:
+            raise FtisError(f"the generator {problem}")
         self._transit.send(weights.version, at=weights.version)
         if newest is not self._engines["late"]:
             shutil.copytree(Path(weights.path).parent, self._folder(weights.version), copy_function=os.link)
@@ -251,6 +254,11 @@ class InProcessLearner:
             raise FtisError("the learner was not started")
         found = self._learner.audit(group, version=group.policy_version)
         return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
+
+    async def give_memory_back(self) -> None:
+        """Frees what torch keeps for later."""
+        if self._learner is not None:
+            self._learner.give_memory_back(asked=True)
 
     def export(self, out: Path) -> None:
         """Writes the model as it is now to the folder `out`, with an adapter merged."""

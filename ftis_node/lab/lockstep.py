@@ -52,6 +52,7 @@ class Lockstep:
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds
         self._places: list[Place] = []
+        self._begun: dict[str, int] = {}  # by peer id: the step that a judge waits for, so all before it is done
 
     def enter(
         self, sender: Participant, figures: Figures | None = None, *, last_step: int, quota: Quota | None = None
@@ -67,10 +68,22 @@ class Lockstep:
         """Returns when the round of step `step` is complete."""
         await _until(lambda: self._is_complete(step))
 
+    def arrive(self, peer_id: str, step: int) -> None:
+        """This judge is done with all before `step`, what follows from it for its peers too."""
+        self._begun[peer_id] = step
+
     async def begin(self, step: int) -> None:
-        """Returns when every node has done the step before, or its last one."""
-        judges = [(place.figures, min(step - 1, place.last_step)) for place in self._places if place.figures]
-        await _until(lambda: all(figures.step >= done for figures, done in judges))
+        """Returns when every node has done the step before, or its last one.
+
+        A step's figures come before its bans: a group announced between them would be neither taken nor refused.
+        """
+        judges = [place for place in self._places if place.figures]
+        await _until(lambda: all(self._has_done(place, min(step - 1, place.last_step)) for place in judges))
+
+    def _has_done(self, place: Place, step: int) -> bool:
+        if self._begun.get(place.sender.peer_id, 1) > step:
+            return True
+        return step == place.last_step and place.figures is not None and place.figures.step >= step
 
     def _is_complete(self, step: int) -> bool:
         if not all(place.quota.is_known(min(step, place.last_step)) for place in self._places):
@@ -96,13 +109,14 @@ class RoundGate:
         self._parts = parts
         self._quota = quota or Quota(lockstep.rounds)
         self._fill = Fill()
-        self._parts.slots.capacity = self.shares(1)[0]
+        self._parts.slots.capacity = self._made(1)
 
     async def wait(self, step: int) -> bool:
         """Returns True when the round is complete. Its groups are made once everybody has done the step before: whoever
         takes that step late would find them among those of its own round."""
+        self._lockstep.arrive(self._parts.identity.peer_id, step)
         await self._lockstep.begin(step)
-        self._parts.slots.resize(self.shares(step)[0])
+        self._parts.slots.resize(self._made(step))
         await self._lockstep.wait(step)
         if self._parts.manifest.step.fill:
             self._plan(step)
@@ -110,8 +124,14 @@ class RoundGate:
         return True
 
     def shares(self, step: int) -> tuple[int, int]:
-        """The round's own and foreign groups."""
-        return self._quota.shares(step)
+        """The round's own and foreign groups that the step takes."""
+        own, foreign = self._quota.shares(step)
+        drawn = self._parts.manifest.step
+        return (own, foreign) if drawn.generated_groups is None else (min(own, drawn.own_groups), foreign)
+
+    def _made(self, step: int) -> int:
+        """Own groups that are made for the round."""
+        return self._quota.shares(step)[0]
 
     def _plan(self, step: int) -> None:
         """What is missing of this round is made in the next. Groups of the next that are here already do not count."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.lab.summary import is_alone, payoff, varied_axes
+from ftis_node.lab.alone import ALONE
+from ftis_node.lab.summary import has_no_peers, payoff, varied_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,8 +16,17 @@ if TYPE_CHECKING:
     from ftis_node.lab.trial_result import TrialResult
 
 BAND_ALPHA = 0.15
+DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of nodes alone
 PANEL_WIDTH, PANEL_HEIGHT = 5.6, 3.9  # inches
 DPI = 110
+STEP_PANELS = {
+    "foreign_kept_negatives": "kept of foreign negatives",
+    "foreign_mean_kl": "KL, foreign completions (nats a token)",
+    "foreign_ess": "effective sample size, foreign",
+    "foreign_weight_variance": "variance of weights, foreign",
+    "own_signal": "own groups with signal",
+    "foreign_signal": "foreign groups with signal",
+}
 
 
 def plot_curves(lines: Sequence[Line], task: str, path: Path) -> None:
@@ -23,11 +34,12 @@ def plot_curves(lines: Sequence[Line], task: str, path: Path) -> None:
     panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
     figure, axes = _panels(len(panels))
     for (pair, model), panel in zip(panels, axes, strict=False):
-        for line in lines:
-            if (line.pair, line.model) == (pair, model):
-                steps, estimates = zip(*line.curve(task), strict=True)
-                style = {"color": "black", "linestyle": "--"} if is_alone(line) else {}
-                _draw(panel, steps, estimates, label=line.method, **style)
+        here = [line for line in lines if (line.pair, line.model) == (pair, model)]
+        dashes = itertools.cycle(DASHES)
+        for line in here:
+            steps, estimates = zip(*line.curve(task), strict=True)
+            style = dict(zip(("color", "linestyle"), next(dashes), strict=True)) if has_no_peers(line) else {}
+            _draw(panel, steps, estimates, label=line.method, **style)
         panel.set(title=f"{pair}: {model}", xlabel="step", ylabel=f"greedy pass@1, {task}")
     _finish(figure, axes[: len(panels)], path)
 
@@ -51,7 +63,10 @@ def plot_methods(lines: Sequence[Line], task: str, path: Path) -> None:
 
 
 def plot_sweep(lines: Sequence[Line], results: Sequence[TrialResult], task: str, path: Path) -> bool:
-    """Final accuracy along the one axis that varies, `alone` as a dashed line; False where not just one does."""
+    """Final accuracy along the one axis that varies; False where not just one does.
+
+    Where `alone` does not depend on that axis it is a dashed line.
+    """
     varied = varied_axes(results)
     if len(varied) != 1:
         return False
@@ -60,13 +75,14 @@ def plot_sweep(lines: Sequence[Line], results: Sequence[TrialResult], task: str,
     figure, axes = _panels(len(panels))
     for (pair, model), panel in zip(panels, axes, strict=False):
         here = [line for line in lines if (line.pair, line.model) == (pair, model)]
-        places = list(dict.fromkeys(str(line.labels[axis]) for line in here if not is_alone(line)))
-        for method in dict.fromkeys(str(line.labels["method"]) for line in here if not is_alone(line)):
-            chosen = {str(line.labels[axis]): line for line in here if line.labels["method"] == method}
+        along = [line for line in here if f" {axis}=" in line.method]
+        places = list(dict.fromkeys(str(line.labels[axis]) for line in along))
+        for method in dict.fromkeys(str(line.labels["method"]) for line in along):
+            chosen = {str(line.labels[axis]): line for line in along if line.labels["method"] == method}
             at = [places.index(place) for place in places if place in chosen]
             _draw(panel, at, [chosen[places[position]].final(task) for position in at], label=method, marker="o")
         for line in here:
-            if is_alone(line) and (axis != "delay" or line.labels["delay"] == places[0]):
+            if line.method == ALONE:
                 panel.axhline(line.final(task).mean, color="black", linestyle="--", linewidth=1, label="alone")
         panel.set_xticks(range(len(places)), places)
         panel.set(title=f"{pair}: {model}", xlabel=axis, ylabel=f"greedy pass@1 at the end, {task}")
@@ -74,12 +90,28 @@ def plot_sweep(lines: Sequence[Line], results: Sequence[TrialResult], task: str,
     return True
 
 
+def plot_steps(lines: Sequence[Line], path: Path) -> None:
+    """What a step's completions were worth, by step: a column for every model, a row for each figure of STEP_PANELS."""
+    columns = list(dict.fromkeys((line.pair, line.model) for line in lines))
+    figure, axes = _panels(len(STEP_PANELS) * len(columns), columns=len(columns))
+    for row, (name, words) in enumerate(STEP_PANELS.items()):
+        for column, (pair, model) in enumerate(columns):
+            panel = axes[row * len(columns) + column]
+            for line in lines:
+                curve = line.step_means(name) if (line.pair, line.model) == (pair, model) else []
+                if curve:
+                    steps, means = zip(*curve, strict=True)
+                    panel.plot(steps, means, label=line.method, linewidth=1)
+            panel.set(title=f"{pair}: {model}", xlabel="step", ylabel=words)
+    _finish(figure, axes, path)
+
+
 def plot_payoff(lines: Sequence[Line], results: Sequence[TrialResult], task: str, path: Path) -> bool:
     """Own tokens to 95 % of `alone` by the number of nodes, beside 1/n; False where that number does not vary."""
     if varied_axes(results) != ["nodes"]:
         return False
     figure, (panel,) = _panels(1)
-    swarms = [line for line in lines if not is_alone(line)]
+    swarms = [line for line in lines if not has_no_peers(line)]
     for label in dict.fromkeys((line.pair, line.labels["method"], line.model) for line in swarms):
         here = [line for line in swarms if (line.pair, line.labels["method"], line.model) == label]
         shares = {int(str(line.labels["nodes"])): payoff(lines, line, task) for line in here}
@@ -122,13 +154,13 @@ def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: 
     _finish(figure, axes[: len(panels)], path)
 
 
-def _panels(count: int) -> tuple[Any, list[Any]]:
+def _panels(count: int, *, columns: int = 2) -> tuple[Any, list[Any]]:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    columns = min(2, count)
+    columns = min(columns, count)
     rows = -(-count // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(PANEL_WIDTH * columns, PANEL_HEIGHT * rows), layout="constrained", squeeze=False
@@ -152,6 +184,7 @@ def _finish(figure: Any, axes: Sequence[Any], path: Path) -> None:
 
     for panel in axes:
         panel.grid(alpha=0.3)
-        panel.legend(fontsize="small")
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize="small")
     figure.savefig(path, dpi=DPI)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""Writes what an experiment found: results.json, curves.csv, table.md and the plots (see docs/experiments.md)."""
+"""Writes what an experiment found: results.json, CSV files, table.md and the plots (see docs/experiments.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.lab.plots import plot_curves, plot_methods, plot_payoff, plot_sweep
+from ftis_node.lab.controls import controls_table
+from ftis_node.lab.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
+from ftis_node.lab.provenance import made_by
+from ftis_node.lab.step_figures import steps_table, write_steps_csv
 from ftis_node.lab.summary import lines_of, markdown_table, write_csv
 from ftis_node.tasks import load_task
 
@@ -26,18 +29,26 @@ PACKAGES = ("torch", "transformers", "peft", "numpy")
 
 
 def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Path) -> str:
-    """Writes all files into `out`; returns the table."""
+    """Writes all files into `out`; returns the tables for the screen, which leave out the figures of the steps."""
     tasks = [load_task(spec, split="test").name for spec in experiment.eval_specs]
     lines = lines_of(results)
-    table = markdown_table(lines, tasks)
-    (out / "table.md").write_text(table)
+    accuracies, differences = markdown_table(lines, tasks), controls_table(lines, tasks[0])
+    shown = [accuracies, differences, provenance(results)]
+    (out / "table.md").write_text("\n".join(filter(None, [*shown[:-1], steps_table(lines, tasks[0]), shown[-1]])))
     (out / "results.json").write_bytes(document(experiment, results))
     write_csv(results, out / "curves.csv")
+    write_steps_csv(results, out / "steps.csv")
     plot_curves(lines, tasks[0], out / "curves.png")
     plot_methods(lines, tasks[0], out / "methods.png")
     plot_sweep(lines, results, tasks[0], out / "sweep.png")
+    plot_steps(lines, out / "steps.png")
     plot_payoff(lines, results, tasks[0], out / "payoff.png")
-    return table
+    return "\n".join(filter(None, shown))
+
+
+def provenance(results: Sequence[TrialResult]) -> str:
+    """What the trials were made by; several lines where they were not all made by the same code."""
+    return "".join(f"Made by {code}.\n" for code in dict.fromkeys(result.made_by for result in results) if code)
 
 
 def document(experiment: Experiment, results: Sequence[TrialResult]) -> bytes:
@@ -50,7 +61,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return {
         "manifest": experiment.base.model_dump(mode="json", exclude_none=True),
         "pairs": [asdict(pair) for pair in experiment.pairs],
-        "methods": experiment.methods,
+        "methods": experiment.all_methods,
         "task": experiment.task_spec,
         "evaluated": experiment.eval_specs,
         "steps": experiment.steps,
@@ -69,6 +80,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 def _machine() -> dict[str, Any]:
     return {
         "ftis_node": __version__,
+        "made_by": made_by(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         **{package: version(package) for package in PACKAGES},

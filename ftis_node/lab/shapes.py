@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ftis_node.lab.tiny_tokenizer import make_tokenizer
+from ftis_node.lab.tiny.tokenizer import make_tokenizer
 from ftis_node.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from ftis_node.lab.byzantine import ByzantineNode
 from ftis_node.lab.exam import take_exam
 from ftis_node.lab.in_process import InProcessGeneration, InProcessMakers
 from ftis_node.lab.lockstep import Lockstep, RoundGate
+from ftis_node.lab.provenance import made_by
 from ftis_node.lab.rounds import Quota, Rounds
 from ftis_node.lab.trial_result import TrialResult, read_member
 from ftis_node.node.build import built_parts
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.exam import Exam
     from ftis_node.lab.trial_result import ExamResult, MemberResult
     from ftis_node.node.figures import Figures
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.parts import Generation, Parts
     from ftis_node.records.codec import CodecName
 
 NEVER = 100_000  # steps between checkpoints: a trial that is cut short is done again
@@ -55,6 +56,7 @@ class Member:
     """One node of the swarm. `name` stands in the results; a node with a `lie` does harm.
 
     `domain` is the SPEC that it generates for, None: the whole task. `steps`: its last one, None: the trial's.
+    `delay`: how late new weights reach its generator, None: as the trial says.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Member:
     lie: Lie | None = None
     domain: str | None = None
     steps: int | None = None
+    delay: Delay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +96,14 @@ class Trial:
         """The last step of a member."""
         return self.steps if member.steps is None else member.steps
 
+    def delay_of(self, member: Member) -> Delay:
+        """How late new weights reach a member's generator."""
+        return self.delay if member.delay is None else member.delay
+
     def rounds(self, members: Sequence[Member]) -> Rounds:
         """What these members, who hear each other, make and take."""
         step = self.manifest.step
-        return Rounds(step.own_groups, step.foreign_groups, tuple(map(self.last_step, members)))
+        return Rounds(step.num_generated, step.foreign_groups, tuple(map(self.last_step, members)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,7 @@ def run_trial(
         members=members,
         seconds=round(time.monotonic() - started_at, 2),
         exam=exam,
+        made_by=made_by(),
     )
 
 
@@ -159,13 +167,15 @@ async def _run(
                 together, swarm = Lockstep(trial.rounds([member])), LoopbackSwarm()
             home = _make_home(folder / f"{index}-{member.name}", trial.seed, index)
             plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs, domain_spec=member.domain)
-            makers = InProcessMakers(swarm, delay=trial.delay, seed=trial.seed * len(trial.members) + index)
+            seed = trial.seed * len(trial.members) + index
+            makers = InProcessMakers(swarm, delay=trial.delay_of(member), seed=seed)
             parts = await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers))
             quota = Quota(together.rounds, plans=trial.manifest.step.fill and member.lie is None)
             nodes.append(Node(member, parts, together, quota))
         await _live_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
-        results = [read_member(node.member.name, node.parts, due=node.lockstep.due) for node in honest]
+        names = {node.parts.identity.peer_id: node.member.name for node in nodes}
+        results = [read_member(node.member.name, node.parts, due=node.lockstep.due, names=names) for node in honest]
         if trial.exam is None:
             return results, []
         learners = {node.member.name: node.parts.learner for node in honest}
@@ -183,7 +193,8 @@ async def _live_together(trial: Trial, nodes: Sequence[Node], on_progress: Calla
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(_watch([node.parts.figures for node in nodes], on_progress))
             lives = [
-                tasks.create_task(_live(trial, node, index), name=node.member.name) for index, node in enumerate(nodes)
+                tasks.create_task(_live(trial, node, index, learner=nodes[0].parts.generation), name=node.member.name)
+                for index, node in enumerate(nodes)
             ]
             await asyncio.wait(lives)
             watching.cancel()
@@ -191,12 +202,13 @@ async def _live_together(trial: Trial, nodes: Sequence[Node], on_progress: Calla
         raise first_error(group) from group
 
 
-async def _live(trial: Trial, node: Node, index: int) -> None:
+async def _live(trial: Trial, node: Node, index: int, *, learner: Generation) -> None:
     member, parts, lockstep, quota = node
     last_step = trial.last_step(member)
     if member.lie is not None:
         assert isinstance(parts.generation, InProcessGeneration)
-        liar = ByzantineNode(parts, parts.generation, lie=member.lie, seed=trial.seed + index)
+        assert isinstance(learner, InProcessGeneration)
+        liar = ByzantineNode(parts, parts.generation, learner, lie=member.lie, seed=trial.seed + index)
         lockstep.enter(liar, last_step=last_step)
         await liar.run(lockstep, steps=last_step)
         return
@@ -241,7 +253,7 @@ def _settings(trial: Trial, member: Member) -> NodeSettings:
         lora=member.lora,
         device=trial.device,
         seed=trial.seed,
-        generation=GenerationSection(groups_in_flight=max(1, step.own_groups), max_batch=trial.max_batch, threads=1),
+        generation=GenerationSection(groups_in_flight=max(1, step.num_generated), max_batch=trial.max_batch, threads=1),
         learner=LearnerSection(threads=1, checkpoint_every_steps=NEVER),
         lora_adapter=trial.lora_adapter,
         swarm=SwarmSection(codec=trial.codec),

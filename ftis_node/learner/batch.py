@@ -38,6 +38,9 @@ class Batch:
     rewards                 [N] float64
     group_ids               [N] int64, one id per group (one generator's completions of one prompt)
     advantage_ids           [N] int64, one id per advantage key
+    sender_ids              [N] int64, one id per sender, 0 for this node's own
+    weights                 [N] float64, what each row's advantage is multiplied by
+    senders                 names of the senders by their ids, as the groups give them
     is_own                  [N] bool, signed by this node
     of_own_weights          [N] bool, own, or sampled with this node's weights by a peer that the operator trusts
     policy_versions         [N] int64, the node's own version that sampled the first token of the row's group, ...
@@ -54,6 +57,9 @@ class Batch:
     rewards: Tensor
     group_ids: Tensor
     advantage_ids: Tensor
+    sender_ids: Tensor
+    weights: Tensor
+    senders: tuple[str, ...]
     is_own: Tensor
     of_own_weights: Tensor
     policy_versions: Tensor
@@ -115,6 +121,8 @@ def make_batch(groups: Sequence[TrainGroup]) -> Batch:
             sizes = f"{len(group.prompt_ids)} prompt bytes, {len(ids)} token ids, {len(values)} log-probs"
             raise ValueError(f"group {group.group_id} cannot be trained on: {sizes}")
     keys = {key: number for number, key in enumerate(dict.fromkeys(group.advantage_key for group in groups))}
+    peers = dict.fromkeys(_sender(group) for group in groups if not group.own)
+    senders = {name: number for number, name in enumerate(peers, start=1)}
     num_own_groups = sum(group.own for group in groups)
     return Batch(
         prompts=tuple(np.frombuffer(group.prompt_ids, "<i4") for _, group, _ in rows),
@@ -124,6 +132,11 @@ def make_batch(groups: Sequence[TrainGroup]) -> Batch:
         rewards=torch.tensor([completion.reward for _, _, completion in rows], dtype=torch.float64),
         group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.int64),
         advantage_ids=torch.tensor([keys[group.advantage_key] for _, group, _ in rows], dtype=torch.int64),
+        sender_ids=torch.tensor(
+            [0 if group.own else senders[_sender(group)] for _, group, _ in rows], dtype=torch.int64
+        ),
+        weights=torch.tensor([group.weight for _, group, _ in rows], dtype=torch.float64),
+        senders=(next((group.sender for group in groups if group.own), ""), *peers),
         is_own=torch.tensor([group.own for _, group, _ in rows], dtype=torch.bool),
         of_own_weights=torch.tensor([group.own or group.of_own_weights for _, group, _ in rows], dtype=torch.bool),
         policy_versions=torch.tensor([group.policy_version for _, group, _ in rows], dtype=torch.int64),
@@ -133,6 +146,10 @@ def make_batch(groups: Sequence[TrainGroup]) -> Batch:
         num_own_groups=num_own_groups,
         num_foreign_groups=len(groups) - num_own_groups,
     )
+
+
+def _sender(group: TrainGroup) -> str:
+    return group.sender or group.group_id
 
 
 def make_micro_batches(batch: Batch, *, max_tokens: int) -> list[MicroBatch]:

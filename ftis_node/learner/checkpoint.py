@@ -13,9 +13,7 @@ be read the learner refuses to start, rather than silently begin again at the mo
 
 from __future__ import annotations
 
-import os
 import platform
-import re
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,7 +25,7 @@ from ftis_node import __version__
 from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import read_file
 from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, remove_leftovers
-from ftis_node.ipc.tensor_file import read_tensors
+from ftis_node.ipc.tensor_file import read_tensors, write_tensors
 from ftis_node.learner.checksum import check_file, read_checksums, write_checksums
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
 from ftis_node.learner.optimizer import moment_shapes, moments_of, restore_moments
@@ -53,7 +51,6 @@ FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE)
 RANDOM_STATE = "random_state"
 CUDA_RANDOM_STATE = "cuda_random_state"  # where the learner is on a GPU
 FORMAT = 2
-SYSTEMS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -102,51 +99,26 @@ def owner_of(policy: Policy, boot: LearnerBoot) -> Owner:
     )
 
 
-def save_checkpoint(
-    folder: Path,
-    *,
-    owner: Owner,
-    step: int,
-    policy_version: int,
-    last_report: StepReport | None,
-    last_groups: tuple[str, ...],
-    trainable: Mapping[str, Parameter],
-    optimizer: torch.optim.Optimizer,
-    keep: int,
-) -> Path:
-    """Write `folder`/step-<step> and prune older ones down to `keep`. Raises OSError where the disk refuses."""
+def state_of(
+    *, owner: Owner, step: int, policy_version: int, last_report: StepReport | None, last_groups: tuple[str, ...]
+) -> CheckpointState:
+    """What `state.json` says of a learner that was just there."""
     versions = {"ftis-node": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-    state = CheckpointState(
-        format=FORMAT,
-        owner=owner,
-        step=step,
-        policy_version=policy_version,
-        last_report=last_report,
-        last_groups=last_groups,
-        versions=versions,
-    )
-    weights, moments = gather(trainable, optimizer)
-    target = folder / name_of(step)
+    return CheckpointState(FORMAT, owner, step, policy_version, last_report, last_groups, versions)
+
+
+def write_checkpoint(
+    folder: Path, state: CheckpointState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], *, keep: int
+) -> Path:
+    """Write what was gathered, tensor by tensor, from where it is. Raises OSError where the disk refuses."""
+    target = folder / name_of(state.step)
     with complete_folder(target) as temporary:
-        save_tensors(weights, temporary / WEIGHTS_FILE)
-        save_tensors(moments | _random_states(), temporary / OPTIMIZER_FILE)
+        write_tensors(temporary / WEIGHTS_FILE, weights)
+        write_tensors(temporary / OPTIMIZER_FILE, moments)
         (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         write_checksums(temporary, FILES)
     keep_newest(folder, PREFIX, keep)
     return target
-
-
-def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Writes a safetensors file. Raises OSError where the disk refuses, which the library calls an error of its own."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        if (number := SYSTEMS_ERROR.search(str(error))) is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def name_of(step: int) -> str:
@@ -158,8 +130,11 @@ def name_of(step: int) -> str:
 def gather(
     trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer, *, keep: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and the optimiser's moments, whole, by the names of the files. All ranks take part; those that do not
-    write need not `keep` them."""
+    """Weights and the optimiser's moments with torch's random states, whole, by the names of the files.
+
+    What is not spread over ranks is not copied: it holds until the next update. All ranks take part; those that do not
+    write need not `keep` them.
+    """
     weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
     parts = {name: parameter.detach() for name, parameter in trainable.items()}
@@ -168,7 +143,7 @@ def gather(
             value = whole(part)
             if keep:
                 into[key] = value.cpu() if is_spread(part) else value
-    return weights, moments
+    return weights, moments | _random_states() if keep else moments
 
 
 def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size]) -> Checkpoint:

@@ -12,6 +12,7 @@ then waits for the new life and tells where it stands, which may be one step fur
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import FtisError, WorkerDiedError
@@ -27,7 +28,9 @@ from ftis_node.learner.messages import (
     CheckRequest,
     ExportReply,
     ExportRequest,
+    GiveMemoryBack,
     LearnerState,
+    MemoryGivenBack,
     StateRequest,
     TrainReply,
     TrainRequest,
@@ -46,6 +49,9 @@ if TYPE_CHECKING:
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
 MODULE = "ftis_node.learner.worker"
+# torch's allocator on a GPU beside a generator: segments that grow leave fewer holes than blocks of fixed sizes.
+ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 KEPT_BYTES = str(1 << 40)  # of freed memory, and the size below which a block is taken from it: more than there is
 KEEPS_FREED_BLOCKS = {
     "MALLOC_ARENA_MAX": "1",
@@ -175,6 +181,13 @@ class LearnerClient:
         """
         return await self._supervisor.call(AuditRequest(group=group), AuditReply)
 
+    async def give_memory_back(self) -> None:
+        """Return when no step is in progress and the memory that the learner kept for later is free.
+
+        Raises WorkerDiedError where the worker died meanwhile: then all of its memory is.
+        """
+        await self._supervisor.call(GiveMemoryBack(), MemoryGivenBack)
+
     async def export(self, out: Path, *, merge: bool = True) -> ExportReply:
         """Write the trained model to `out`; `merge` False: the adapter alone. Raises ConfigError for a used folder."""
         return await self._supervisor.call(ExportRequest(out=str(out), merge=merge), ExportReply)
@@ -193,8 +206,11 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
 
     A step frees and takes the same large blocks again and again. On a CPU glibc is told to keep them, or the kernel
     clears every page of them anew each time: in one arena, since a thread's own cannot hold a block above 64 MiB. With
-    a GPU the large blocks are torch's own there, and the host's memory is better given back.
+    a GPU the large blocks are torch's own there, and the host's memory is better given back. Where the learner has a
+    share of a GPU its segments grow, unless somebody has set torch's allocator already.
     """
+    is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
+    segments = {} if boot.memory_share is None or is_set else GROWING_SEGMENTS
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
-    return threads | blocks | (COMMUNICATION if boot.num_processes > 1 else {})
+    return threads | blocks | segments | (COMMUNICATION if boot.num_processes > 1 else {})

@@ -7,16 +7,18 @@ Where several processes hold the model together, each has a Learner; rank 0's is
 others do their part of what it does (`take_part`, `ranks.py`).
 
 Steps are numbered and each is done once: asked again for the newest one, the learner answers with the stored report.
-Weights are published before the checkpoint is written, so that the generator takes them while the disk is at work. A
-crash in between takes the version back: the next life publishes the one before it, and the generator returns to that.
-Groups that the lost version sampled carry their own log-probs and stay right. Where a step left the weights as they
-were, nothing is written: after a crash it is simply done again.
+Weights are published before the checkpoint is written, so that the generator takes them while the disk is at work, and
+not every step has a checkpoint (`saving.py`). A crash takes step and version back to the newest one: the next life does
+the steps after it again, from the same groups, and publishes that version; the generator returns to it. Groups that a
+lost version sampled carry their own log-probs and stay right. Where a step left the weights as they were, nothing need
+be written: after a crash it is simply done again.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,9 +26,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from ftis_node.errors import FtisError, MachineError
+from ftis_node.errors import ConfigError, FtisError, MachineError
 from ftis_node.ipc.weights import WeightStore
 from ftis_node.learner import checkpoint as checkpoints
+from ftis_node.learner.agreement import AgreementMeter
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.check import CheckGroup
 from ftis_node.learner.export import adapter_state, export_policy
@@ -43,10 +46,11 @@ from ftis_node.learner.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.reference import load_reference
 from ftis_node.learner.report import report_of
 from ftis_node.learner.resume import find_checkpoint
+from ftis_node.learner.saving import CheckpointSaver
 from ftis_node.learner.step import compute_logprobs, take_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -84,7 +88,10 @@ class Learner:
             max_gain_nats=boot.max_gain_nats,
         )
         check_optimizer_states(boot)
+        if boot.measure_agreement and ranks.size > 1:
+            raise ConfigError('method.peer_weights = "agreement" needs a learner of one process: leave one of them out')
         self.policy = open_policy(boot, ranks)
+        self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measure_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.kl_to_start else None
         self._masters = make_masters(self.policy.trainable(), boot)
         self._trainable = self._masters.tensors
@@ -93,7 +100,8 @@ class Learner:
         self._checkpoints_dir = Path(boot.checkpoints_dir)
         self._store = WeightStore(Path(boot.weights_dir))
         self._owner = checkpoints.owner_of(self.policy, boot)
-        self._step = self._policy_version = self._saved_step = 0
+        self._step = self._policy_version = 0
+        self.saver = CheckpointSaver(every_steps=boot.checkpoint_every_steps)
         self._last_report: StepReport | None = None
         self._last_groups: tuple[str, ...] = ()
         self._check_group = CheckGroup()
@@ -125,7 +133,8 @@ class Learner:
                 adapter_state(self.policy)
 
     def close(self) -> None:
-        """Let the other ranks go."""
+        """End the other ranks, and the thread that writes checkpoints."""
+        self.saver.close()
         with self._ranks.lead(EndOrder()):
             self._ranks.close()
 
@@ -140,6 +149,7 @@ class Learner:
             weights=self._weights,
             last_report=self._last_report,
             last_groups=self._last_groups,
+            layout=self.policy.layout,
         )
 
     def train(
@@ -160,20 +170,21 @@ class Learner:
         if step == self._step and self._last_report is not None:
             self._settle(on_published)
             report = msgspec.structs.replace(self._last_report, repeated=True)
-            return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self._saved_step)
+            return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self.saver.saved_step)
         if step != self._step + 1:
             raise FtisError(f"the learner stands at step {self._step}: it cannot do step {step}")
         report = self._do_step(groups, step, between)
         self._step, self._policy_version, self._last_report = step, report.policy_version, report
         self._last_groups = tuple(group.group_id for group in groups)
         if report.num_updates == 0:
-            return TrainReply(report=report, saved_step=self._saved_step)
+            return TrainReply(report=report, saved_step=self.saver.saved_step)
         self._settle(on_published)
-        return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self._saved_step)
+        return TrainReply(report=report, weights=self._weights, proof=self._proof, saved_step=self.saver.saved_step)
 
-    def give_memory_back(self) -> None:
-        """Free blocks that torch keeps for later go back to the GPU, where a generator needs them between steps."""
-        if self._boot.takes_turns:
+    def give_memory_back(self, *, asked: bool = False) -> None:
+        """Free blocks that torch keeps for later go back to the GPU: where a generator needs them between steps, and
+        where one has `asked` for them."""
+        if asked or self._boot.takes_turns:
             torch.cuda.empty_cache()
 
     def offer_check(self, group: TrainGroup) -> None:
@@ -199,26 +210,45 @@ class Learner:
 
     def save_if_behind(self) -> None:
         """Write a checkpoint unless the newest one is of this very step. Raises MachineError where the disk refuses."""
-        if self._saved_step == self._step:
-            return
+        with self._disk_errors():
+            self.saver.wait()
+            if self.saver.saved_step != self._step:
+                self._begin_checkpoint()
+                self.saver.wait()
+
+    def save_if_due(self) -> None:
+        """Begin a checkpoint where one is due, and write it to its end where steps do not go on meanwhile.
+
+        Raises MachineError where the disk refuses this one, or refused the one before.
+        """
+        with self._disk_errors():
+            self.saver.raise_failure()
+            if self.saver.is_due(self._step):
+                self._begin_checkpoint()
+                if not self.saver.in_background:
+                    self.saver.wait()
+
+    def _begin_checkpoint(self) -> None:
+        with self._ranks.lead(GatherOrder("checkpoint")):
+            weights, moments = checkpoints.gather(self._trainable, self._optimizer)
+        state = checkpoints.state_of(
+            owner=self._owner,
+            step=self._step,
+            policy_version=self._policy_version,
+            last_report=self._last_report,
+            last_groups=self._last_groups,
+        )
+        keep = self._boot.keep_checkpoints
+        write = partial(checkpoints.write_checkpoint, self._checkpoints_dir, state, weights, moments, keep=keep)
+        self.saver.begin(self._step, write)
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
         try:
-            with self._ranks.lead(GatherOrder("checkpoint")):
-                checkpoints.save_checkpoint(
-                    self._checkpoints_dir,
-                    owner=self._owner,
-                    step=self._step,
-                    policy_version=self._policy_version,
-                    last_report=self._last_report,
-                    last_groups=self._last_groups,
-                    trainable=self._trainable,
-                    optimizer=self._optimizer,
-                    keep=self._boot.keep_checkpoints,
-                )
+            yield
         except OSError as error:
-            raise MachineError(
-                f"the checkpoint of step {self._step} cannot be written: {error}; {MAKE_ROOM}"
-            ) from error
-        self._saved_step = self._step
+            step = self.saver.failed_step
+            raise MachineError(f"the checkpoint of step {step} cannot be written: {error}; {MAKE_ROOM}") from error
 
     def _do_step(self, groups: Sequence[TrainGroup], step: int, between: Between) -> StepReport:
         if not groups:
@@ -240,12 +270,14 @@ class Learner:
         return report_of(
             outcome,
             batch,
+            self._objective,
             understated=self._understated(outcome, batch, groups),
             step=step,
             version_before=self._policy_version,
             learning_rate=self._boot.learning_rate_at(step),
             checked=self._check_group.found(version=self._policy_version),
             entropy=self.policy.entropies.take() if self.policy.entropies else None,
+            agreement=self._agreement.take() if self._agreement else ({}, None),
             duration_s=time.monotonic() - started,
             micro_batch_tokens=micro_batch_tokens,
             out_of_memory=self._fitting.num_out_of_memory,
@@ -263,8 +295,9 @@ class Learner:
         between, micro_batches = self._ranks.between(between), self._micro_batches(batch)
         for group in self._optimizer.param_groups:
             group["lr"] = self._boot.learning_rate_at(step)
+        forward = self.policy.logprobs
         outcome = take_step(
-            self.policy.logprobs,
+            forward if self._agreement is None else self._agreement.watching(forward, batch),
             batch,
             micro_batches,
             self._objective,
@@ -273,12 +306,16 @@ class Learner:
             updates=self._boot.updates_per_batch,
             reference=self._reference_logprobs(batch, micro_batches, between),
             between=between,
-            before_update=partial(self._check, between),
+            before_update=partial(self._before_update, between),
             ranks=self._ranks,
         )
         if self.policy.entropies is not None:
             self.policy.entropies.share(self._ranks)
         return outcome
+
+    def _before_update(self, between: Between) -> None:
+        self.saver.pause(between)  # it writes from the tensors that the update changes
+        self._check(between)
 
     def _check(self, between: Between) -> None:
         group = self._check_group.take(version=self._policy_version)  # other ranks have none
@@ -323,8 +360,7 @@ class Learner:
             on_published(msgspec.structs.replace(self._weights, step_done_at_s=step_done_at_s))
             self._prove()
             on_published(self._proof)
-        if self._step - self._saved_step >= self._boot.checkpoint_every_steps:
-            self.save_if_behind()
+        self.save_if_due()
 
     def _publish(self, *, anew: bool = False) -> None:
         version, form = self._policy_version, self._boot.publish_as
@@ -348,7 +384,8 @@ class Learner:
             checkpoints.restore_weights(found, self._trainable)
             self._masters.write_back()
             checkpoints.restore_optimizer(found, self._trainable, self._optimizer)
-            self._step = self._saved_step = found.state.step
+            self._step = found.state.step
+            self.saver.goes_on_at(self._step)
             self._policy_version = found.state.policy_version
             self._last_report = found.state.last_report
             self._last_groups = found.state.last_groups

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from ftis_node.errors import MachineError
+from ftis_node.errors import MachineError, says_out_of_memory
 from ftis_node.learner.budget import Budget
 
 if TYPE_CHECKING:
@@ -23,21 +23,27 @@ Outcome = TypeVar("Outcome")
 
 log = logging.getLogger(__name__)
 
-# What torch's allocator and oneDNN say on a CPU, where there is no exception of its own for it.
-CPU_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "could not create a memory object", "std::bad_alloc")
-
 
 @contextmanager
 def one_out_of_memory_error() -> Iterator[None]:
-    """Inside, memory that runs out on a CPU raises torch.OutOfMemoryError, as it does on a GPU."""
+    """Inside, memory that runs out raises torch.OutOfMemoryError, whoever noticed it."""
     try:
         yield
     except MemoryError as error:
         raise torch.OutOfMemoryError(str(error) or "out of memory") from error
     except RuntimeError as error:
-        if any(message in str(error) for message in CPU_MESSAGES):
+        if says_out_of_memory(str(error)):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
+
+
+def keep_to_share(share: float | None) -> None:
+    """Have this process' tensors take at most this part of the GPU; None: all of it.
+
+    More raises torch.OutOfMemoryError here, where a step is done again with less, instead of in the generator beside.
+    """
+    if share is not None:
+        torch.cuda.set_per_process_memory_fraction(share)
 
 
 class Fitting:

@@ -13,6 +13,8 @@
       <----------------- AuditReply
       ExportRequest ---------------->
       <---------------- ExportReply
+      GiveMemoryBack --------------->  answered after the step in progress
+      <---------- MemoryGivenBack
 
 Token ids are little-endian int32 and log-probs little-endian float32, as on the wire.
 """
@@ -27,6 +29,7 @@ import msgspec
 from ftis_node.ipc.weights import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
 from ftis_node.ipc.wire import Message
 from ftis_node.learner.schedule import Schedule, learning_rate
+from ftis_node.learner.senders import SenderFigures
 
 # arXiv 2605.22537, section on training: Adam at 1e-6, and at 1e-4 for LoRA.
 FULL_LEARNING_RATE = 1e-6
@@ -54,8 +57,9 @@ class LearnerBoot(Message, frozen=True):
     `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once, until memory runs out.
     `publish_as` is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone.
     `takes_turns`: a generator sleeps on the same GPU during a step and at no other time, so that memory must be free
-    again before the answer, and nothing that needs much is done between steps. `num_processes` hold the model together,
-    on a GPU or `num_threads` of the CPU each.
+    again before the answer, and nothing that needs much is done between steps. `memory_share` is the part of the GPU
+    that its tensors may take beside a generator, None: all. `num_processes` hold the model together, on a GPU or
+    `num_threads` of the CPU each.
     """
 
     model: str
@@ -80,6 +84,7 @@ class LearnerBoot(Message, frozen=True):
     micro_batch_tokens: int = 2048
     recompute_activations: bool = False
     takes_turns: bool = False
+    memory_share: float | None = None
     lora: LoraSettings | None = None
     publish_as: Literal["model", "adapter"] = "model"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -88,8 +93,9 @@ class LearnerBoot(Message, frozen=True):
     num_threads: int | None = None
     num_processes: int = 1
     keep_checkpoints: int = 2
-    checkpoint_every_steps: int = 1
+    checkpoint_every_steps: int | None = 1
     report_entropy: bool = False
+    measure_agreement: bool = False
 
     @property
     def effective_learning_rate(self) -> float:
@@ -124,6 +130,8 @@ class TrainGroup(msgspec.Struct, frozen=True):
     own versions that sampled the group's first and last tokens, and mean nothing where neither of the next two is true.
     `own`: this node signed the group. `of_own_weights`: another node did, which the operator trusts, and sampled it
     with this node's weights, so that it may be measured as an own one; it is judged as any other peer's.
+    `sender` is the peer id of who signed it, a label only; a peer's group without one is its own sender. Advantages
+    are multiplied by `weight`.
     """
 
     group_id: str
@@ -134,6 +142,8 @@ class TrainGroup(msgspec.Struct, frozen=True):
     prompt_ids: bytes
     completions: tuple[TrainCompletion, ...]
     of_own_weights: bool = False
+    sender: str = ""
+    weight: float = 1.0
 
 
 class StepReport(msgspec.Struct, frozen=True):
@@ -147,8 +157,10 @@ class StepReport(msgspec.Struct, frozen=True):
     there is nothing to take a mean of. `entropy` is the policy's own, in nats a token, over the tokens that went
     through a pass with a gradient; None where it is not asked for. `micro_batch_tokens` is the budget that the step was
     done with, after it ran out of memory `out_of_memory` times. `understated` are the ids of groups with completions
-    that were left out because no honest sampling brings their log-probs about. `repeated`: the step had been done
-    before and was not done again.
+    that were left out because no honest sampling brings their log-probs about. `by_sender` has one entry for each
+    sender of the step's groups, this node among them; none where the first pass was refused. `agreement` by sender and
+    `own_agreement` are cosines of gradients (`agreement.py`), where they are asked for and there are some. `repeated`:
+    the step had been done before and was not done again.
     """
 
     step: int
@@ -177,6 +189,9 @@ class StepReport(msgspec.Struct, frozen=True):
     own_groups: int = 0
     foreign_groups: int = 0
     understated: tuple[str, ...] = ()
+    by_sender: tuple[SenderFigures, ...] = ()
+    agreement: dict[str, float] = {}
+    own_agreement: float | None = None
     skipped: str | None = None
     refused: str | None = None
     repeated: bool = False
@@ -191,6 +206,7 @@ class LearnerState(Message, frozen=True):
 
     `weights` is None while the policy is the model as it came (version 0): the generator then serves its own copy.
     `last_report` is None before the first step of this home. `last_groups` are the ids of the groups that `step` took.
+    `layout` is `Policy.layout`, None where there is no learner.
     """
 
     step: int
@@ -201,6 +217,7 @@ class LearnerState(Message, frozen=True):
     weights: PublishedWeights | None = None
     last_report: StepReport | None = None
     last_groups: tuple[str, ...] | None = None
+    layout: str | None = None
 
 
 class TrainRequest(Message, frozen=True):
@@ -258,6 +275,14 @@ class ExportReply(Message, frozen=True):
 
     out: str
     step: int
+
+
+class GiveMemoryBack(Message, frozen=True):
+    """A generator on the same device lacks memory: free what is kept for later, as soon as no step is in progress."""
+
+
+class MemoryGivenBack(Message, frozen=True):
+    """It is free."""
 
 
 class CheckpointSkipped(Message, frozen=True):

@@ -7,7 +7,8 @@ completions of one prompt.
 A third kind has no token ratio at all: completions that a peer with another tokenizer told as text. Their advantage is
 taken in their whole group, then weighted or dropped as `algorithms/cross_tokenizer.py` says, and the loss gets the
 learner's own log-probs as theirs. That is meant for `nois`, `tis` and `ftis`; other methods take such rows as
-if the learner had sampled them, which costs them the very ratio that they are about.
+if the learner had sampled them, which costs them the very ratio that they are about. A filter that compares the
+completions of a sender takes them as this node's own: their KL is not known, and those with A <= 0 are filtered here.
 
 Groups of peers with log-probs that no honest sampling brings about (`algorithms/understated.py`) teach nothing: their
 advantages are 0. That is known when all log-probs are; until then, of the completions looked at (`step.py`).
@@ -32,6 +33,7 @@ from ftis_node.algorithms import (
     likelihood_gain,
     method_parameters,
     policy_loss,
+    sender_sums,
 )
 from ftis_node.errors import ConfigError
 
@@ -51,6 +53,7 @@ class Objective:
     params: Mapping[str, Any]
     advantage_scale: str
     takes_anchor: bool
+    takes_senders: bool
     separable: bool
     kl_to_start: float = 0.0
     max_gain_nats: float = math.inf
@@ -64,7 +67,7 @@ class Objective:
 
     def advantages(self, batch: Batch) -> Tensor:
         """`[N]` float64."""
-        return group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
+        return batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
 
     def understated(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
         """`[N]` bool: peers' completions whose log-probs are further below the learner's than honest ones get."""
@@ -100,7 +103,7 @@ class Objective:
         loss, metrics = self._method_loss(learner_logprobs, batch, believed, anchor)
         if reference is None:
             return loss, metrics
-        settings = method_parameters(self.method) | dict(self.params)
+        settings = self._settings
         kl = kl_to_start(
             learner_logprobs,
             reference,
@@ -116,6 +119,8 @@ class Objective:
         params = dict(self.params)
         if anchor is not None and self.takes_anchor:
             params["anchor_logprobs"] = anchor
+        if self.takes_senders:
+            params["sender_ids"] = torch.where(batch.is_text, 0, batch.sender_ids)
         if batch.is_text.any():
             return self._loss_with_texts(learner_logprobs, batch, advantages, params)
         return policy_loss(
@@ -137,8 +142,7 @@ class Objective:
         weighted = cross_tokenizer_advantages(
             _mean_logprobs(own_logprobs, batch.mask), batch.behaviour_means, advantages, cap=settings["cap"]
         )
-        if "anchor_logprobs" in params:
-            params = params | {"anchor_logprobs": params["anchor_logprobs"][is_counted]}
+        of_rows = {name: params[name][is_counted] for name in ("anchor_logprobs", "sender_ids") if name in params}
         loss, metrics = policy_loss(
             self.method,
             learner_logprobs[is_counted],
@@ -146,7 +150,7 @@ class Objective:
             batch.mask[is_counted],
             torch.where(batch.is_text, weighted, advantages)[is_counted],
             batch.group_ids[is_counted],
-            **params,
+            **params | of_rows,
         )
         num_counted = int(is_counted.sum())
         num_kept = metrics["kept_fraction"] * num_counted - int((is_filtered & is_counted).sum())
@@ -154,6 +158,36 @@ class Objective:
         metrics["kept_fraction"] = num_kept / len(is_counted)
         metrics["mean_kl"] *= num_counted / max(num_with_kl, 1)
         return loss, metrics
+
+    def sender_sums(self, learner_logprobs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """What the completions of each of `batch.senders` were worth, as `algorithms/diagnostics.py` says.
+
+        `learner_logprobs` `[N, T]` are those of the first pass. Completions of distrusted groups have no advantage.
+        """
+        advantages = torch.where(self.distrusted(learner_logprobs, batch), 0.0, self.advantages(batch))
+        behaviour_logprobs, texts = batch.behaviour_logprobs, {}
+        if batch.is_text.any():
+            behaviour_logprobs = torch.where(batch.is_text[:, None], learner_logprobs, behaviour_logprobs)
+            means, cap = _mean_logprobs(learner_logprobs, batch.mask), self._settings["cap"]
+            weights = cross_tokenizer_advantages(means, batch.behaviour_means, torch.ones_like(means), cap=cap)
+            texts = {"is_text": batch.is_text, "text_weights": weights}
+        return sender_sums(
+            self.method,
+            learner_logprobs,
+            behaviour_logprobs,
+            batch.mask,
+            advantages,
+            batch.group_ids,
+            batch.sender_ids,
+            num_senders=len(batch.senders),
+            **texts,
+            **self.params,
+        )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Every parameter of the method, with the values of this run."""
+        return method_parameters(self.method) | dict(self.params)
 
 
 def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -177,12 +211,13 @@ def make_objective(
     """
     try:
         scale = advantage_scale or find_method(method).advantage_scale
-        takes_anchor = "anchor_logprobs" in method_parameters(method)
+        known = method_parameters(method)
         objective = Objective(
             method=method,
             params=params,
             advantage_scale=scale,
-            takes_anchor=takes_anchor,
+            takes_anchor="anchor_logprobs" in known,
+            takes_senders="sender_ids" in known,
             separable=is_separable(method, params),
             kl_to_start=kl_to_start,
             max_gain_nats=max_gain_nats,

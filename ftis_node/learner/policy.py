@@ -10,40 +10,32 @@ recomputed in the backward pass are the exception, since transformers does that 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import numpy as np
 import torch
 
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
-from ftis_node.learner import attention
-from ftis_node.learner.batch import MicroBatch, make_batch, make_micro_batches
+from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.gated import save_memory
+from ftis_node.learner.layout_choice import choose_layout
 from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs
-from ftis_node.learner.messages import TrainCompletion, TrainGroup
-from ftis_node.learner.packing import make_packed_micro_batches
 from ftis_node.learner.ranks import RankGroup
-from ftis_node.learner.shards import gradient_of, shard, whole
+from ftis_node.learner.shards import shard, whole
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
 from ftis_node.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
     from torch import Tensor
     from torch.nn import Parameter
 
-    from ftis_node.learner.batch import Batch
     from ftis_node.learner.messages import LearnerBoot, LoraSettings
     from ftis_node.learner.ranks import Ranks
-
-log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -51,8 +43,6 @@ ADAPTER = "default"  # peft's name for the only adapter
 # Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
 # differ by that much between two ways of computing them; a soft cap or a logit scale moves them by far more.
 LOGITS_TOLERANCE = 0.25
-MAX_PROBE_TOKENS = 1000
-PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: LOGITS_TOLERANCE}  # nats, and relative for gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +64,13 @@ class Policy:
     flash: bool = False
     entropies: EntropyMeter | None = None
     root: Any | None = None
+
+    @property
+    def layout(self) -> str:
+        """How its sequences are laid out, in words for the status."""
+        if not self.packs:
+            return "padded rows"
+        return "packed rows, FlashAttention" if self.flash else "packed rows"
 
     def trainable(self) -> dict[str, Parameter]:
         """What is trained, by name; the optimiser moves its masters."""
@@ -222,63 +219,6 @@ def check_logits(policy: Policy) -> None:
             f"{policy.source.name} changes its logits after the output head (log-probs are off by {difference:.2g}): "
             "such models cannot be trained here"
         )
-
-
-def choose_layout(policy: Policy) -> Policy:
-    """`policy` with packed rows, by the fastest attention that computes them as plain rows are computed here.
-
-    None does where a model is recurrent, has attention of its own or of another kind, or ignores positions.
-    """
-    batch = _probe_batch(policy)
-    before = policy.causal_lm.config._attn_implementation
-    expected = _values_and_gradient(policy, make_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
-    attention.register()
-    policy.causal_lm.set_attn_implementation(attention.ATTENTION)
-    may_flash = attention.is_flash_usable(policy.causal_lm.device, policy.compute_dtype)
-    for flash in (True, False) if may_flash else (False,):
-        packing = replace(policy, packs=True, flash=flash)
-        try:
-            found = _values_and_gradient(packing, make_packed_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
-        except (TypeError, ValueError, RuntimeError, LookupError) as error:
-            log.info("%s cannot be packed (flash %s): %s", policy.source.name, flash, error)
-            continue
-        tolerance = PACKED_TOLERANCES[policy.compute_dtype]
-        errors = [float((one - other).abs().max()) for one, other in zip(found, expected, strict=True)]
-        if errors[0] < tolerance and errors[1] < tolerance * (1 + float(expected[1].abs().max())):
-            return packing
-        log.info("%s cannot be packed (flash %s): off by %.2g and %.2g", policy.source.name, flash, *errors)
-    policy.causal_lm.set_attn_implementation(before)
-    return policy
-
-
-def _probe_batch(policy: Policy) -> Batch:
-    """Fixed tokens, of lengths that take every way through the attention: short and long texts, links, masks."""
-    ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
-    return make_batch([_probe_group("long", ids, 40, (72, 31)), _probe_group("short", ids, 6, (6, 12))])
-
-
-def _probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> TrainGroup:
-    answers = [np.resize(np.roll(tokens, length), length).tobytes() for length in lengths]
-    completions = tuple(
-        TrainCompletion(token_ids=answer, logprobs=bytes(len(answer)), reward=0.0) for answer in answers
-    )
-    return TrainGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt).tobytes(), completions)
-
-
-def _values_and_gradient(policy: Policy, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
-    """Log-probs in the batch's order, and the gradient of their mean to the smallest of what is trained.
-
-    That is a norm, a bias or an adapter's matrix, mostly of the first layer: all attention lies before it.
-    """
-    (micro_batch,) = micro_batches
-    smallest = min(policy.trainable().values(), key=lambda parameter: parameter.numel())
-    logprobs = policy.logprobs(micro_batch)
-    if policy.root is None:
-        (gradient,) = torch.autograd.grad(logprobs.mean(), smallest)
-    else:
-        gradient = gradient_of(logprobs.mean(), smallest, policy.trainable().values())
-    order = micro_batch.cell_index.argsort()
-    return logprobs.detach().float().cpu()[order], gradient.float().cpu()
 
 
 def _adapter_deltas(causal_lm: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:

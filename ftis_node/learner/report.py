@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING
 
 from ftis_node.learner.messages import StepReport
 from ftis_node.learner.mismatch import measure_mismatch
+from ftis_node.learner.senders import largest_senders, sender_figures
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ftis_node.learner.batch import Batch
     from ftis_node.learner.mismatch import Mismatch
-    from ftis_node.learner.step import StepOutcome
+    from ftis_node.learner.objective import Objective
+    from ftis_node.learner.senders import SenderFigures
+    from ftis_node.learner.step import Gradients, StepOutcome
 
 
 def report_of(
     outcome: StepOutcome,
     batch: Batch,
+    objective: Objective,
     *,
     understated: tuple[str, ...],
     step: int,
@@ -25,6 +29,7 @@ def report_of(
     learning_rate: float,
     checked: Mismatch | None,
     entropy: float | None,
+    agreement: tuple[dict[str, float], float | None],
     duration_s: float,
     micro_batch_tokens: int,
     out_of_memory: int,
@@ -65,9 +70,23 @@ def report_of(
         own_groups=batch.num_own_groups,
         foreign_groups=batch.num_foreign_groups,
         understated=understated,
+        by_sender=_by_sender(outcome.first, batch, objective),
+        agreement=agreement[0],
+        own_agreement=agreement[1],
         skipped=outcome.skipped,
         refused=outcome.refused,
     )
+
+
+def _by_sender(first: Gradients, batch: Batch, objective: Objective) -> tuple[SenderFigures, ...]:
+    """Empty where the first pass was refused: its log-probs are not all there."""
+    if first.refused is not None:
+        return ()
+    columns = {name: sums.tolist() for name, sums in objective.sender_sums(first.learner_logprobs, batch).items()}
+    rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    numbered = enumerate(zip(batch.senders, rows, strict=True))
+    figures = [sender_figures(name, number == 0, row) for number, (name, row) in numbered]
+    return largest_senders([each for each in figures if each.groups])
 
 
 def _mean(values: Tensor) -> float | None:

@@ -26,8 +26,10 @@ from ftis_node.learner.messages import (
     CheckRequest,
     ExportReply,
     ExportRequest,
+    GiveMemoryBack,
     LearnerBoot,
     LearnerState,
+    MemoryGivenBack,
     StateRequest,
     TrainReply,
     TrainRequest,
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+IDLE_LOOK_S = 1.0
+RETRY_S = 60.0  # after a disk refused a checkpoint
 
 
 class Bench:
@@ -79,13 +84,19 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
     """A learner made from `boot`, with its handlers; saved at the end where its newest step is not on disk."""
     with take_seats(boot.num_processes) as seat, closing(Bench()) as bench:
         learner = await bench.work(lambda between: _open(boot, seat, emit), emit)
-        yield {
-            StateRequest: partial(_state, bench, learner),
-            TrainRequest: partial(_train, bench, learner),
-            CheckRequest: partial(_check, boot, bench, learner),
-            AuditRequest: partial(_audit, bench, learner),
-            ExportRequest: partial(_export, bench, learner),
-        }
+        saving = asyncio.create_task(_save_while_idle(boot, bench, learner, emit))
+        try:
+            yield {
+                StateRequest: partial(_state, bench, learner),
+                TrainRequest: partial(_train, bench, learner),
+                CheckRequest: partial(_check, boot, bench, learner),
+                AuditRequest: partial(_audit, bench, learner),
+                ExportRequest: partial(_export, bench, learner),
+                GiveMemoryBack: partial(_give_memory_back, bench, learner),
+            }
+        finally:
+            saving.cancel()
+            await asyncio.wait([saving])
         try:
             await bench.work(lambda between: learner.save_if_behind(), emit)
         except MachineError as error:  # nobody listens any more: the daemon looks at what is on the disk
@@ -93,11 +104,24 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         await bench.work(lambda between: learner.close(), emit)
 
 
+async def _save_while_idle(boot: LearnerBoot, bench: Bench, learner: Learner, emit: Emitter) -> None:
+    """Begins the checkpoint of the newest step when it is due, though no next step comes."""
+    while boot.checkpoint_every_steps is None:
+        await asyncio.sleep(IDLE_LOOK_S)
+        try:
+            await bench.work(lambda between: learner.save_if_due(), emit)
+        except MachineError as error:  # the next step says so to the daemon, if it is still so
+            logger.error("%s", error)
+            await asyncio.sleep(RETRY_S)
+
+
 def _open(boot: LearnerBoot, seat: Seat | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats go on: torch and transformers take seconds to import.
     from ftis_node.learner.core import Learner
+    from ftis_node.learner.fitting import keep_to_share
     from ftis_node.learner.ranks import ALONE, join
 
+    keep_to_share(boot.memory_share)
     ranks = ALONE if seat is None else join(seat, boot)[0]
     learner = Learner(boot, ranks=ranks, on_skipped=emit)
     learner.give_memory_back()
@@ -138,6 +162,11 @@ async def _export(bench: Bench, learner: Learner, request: ExportRequest, emit: 
         return ExportReply(out=request.out, step=learner.state().step)
 
     return await bench.work(export, emit)
+
+
+async def _give_memory_back(bench: Bench, learner: Learner, _: GiveMemoryBack, emit: Emitter) -> MemoryGivenBack:
+    await bench.work(lambda between: learner.give_memory_back(asked=True), emit)  # behind a step in progress
+    return MemoryGivenBack()
 
 
 if __name__ == "__main__":

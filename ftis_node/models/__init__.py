@@ -16,7 +16,7 @@ from ftis_node.models.export import export_adapter, export_model, tied_names
 from ftis_node.models.fingerprint import model_fingerprint, other_model
 from ftis_node.models.loading import Device, Dtype, load_causal_lm, pick_device
 from ftis_node.models.safetensors_file import read_header
-from ftis_node.models.shape import ModelShape, read_shape, shape_of
+from ftis_node.models.shape import ModelShape, published_qwen25, read_shape, shape_of
 from ftis_node.models.size import parameter_count
 from ftis_node.models.source import ModelSource, check_name, read_json, resolve_model
 from ftis_node.models.tokenizer import PromptTokenizer, load_tokenizer
@@ -38,6 +38,7 @@ __all__ = [
     "other_model",
     "parameter_count",
     "pick_device",
+    "published_qwen25",
     "read_header",
     "read_json",
     "read_shape",

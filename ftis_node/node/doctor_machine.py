@@ -26,6 +26,7 @@ SMALL_SHM_BYTES = GIB // 2
 TAKEN_SHARE = 0.1  # of a GPU's memory: more in others' hands is worth a word
 DRIVER_ANSWERS_WITHIN_S = 8.0
 DRIVER_QUESTION = "--query-gpu=driver_version,name,memory.total,memory.used"
+MIN_DRIVER = 580  # of CUDA 13, for which the torch that pyproject's vLLM asks for is built
 NO_GPU_ADVICE = "use a tiny model, or a machine with a GPU"
 
 
@@ -69,7 +70,13 @@ def read_driver(code: int, output: str) -> Iterator[Finding]:
         said = " ".join(output.split())[:200] or "no word"
         yield Finding("gpu.driver", "fail", f"nvidia-smi fails: {said}", "install the driver anew, or restart")
         return
-    yield Finding("gpu.driver", "ok", f"NVIDIA driver {rows[0][0]}")
+    version = rows[0][0]
+    major = version.split(".")[0]
+    if major.isdecimal() and int(major) < MIN_DRIVER:
+        text = f"NVIDIA driver {version}: vLLM and its torch are built for CUDA 13, which needs {MIN_DRIVER} or newer"
+        yield Finding("gpu.driver", "warn", text, f"install driver {MIN_DRIVER} or newer")
+    else:
+        yield Finding("gpu.driver", "ok", f"NVIDIA driver {version}")
     for _, name, total, used in rows:
         if not (total.isdecimal() and used.isdecimal()):
             yield Finding("gpu.memory", "ok", f"{name}, its memory is not told")

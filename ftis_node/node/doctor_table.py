@@ -76,8 +76,14 @@ FINDINGS: dict[str, Entry] = {
     "hub.reached": Entry("a model that is not on this machine yet, looked for on the hub", "the finding says"),
     "hub.token": Entry("whether an access token is set, and is taken", "set HF_TOKEN to a token of your account"),
     "memory.plan": Entry("whether the model's two workers fit, and the plan (docs/memory.md)", "as it says"),
-    "memory.part": Entry("a part of that plan", NOTHING),
-    "memory.change": Entry("a change of settings, and whether the model would fit with it", "make one that fits"),
+    "memory.option": Entry(
+        "what may be trained on the GPU, in the order in which `join` prefers it, what it needs, and whether it fits",
+        "nothing; `--full` and `--lora` insist on one",
+    ),
+    "memory.part": Entry("a part of that plan (`--verbose`)", NOTHING),
+    "memory.change": Entry(
+        "a change of settings, and whether the model would fit with it (`--verbose`)", "make one that fits"
+    ),
     "check.cut": Entry("a check took longer than it may and was given up", "the finding names it; run doctor again"),
     "check.broken": Entry("a check failed by a fault of ours", "report it with what `ftis-node --debug doctor` says"),
 }

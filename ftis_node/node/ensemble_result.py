@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, inf, isfinite
 from typing import TYPE_CHECKING
 
 from ftis_node.generation.evaluate import Answered, EvalResult, summarise
@@ -30,7 +30,7 @@ class Entry:
     """One expert alone, or one mode of the ensemble.
 
     `majority_at_k` is the share of problems that the majority over k samples of each model gets right, None for k = 1.
-    `model` and `domain` are an expert's, `chosen` is how many problems `route` gave to whom.
+    `model` and `domain` are an expert's; `chosen` is how many answers are whose, for the modes that take one expert's.
     """
 
     name: str
@@ -63,8 +63,24 @@ class TextFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class GateFigures:
+    """What `gate` learned from: `right` is the share of its `prompts` that each expert answered rightly.
+
+    The tokens are those of the experts' answers to these prompts, counted as an `Entry`'s and in none of them.
+    """
+
+    prompts: int
+    right: tuple[float, ...]
+    generated_tokens: int
+    forward_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EnsembleResult:
-    """`prior` are the weights that `cached` began with, in the order of `experts`; None without that mode."""
+    """`prior` are the weights that `cached` began with, in the order of `experts`; None without that mode.
+
+    `gate` likewise is None without the mode `gate`.
+    """
 
     task: str
     n: int
@@ -72,6 +88,7 @@ class EnsembleResult:
     experts: tuple[Entry, ...]
     modes: tuple[Entry, ...]
     prior: tuple[float, ...] | None = None
+    gate: GateFigures | None = None
     text: tuple[TextFigures, ...] = ()
 
 
@@ -119,18 +136,75 @@ def route_entry(
 
     `likelihoods` are log p_j(prompt), in the order of `by_model`. All models read every prompt to choose.
     """
+    entry = chosen_entry(name, by_model, likelihoods, task, names=names, k=k)
+    read_to_choose = sum(problem.num_prompt_tokens for answered in by_model for problem in answered)
+    return replace(entry, forward_tokens=entry.forward_tokens + read_to_choose)
+
+
+def confidence_entry(
+    name: str, by_model: Sequence[Sequence[Answered]], task: Task, *, names: Sequence[str], k: int
+) -> Entry:
+    """Each problem by the model whose greedy answer has the highest mean log-prob by its own measure.
+
+    A model without an answer comes last, and one whose log-probs are no numbers. All give a greedy answer.
+    """
+    confidences = [[_confidence(problem) for problem in answered] for answered in by_model]
+    return chosen_entry(name, by_model, confidences, task, names=names, k=k, all_answer=True)
+
+
+def chosen_entry(
+    name: str,
+    by_model: Sequence[Sequence[Answered]],
+    scores: Sequence[Sequence[float]],
+    task: Task,
+    *,
+    names: Sequence[str],
+    k: int,
+    all_answer: bool = False,
+) -> Entry:
+    """Each problem by the model with the highest of its `scores` `[J][N]`, the first of equals.
+
+    With `all_answer` the greedy answers of the other models are part of the cost.
+    """
     ballots = list(zip(*by_model, strict=True))
-    prompts = zip(*likelihoods, strict=True)
-    choices = [max(range(len(prompt)), key=prompt.__getitem__) for prompt in prompts]
+    choices = [max(range(len(row)), key=row.__getitem__) for row in zip(*scores, strict=True)]
     answered = [ballot[choice] for ballot, choice in zip(ballots, choices, strict=True)]
-    read_to_choose = sum(problem.num_prompt_tokens for ballot in ballots for problem in ballot)
+    others = [
+        replace(problem, samples=())
+        for ballot, choice in zip(ballots, choices, strict=True)
+        for place, problem in enumerate(ballot)
+        if all_answer and place != choice
+    ]
     entry = entry_of(name, answered, task, k=k)
     counts = Counter(names[choice] for choice in choices)
     return replace(
         entry,
-        forward_tokens=entry.forward_tokens + read_to_choose,
+        generated_tokens=entry.generated_tokens + sum(map(_generated, others)),
+        forward_tokens=entry.forward_tokens + sum(map(_forward, others)),
         chosen={each: counts[each] for each in names},
     )
+
+
+def gate_figures(by_model: Sequence[Sequence[Answered]]) -> GateFigures:
+    """The figures of the models' answers to the gate's training prompts."""
+    every = [problem for answered in by_model for problem in answered]
+    return GateFigures(
+        prompts=len(by_model[0]),
+        right=tuple(sum(map(is_right, answered)) / len(answered) for answered in by_model),
+        generated_tokens=sum(map(_generated, every)),
+        forward_tokens=sum(map(_forward, every)),
+    )
+
+
+def is_right(problem: Answered) -> bool:
+    """Whether its greedy answer has the full reward."""
+    return problem.greedy is not None and problem.greedy.is_right
+
+
+def _confidence(problem: Answered) -> float:
+    """Nats a token."""
+    logprob = -inf if problem.greedy is None else problem.greedy.mean_logprob
+    return logprob if isfinite(logprob) else -inf
 
 
 def _is_majority_right(task: Task, item: TaskItem, answers: Sequence[Answer]) -> bool:

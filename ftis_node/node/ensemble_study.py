@@ -39,13 +39,25 @@ class Expert:
 class Seen:
     """What one model did alone: answers, and log-likelihoods of the problems' prompts and of the dev prompts.
 
-    `windows` has the log-probs of the text's tokens, piece by piece.
+    `gated` are its greedy answers to the gate's prompts; `windows` has the log-probs of the text's tokens, piece by
+    piece.
     """
 
     answered: list[Answered]
     prompts: list[float]
     dev: list[float]
+    gated: list[Answered]
     windows: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Who answers problems: a model or a mixture, and what reads and scores its answers."""
+
+    opened: Engine
+    tokenizer: PromptTokenizer
+    eos_ids: Iterable[int]
+    scorer: IsolatedScorer
 
 
 class PartsProgress:
@@ -67,7 +79,10 @@ class PartsProgress:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is asked of every model; `routed` and `dev` are problems whose prompts alone are looked at."""
+    """What is asked of every model: `routed` and `dev` are problems whose prompts alone are looked at.
+
+    `gated` are training problems that are answered greedily.
+    """
 
     experts: list[Expert]
     problems: Task
@@ -78,6 +93,7 @@ class Study:
     progress: PartsProgress
     routed: list[TaskItem]
     dev: list[TaskItem]
+    gated: list[TaskItem]
     text: str
 
     async def look_at(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> Seen:
@@ -86,12 +102,14 @@ class Study:
         name = expert.member.name
         self.progress.tell(None, f"loading {name} into the engine")
         async with serving(open_engine, expert.source, settings) as opened:
-            answered = await self._answers(name, opened, expert.tokenizer, expert.tokenizer.eos_ids, scorer)
-            self.progress.end_part()
+            asking = _Asking(opened, expert.tokenizer, expert.tokenizer.eos_ids, scorer)
             return Seen(
-                answered=answered,
+                answered=await self._answers(name, asking, self.problems, limit=self.limit, k=self.k),
                 prompts=[await self._likelihood(opened, expert, item) for item in self.routed],
                 dev=[await self._likelihood(opened, expert, item) for item in self.dev],
+                gated=await self._answers(f"{name} for the gate", asking, self.gated, limit=len(self.gated), k=1)
+                if self.gated
+                else [],
                 windows=[await opened.probe(ids) for ids in windows],
             )
 
@@ -104,13 +122,13 @@ class Study:
         sources = [expert.source for expert in self.experts]
         first = next(iter(weighings.values()))
         opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.progress.tell)
+        asking = _Asking(opened, tokenizer, eos_ids, scorer)
         entries = {}
         try:
             for mode, weighing in weighings.items():
                 opened.weigh(weighing)
-                answered = await self._answers(mode, opened, tokenizer, eos_ids, scorer)
+                answered = await self._answers(mode, asking, self.problems, limit=self.limit, k=self.k)
                 entries[mode] = entry_of(mode, answered, self.problems, k=self.k, num_models=len(sources))
-                self.progress.end_part()
         finally:
             await opened.close()
         return entries
@@ -122,23 +140,20 @@ class Study:
         return replace(entry, model=member.model, domain=member.domain)
 
     async def _answers(
-        self,
-        name: str,
-        opened: Engine,
-        tokenizer: PromptTokenizer,
-        eos_ids: Iterable[int],
-        scorer: IsolatedScorer,
+        self, name: str, asking: _Asking, problems: Task | Sequence[TaskItem], *, limit: int, k: int
     ) -> list[Answered]:
-        return await answer_problems(
-            LocalGenerator(opened, eos_ids=eos_ids),
-            self.problems,
-            tokenizer,
-            scorer=scorer,
-            limit=self.limit,
-            k=self.k,
+        answered = await answer_problems(
+            LocalGenerator(asking.opened, eos_ids=asking.eos_ids),
+            problems,
+            asking.tokenizer,
+            scorer=asking.scorer,
+            limit=limit,
+            k=k,
             completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
             on_progress=lambda done, total: self.progress.part(name, done, total),
         )
+        self.progress.end_part()
+        return answered
 
     def _settings(self, tokenizer: PromptTokenizer) -> EngineSettings:
         return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.max_tokens, seed=self.seed)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ftis_node.errors import SchemaRecordError
+from ftis_node.learner.senders import add_up
 from ftis_node.records.reading import SCHEMA
 from ftis_node.swarm.claims import Claims
 from ftis_node.swarm.unconfirmed import Unconfirmed
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from ftis_node.errors import RecordError
     from ftis_node.learner.messages import StepReport
+    from ftis_node.learner.senders import SenderFigures
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.swarm.wire_versions import OtherVersions
     from ftis_node.telemetry.status import EvalStatus
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 LARGEST_CONFIRMED = 1 << 16
 REANNOUNCE_S = 10.0  # a group that nobody confirmed for so long is announced again
 MAX_PEERS = 4096
+RECENT_STEPS = 20  # of those that took a peer's groups: what `teaching` is over
 MAX_EVALUATIONS = 1024  # in the status, which is told every second; all are in the event trail
 
 
@@ -39,6 +44,16 @@ class PeerFigures:
     confirmed: int = 0
     last_seen: float = 0.0
     wire_schema: int | None = None  # of what it said last; None before it said anything
+    taught: deque[SenderFigures] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    teaching: dict[str, float | None] | None = None  # over `taught`; None before a step took a group of it
+
+    def note_taught(self, figures: SenderFigures) -> None:
+        """What its completions were worth in one more step."""
+        self.taught.append(msgspec.structs.replace(figures, positive_log_ratios=(), negative_log_ratios=()))
+        recent = add_up(self.taught)
+        shares = {name: None if value is None else round(value, 6) for name, value in recent.shares().items()}
+        counts = {"steps": len(self.taught), "groups": recent.groups, "completions": recent.completions}
+        self.teaching = {**counts, **shares}
 
     def as_dict(self) -> dict[str, Any]:
         """The row of `peers --json`, less the peer's id."""
@@ -57,6 +72,7 @@ class PeerFigures:
             "last_seen": self.last_seen,
             "wire_schema": self.wire_schema,
             "wire_words": peer_words(self.wire_schema, ours=SCHEMA),
+            "teaching": self.teaching,
         }
 
 
@@ -96,11 +112,16 @@ class Figures:
         self.evaluations = first + known[len(first) :][-num_later:]
 
     def peer(self, peer_id: str) -> PeerFigures:
+        """The figures of a peer that is seen now."""
+        figures = self.known(peer_id)
+        figures.last_seen = time.time()
+        return figures
+
+    def known(self, peer_id: str) -> PeerFigures:
         """The figures of a peer, made at first sight; of too many, those of the peer seen longest ago are dropped."""
         figures = self.peers.setdefault(peer_id, PeerFigures())
         if len(self.peers) > MAX_PEERS:
             del self.peers[min(self.peers, key=lambda known: (known == peer_id, self.peers[known].last_seen))]
-        figures.last_seen = time.time()
         return figures
 
     def note_refusal(self, peer_id: str, what: str, error: RecordError) -> None:

@@ -2,7 +2,8 @@
 
 Foreign groups that do not come, or are refused, make a step smaller. What was missing in one step is made up for in the
 next: this node and those whose groups came each make an even part of it more, for what one makes all of them get. Where
-peers send more again, so much less is made as all of them can leave out without a new lack. I + J stays as it is.
+peers send more again, so much less is made as all of them can leave out without a new lack; what does not divide evenly
+counts with the next steps' plenty, so that a peer slower than a group a step is taken up too. I + J stays as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Fill:
     def __init__(self) -> None:
         self.extra = 0
         self._left = 0
+        self._plenty = 0  # of steps before, not yet left out
 
     def shares(self, own: int, foreign: int) -> tuple[int, int]:
         """I and J as the next step takes them."""
@@ -35,5 +37,7 @@ class Fill:
         self._left = max(0, -missing)
         if missing > 0:
             self.extra += -(-missing // sharers)
+            self._plenty = 0
         elif plenty > 0:
-            self.extra = max(0, self.extra - plenty // sharers)
+            less, self._plenty = divmod(self._plenty + plenty, sharers)
+            self.extra = max(0, self.extra - less)

@@ -6,8 +6,10 @@ the port or write the file have their own errors, too; a volunteer rarely gets t
 
 from __future__ import annotations
 
+import re
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.disk_room import free_bytes
@@ -31,6 +33,7 @@ STATUS_HOST = "127.0.0.1"
 RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
 CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
 FLOAT32_BYTES = 4
+ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # as learner/checkpoint.py names what is trained
 MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of Adam's two, a parameter
 
 
@@ -47,8 +50,44 @@ def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
         ) from None
 
 
-def check_owner(home: Home, source: ModelSource, *, lora: bool) -> None:
-    """Raises ConfigError where the home's newest checkpoint is of another model, or trains something else of it.
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a home trains. `rank` and `alpha` are an adapter's; `optimizer_states` as in the settings of its last start,
+    "" where that is not known."""
+
+    lora: bool
+    rank: int = 0
+    alpha: int = 0
+    optimizer_states: str = ""
+
+
+def begun_with(home: Home, model: str) -> Begun | None:
+    """What the home has begun to train: its newest checkpoint says so, before the first one the settings of its last
+    start, if that was with this model. None for a home that has begun nothing."""
+    try:
+        last = read_object(home.settings)
+        of_last = Begun(
+            lora=last["lora"],
+            rank=int(last["lora_adapter"]["rank"]),
+            alpha=int(last["lora_adapter"]["alpha"]),
+            optimizer_states=str(last["learner"]["optimizer_states"]),
+        )
+    except (OSError, FileError, KeyError, TypeError, ValueError):
+        last, of_last = {}, None
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    trains = "" if newest is None else str(_owner_of(newest / "state.json").get("trains", ""))
+    if not trains:
+        is_same = last.get("model") == model and last.get("role") != "generator"
+        return of_last if is_same and of_last is not None and isinstance(of_last.lora, bool) else None
+    states = of_last.optimizer_states if of_last is not None else ""
+    if (adapter := ADAPTER.match(trains)) is None:
+        return Begun(lora=False, optimizer_states=states)
+    return Begun(lora=True, rank=int(adapter[1]), alpha=int(adapter[2]), optimizer_states=states)
+
+
+def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
+    """Raises ConfigError where the home's newest checkpoint is of another model, or trains something else of it than
+    `lora` says; None: whatever it trains.
 
     One that cannot be read is the learner's affair, which knows what to do about it.
     """
@@ -59,7 +98,7 @@ def check_owner(home: Home, source: ModelSource, *, lora: bool) -> None:
     if owner.get("model_fingerprint") != model_fingerprint(source):
         raise ConfigError(other_model(home.root, owner.get("model"), source.name))
     trained_lora = owner.get("trains") != "full"
-    if trained_lora != lora:
+    if lora is not None and trained_lora != lora:
         begun, now = ("--lora", "--full") if trained_lora else ("--full", "--lora")
         raise ConfigError(f"{home.root} was begun with {begun}, not {now}: give {begun}, or another --home")
 

@@ -98,12 +98,13 @@ class PatientGate:
     async def _outlook(self) -> Outlook:
         own_ready, foreign_ready = self._parts.reader.ready_counts()
         if not self._parts.settings.generates or (self._needs.foreign and not makes_more(self._parts)):
+            self._needs = replace(self._needs, generated=0)
             own_ready, foreign_ready = stand_in(own_ready + foreign_ready, needs=self._needs)
         now = time.monotonic()
         has_members = bool(await self._parts.gossip.members())
         if has_members:
             self._with_members_at = now
-        if own_ready < self._needs.own:
+        if own_ready < self._needs.own_waited_for:
             self._own_ready_since = None
         elif self._own_ready_since is None:
             self._own_ready_since = now

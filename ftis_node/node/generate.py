@@ -74,11 +74,18 @@ class GenerateLoop:
                 task.add_done_callback(lambda _: in_flight.release())
 
     def _next_prompt(self) -> Prompt:
-        """The next problem of the node's order whose prompt is short enough; longer ones are counted, not used."""
-        sampling = self._parts.manifest.sampling
+        """The next problem of the node's order whose prompt is short enough; longer ones are counted, not used.
+
+        Where the node's division is not even, it passes over problems so that the parts come in its shares. After a
+        restart the position is that of the last group's number, so some problems come again.
+        """
+        sampling, division = self._parts.manifest.sampling, self._parts.division
         while True:
             item = self._parts.domain[self._order.index(self._position)]
+            draw = self._order.draw(self._position)
             self._position += 1
+            if division is not None and not division.keeps(item.ref.task, draw):
+                continue
             token_ids = self._parts.tokenizer.encode_prompt(item.prompt)
             if len(token_ids) <= sampling.max_prompt_tokens:
                 return Prompt(item, token_ids)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ftis_node.config.optimizer import OptimizerSection
     from ftis_node.gossip.base import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
+    from ftis_node.ipc.supervisor import MakeRoom
     from ftis_node.learner.messages import CheckpointSkipped
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.parts import Generation, Learning
@@ -60,6 +61,7 @@ class Ingredients:
     events: EventTrail
     arrangement: Arrangement
     weights: Path
+    make_room: MakeRoom | None = None  # returns when the learner's step is over and its spare memory is free
 
 
 class Makers(Protocol):
@@ -121,6 +123,7 @@ class ProcessMakers:
             ),
             environment=visible_gpus(of.arrangement.generator_gpus),
             on_problem=lambda problem: of.events.write("proof_failed", problem=problem),
+            make_room=of.make_room,
         )
 
     def learner(self, of: Ingredients) -> LearnerClient:
@@ -246,7 +249,9 @@ def learner_boot(
         keep_checkpoints=settings.learner.keep_checkpoints,
         checkpoint_every_steps=settings.learner.checkpoint_every_steps,
         report_entropy=settings.learner.report_entropy,
+        measure_agreement=manifest.method.peer_weights == "agreement",
         takes_turns=arrangement.takes_turns,
+        memory_share=arrangement.learner_share,
         recompute_activations=recomputes(settings, on_gpu=is_on_gpu),
     )
 
@@ -276,8 +281,7 @@ def serves_adapters(settings: NodeSettings) -> bool:
     if wanted == "serve":
         choose_engine("vllm")
         return True
-    is_on_gpu = pick_device(settings.device) != "cpu"
-    return is_on_gpu and has_vllm() and settings.lora_adapter.rank <= MAX_SERVED_RANK
+    return pick_device(settings.device) != "cpu" and has_vllm() and settings.lora_adapter.rank <= MAX_SERVED_RANK
 
 
 def dtype_of(settings: NodeSettings) -> Any:

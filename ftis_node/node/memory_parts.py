@@ -1,9 +1,9 @@
-"""What the two workers hold in memory, part by part, from a model's shape and what is asked of it.
+"""What is asked of the two workers, and what the learner holds in memory, part by part, from a model's shape.
 
 Arithmetic alone: nothing is loaded and torch is not imported. The learner's terms count what its code does
 (`learner/masters.py`, `learner/logprobs.py`, transformers' eager Qwen2 layer) tensor by tensor; tests compare them with
-the tensors of a real model on the CPU. The generator's workspace and the contexts are rules of thumb until a GPU has
-been measured. Bytes everywhere; per token means per position of a micro-batch.
+the tensors of a real model on the CPU. A process' context is a rule of thumb until a GPU has been measured. Bytes
+everywhere; per token means per position of a micro-batch. `memory_generator.py` has the generator's terms.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ftis_node.generation.engines.base import DEFAULT_MAX_PREFILL_TOKENS
-from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.config.node import MAX_SERVED_RANK
+from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
 
 if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
@@ -27,13 +27,9 @@ GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
 
 # Float32 logits: all that is made of them is made in place.
 LOGITS_BYTES = 4
-# Logits in two forms, log-probs, probabilities, and their running sum in float64.
-SAMPLING_BYTES = 24
 PLACES_BYTES = 24  # of a token: its id, its position, and where it predicts, in int64
-# A process on a GPU: driver context, kernels and cuBLAS workspace; commonly 0.3 to 0.6 GiB.
-DEVICE_CONTEXT_BYTES = 512 * MIB
-# CUDA graphs that vLLM captures, which it keeps while it sleeps.
-ENGINE_GRAPHS_BYTES = 768 * MIB
+# A process on a GPU: driver context, kernels and cuBLAS workspace; 0.6 to 0.8 GiB with CUDA 13 on a Hopper card.
+DEVICE_CONTEXT_BYTES = 717 * MIB
 # Resident memory of a Python process that has imported torch, transformers and peft (456 MiB seen, torch 2.13).
 HOST_PROCESS_BYTES = 512 * MIB
 
@@ -61,6 +57,7 @@ class Workload:
     optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     holds_start: bool = False
     learner_ranks: int = 1
+    serves_adapters: bool = False
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
@@ -69,7 +66,7 @@ class Workload:
         is_bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and on_gpu)
         return cls(
             dtype_bytes=BFLOAT16 if is_bfloat16 else FLOAT32,
-            lora=settings.lora,
+            lora=bool(settings.lora),
             adapter_rank=settings.lora_adapter.rank,
             micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=on_gpu),
             recompute_activations=recomputes(settings, on_gpu=on_gpu),
@@ -84,12 +81,19 @@ class Workload:
             learner_ranks=settings.learner.num_processes if on_gpu else 1,
             optimizer_states=settings.learner.optimizer_states,
             holds_start=manifest.optimizer.kl_to_start > 0 and not settings.lora,
+            serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
         )
 
     @property
     def lora_rank(self) -> int | None:
         """None: all weights are trained."""
         return self.adapter_rank if self.lora else None
+
+    @property
+    def adapter_served(self) -> int | None:
+        """The rank that the engine makes room for; None where it is handed whole models."""
+        serves = self.lora and self.serves_adapters and self.adapter_rank <= MAX_SERVED_RANK
+        return served_rank(self.adapter_rank) if serves else None
 
     @property
     def largest_micro_batch(self) -> int:
@@ -107,22 +111,6 @@ def recomputes(settings: NodeSettings, *, on_gpu: bool) -> bool:
     """Whether the learner recomputes activations: as set, else on a GPU, where they are most of the memory."""
     chosen = settings.learner.recompute_activations
     return on_gpu if chosen is None else chosen
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratorMemory:
-    """Of the generation worker. `cache` is for all completions at their limit, `smallest_cache` for one group."""
-
-    weights: int
-    cache: int
-    smallest_cache: int
-    workspace: int
-    asleep: int
-
-    @property
-    def fixed(self) -> int:
-        """All but the cache."""
-        return self.weights + self.workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,32 +142,6 @@ class LearnerMemory:
         """In a step; new weights are handed over after it, when its own parts are gone."""
         step = self.gradients + self.activations + self.work
         return self.resident + max(step, self.hand_over)
-
-
-def cache_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
-    """A key and a value for each layer and key/value head."""
-    return 2 * shape.num_layers * shape.kv_size * dtype_bytes
-
-
-def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
-    """Weights in the compute dtype; cache by `cache_bytes_per_token` x completions side by side x their limit.
-
-    Workspace: float32 logits while sampling (24 bytes x max_batch x vocabulary), one prefill of 8,192 tokens (6 x
-    intermediate + 12 x hidden bytes a token in bfloat16: gate, up and product, and six hidden states), context and
-    graphs. On a CPU the process stands in for context and graphs.
-    """
-    per_token = cache_bytes_per_token(shape, workload.dtype_bytes)
-    sampling = SAMPLING_BYTES * workload.max_batch * shape.vocab_size
-    prefill_width = 3 * shape.intermediate_size + 6 * shape.hidden_size
-    prefill = DEFAULT_MAX_PREFILL_TOKENS * prefill_width * workload.dtype_bytes
-    asleep = DEVICE_CONTEXT_BYTES + ENGINE_GRAPHS_BYTES if workload.on_gpu else HOST_PROCESS_BYTES
-    return GeneratorMemory(
-        weights=shape.num_parameters * workload.dtype_bytes,
-        cache=per_token * workload.max_batch * workload.max_total_tokens,
-        smallest_cache=per_token * min(workload.group_size, workload.max_batch) * workload.max_total_tokens,
-        workspace=sampling + prefill + asleep,
-        asleep=asleep,
-    )
 
 
 def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
@@ -273,14 +235,15 @@ def _layer_work(shape: ModelShape, workload: Workload) -> tuple[int, int]:
 def _head_work(shape: ModelShape, workload: Workload) -> int:
     """Of the output head's backward pass: gradients of the positions that predict, one chunk's logits, and, where the
     head is trained, its gradient in float32; in bfloat16 logits are there in both forms, and so is a product of them
-    that is added to it."""
+    that is added to it, which a CPU converts to float32 first."""
     tokens, width = workload.largest_micro_batch, workload.dtype_bytes
     chunk = min(HEAD_CHUNK_TOKENS, tokens) * shape.vocab_size
     positions = width * tokens * shape.hidden_size
     logits = _logits(shape, workload)
     if workload.lora_rank is not None:
         return positions + logits
-    product = BFLOAT16 * (chunk + shape.embedding_parameters) if width == BFLOAT16 else 0
+    converted = 0 if workload.on_gpu else FLOAT32 * shape.embedding_parameters
+    product = BFLOAT16 * (chunk + shape.embedding_parameters) + converted if width == BFLOAT16 else 0
     return positions + FLOAT32 * shape.embedding_parameters + max(logits, product)
 
 

@@ -17,18 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, floor
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ftis_node.node.memory_changes import Change, find_changes
-from ftis_node.node.memory_parts import (
-    HOST_PROCESS_BYTES,
-    GeneratorMemory,
-    LearnerMemory,
-    Workload,
-    generator_memory,
-    learner_memory,
-)
+from ftis_node.node.memory_generator import GeneratorMemory, generator_memory
+from ftis_node.node.memory_parts import HOST_PROCESS_BYTES, LearnerMemory, Workload, learner_memory
 from ftis_node.node.memory_ranks import share_of
 
 if TYPE_CHECKING:
@@ -51,8 +45,9 @@ class MemoryPlan:
     """`peak_bytes` is of the fuller device (on `none`: the least that would do), `usable_bytes` what that may hold.
 
     `kv_cache_bytes` is the generator's cache and `gpu_memory_utilization` the share of its GPU for weights, cache and
-    workspace, as vLLM counts it; None where no GPU is planned for. `parts` names every part, in bytes; the hand-over
-    comes after a step and is not on top of it. `host_bytes` is what the workers need of host memory beside a GPU.
+    workspace, as vLLM counts it; None where no GPU is planned for. `learner_share` is the part of the GPU that is left
+    to the learner's tensors in `split`, else None. `parts` names every part, in bytes; the hand-over comes after a step
+    and is not on top of it. `host_bytes` is what the workers need of host memory beside a GPU.
     """
 
     placement: Placement
@@ -64,6 +59,7 @@ class MemoryPlan:
     parts: dict[str, int]
     host_bytes: int
     changes: tuple[Change, ...] = ()
+    learner_share: float | None = None
 
     @property
     def is_tight(self) -> bool:
@@ -143,15 +139,18 @@ def _on_one_gpu(
         where = placement if fits else "none"
         return MemoryPlan(where, fits, peak_bytes, usable, cache, utilization, parts, host_bytes)
 
-    together = generator.fixed + learner.peak
+    together = generator.fixed + max(learner.peak, learner.resident + learner.hand_over + generator.staging)
     cache = _cache_within(generator, usable - together)
     split = made("split", cache, together + cache)
     has_room = split.fits and cache >= SPLIT_CACHE_SHARE * generator.cache
     if not workload.can_sleep or (has_room and not workload.must_sleep):
-        return split
+        room = usable - generator.fixed - cache - learner.context
+        return replace(split, learner_share=floor(1000 * room / device_bytes) / 1000) if split.fits else split
+    generator = generator.in_turns
     awake = learner.resident + generator.fixed
     cache = _cache_within(generator, usable - awake)
-    return made("sleep", cache, max(awake + cache, learner.peak + generator.asleep))
+    loading = learner.resident + generator.fixed + generator.staging  # the cache comes after the weights
+    return made("sleep", cache, max(awake + cache, loading, learner.peak + generator.asleep))
 
 
 def _usable(total_bytes: int) -> int:
@@ -172,6 +171,7 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
     return {
         "generator: weights": generator.weights,
         "generator: key/value cache": cache,
+        "generator: places for adapters": generator.adapters,
         "generator: workspace and context": generator.workspace,
         "learner: weights": learner.weights,
         "learner: starting model": learner.start,

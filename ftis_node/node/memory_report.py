@@ -1,4 +1,4 @@
-"""The memory plan as `doctor` tells it: where the workers go, every part in GiB, and what to change."""
+"""The memory plan as `doctor` prints it: what is trained, where the workers go, every part in GiB, what to change."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from ftis_node.config.manifest import load_manifest, read_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.errors import FtisError
 from ftis_node.node.findings import GIB, Finding, in_gib
-from ftis_node.node.memory_plan import plan
-from ftis_node.node.placement import find_seats, look_around
+from ftis_node.node.first_look import Begun, begun_with
+from ftis_node.node.memory_choice import choose, full_or_adapter, smaller_model
+from ftis_node.node.memory_plan import Machine, plan
+from ftis_node.node.placement import look_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,9 +24,12 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import ModelShape
     from ftis_node.node.memory_changes import Change
+    from ftis_node.node.memory_choice import Option
     from ftis_node.node.memory_plan import MemoryPlan
 
 DEFAULT_RUN = "gsm8k-ftis"
+OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
+DETAILS = ("memory.part", "memory.change")  # what people see with --verbose alone
 PLACES = {
     "cpu": "no GPU: both workers in host memory",
     "split": "both workers stay on one GPU",
@@ -36,11 +41,15 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryQuestion:
-    """Whether `settings.model` fits; `gpus_bytes` are GPUs to suppose, None: those of this machine."""
+    """Whether `settings.model` fits; `gpus_bytes` are GPUs to suppose, None: those of this machine.
+
+    `begun`: what the home trains already, None: nothing.
+    """
 
     settings: NodeSettings
     manifest: RunManifest
     gpus_bytes: tuple[int, ...] | None = None
+    begun: Begun | None = None
 
 
 def ask(
@@ -55,34 +64,39 @@ def ask(
         manifest = read_manifest(home.run_toml)
     else:
         manifest = load_manifest(run or DEFAULT_RUN)
-    return MemoryQuestion(settings, manifest, tuple(int(gib * GIB) for gib in gpus_gib) or None)
+    gpus_bytes = tuple(int(gib * GIB) for gib in gpus_gib) or None
+    return MemoryQuestion(settings, manifest, gpus_bytes, begun_with(home, settings.model))
 
 
 def answer(question: MemoryQuestion, shape: ModelShape) -> Iterator[Finding]:
-    """The plan for a model of this shape."""
+    """What `join` would train of a model of this shape, the plan for it, and what it was compared with."""
+    settings, manifest = question.settings, question.manifest
     try:
-        made = _plan(question, shape)
+        if question.gpus_bytes is None:
+            settings, machine = look_around(settings)
+        else:
+            machine = Machine(question.gpus_bytes, psutil.virtual_memory().available)
+        choice = choose(settings, manifest, shape, machine, question.begun)
+        chosen = next((option for option in choice.options if option.settings is choice.settings), None)
+        if chosen is None:
+            made = plan(shape, (), choice.settings, manifest, host_bytes=machine.host_bytes)
+        else:
+            made = chosen.made
+        advice = "" if made.fits else _advice(made)
+        if not made.fits and settings.lora is None and question.begun is None and choice.options:
+            advice = smaller_model(choice, manifest, shape, machine)
     except FtisError as error:
         yield Finding("memory.plan", "fail", str(error))
         return
-    trains = "a LoRA adapter" if question.settings.lora else "all weights"
-    yield from report(made, title=f"{question.manifest.name}, {trains}")
+    name = chosen.name if chosen else full_or_adapter(choice.settings)
+    yield from report(made, title=f"{manifest.name}, {name}", advice=advice)
+    if len(choice.options) > 1:
+        yield from (_option(option, is_taken=option is chosen and made.fits) for option in choice.options)
 
 
-def _plan(question: MemoryQuestion, shape: ModelShape) -> MemoryPlan:
-    """Of supposed GPUs as they are given, of this machine as `join` would use it."""
-    settings, gpus_bytes = question.settings, question.gpus_bytes
-    if gpus_bytes is None:
-        settings, machine = look_around(settings)
-        gpus_bytes = find_seats(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
-    host_bytes = psutil.virtual_memory().available
-    return plan(shape, gpus_bytes, settings, question.manifest, host_bytes=host_bytes)
-
-
-def report(made: MemoryPlan, *, title: str) -> Iterator[Finding]:
+def report(made: MemoryPlan, *, title: str, advice: str) -> Iterator[Finding]:
     """A plan as findings: the verdict, its parts, the cache's share, and the changes."""
     verdict = f"{title}: {PLACES[made.placement]}: {in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
-    advice = "" if made.fits else _advice(made)
     yield Finding("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
     for name, num_bytes in made.parts.items():
         if num_bytes:
@@ -95,10 +109,18 @@ def report(made: MemoryPlan, *, title: str) -> Iterator[Finding]:
     yield from map(_change, made.changes)
 
 
+def _option(option: Option, *, is_taken: bool) -> Finding:
+    """A row of the table whose head is `OPTIONS_HEAD`."""
+    note = " (join takes this)" if is_taken else f" (after {option.missing})" if option.missing and option.fits else ""
+    row = f"{in_gib(option.made.peak_bytes):>10}  {'yes' if option.fits else 'no':<4}  {option.name}{note}"
+    return Finding("memory.option", "ok", row, num_bytes=option.made.peak_bytes)
+
+
 def _advice(made: MemoryPlan) -> str:
-    if any(change.fits for change in made.changes):
-        return "make a change that would fit, named below"
-    return "take a smaller model or a larger device: no change below is enough"
+    for change in made.changes:
+        if change.fits:
+            return f"{change.name} would do; --verbose names every change"
+    return "take a smaller model or a larger device: no change is enough (--verbose names them)"
 
 
 def _change(change: Change) -> Finding:

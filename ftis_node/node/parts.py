@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.disk import Disk
+    from ftis_node.node.division import Division
     from ftis_node.node.figures import Figures
     from ftis_node.node.peer_book import PeerBook
     from ftis_node.node.slots import Slots
@@ -89,6 +90,7 @@ class Learning(Protocol):
     ) -> TrainReply: ...
     async def check(self, group: TrainGroup) -> None: ...
     async def audit(self, group: TrainGroup) -> AuditReply: ...
+    async def give_memory_back(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +125,11 @@ class Parts:
     figures: Figures
     peers: PeerBook
     arrangement: Arrangement = Arrangement()
+    training: str = ""
     room: Room = field(default_factory=Room)
     budget: GenerateBudget = field(default_factory=GenerateBudget)
     tracking: Tracking = field(default_factory=Tracking)
+    division: Division | None = None
 
     @property
     def guard(self) -> PeerGuard:

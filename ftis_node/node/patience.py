@@ -19,17 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepNeeds:
-    """I and J of the manifest, and the patience limit in seconds."""
+    """I and J of the manifest, and the patience limit in seconds.
+
+    Where more own groups are `generated` than a step takes, it waits for all of them.
+    """
 
     own: int
     foreign: int
     patience_s: float
+    generated: int = 0
+
+    @property
+    def own_waited_for(self) -> int:
+        """Own groups that are there when the step starts."""
+        return max(self.own, self.generated)
 
     @classmethod
     def of(cls, manifest: RunManifest) -> StepNeeds:
         """The run's."""
         step = manifest.step
-        return cls(own=step.own_groups, foreign=step.foreign_groups, patience_s=step.patience_s)
+        return cls(
+            own=step.own_groups,
+            foreign=step.foreign_groups,
+            patience_s=step.patience_s,
+            generated=step.generated_groups or 0,
+        )
 
 
 def shares_of_step(needs: StepNeeds, *, generates: bool, own_left: int = 0) -> tuple[int, int]:
@@ -66,7 +80,7 @@ class Outlook:
 
 def may_start(needs: StepNeeds, outlook: Outlook) -> bool:
     """Whether the step goes now."""
-    if outlook.own_ready < needs.own:
+    if outlook.own_ready < needs.own_waited_for:
         return False
     if outlook.foreign_ready >= needs.foreign:
         return True

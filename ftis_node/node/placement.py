@@ -42,13 +42,15 @@ class Arrangement:
     """Where the workers go; the defaults: as they come.
 
     `takes_turns`: the generator sleeps while the learner steps; `can_sleep`: and it gives its memory back then.
-    `memory_share` and `cache_bytes` as in `EngineSettings`. GPUs by their index in torch's order; none: all are seen.
+    `memory_share` and `cache_bytes` as in `EngineSettings`; `learner_share` is the part of its GPU that the learner's
+    tensors may take, None: all. GPUs by their index in nvidia-smi; none: all are seen.
     """
 
     takes_turns: bool = False
     can_sleep: bool = False
     memory_share: float | None = None
     cache_bytes: int | None = None
+    learner_share: float | None = None
     generator_gpus: tuple[int, ...] = ()
     learner_gpus: tuple[int, ...] = ()
 
@@ -127,6 +129,7 @@ def arrange_on(
         arrangement,
         memory_share=min(made.gpu_memory_utilization, USABLE_SHARE),
         cache_bytes=made.kv_cache_bytes // len(seats.generator),
+        learner_share=None if takes_turns else made.learner_share,
     )
 
 

@@ -1,6 +1,7 @@
 """What a node needs before it keeps, starts or sends anything. What a user can have done wrong is found here.
 
-settings, ports -> model found -> it fits the home and the disk -> memory planned -> tokenizer -> task
+settings, ports -> model found -> what is trained is chosen -> it fits the home and the disk -> memory planned
+                -> tokenizer -> task
                 -> written down in the home: run.toml, settings.json
 """
 
@@ -19,6 +20,7 @@ from ftis_node.node.background import in_background
 from ftis_node.node.first_look import check_owner, check_ports, check_room
 from ftis_node.node.home_limit import limit_of
 from ftis_node.node.makers import ProcessMakers
+from ftis_node.node.memory_choice import choose_here
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.secrets import keep_secret
@@ -41,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the parts are made of."""
+    """What the parts are made of. `training` is what is trained, and why, in one line."""
 
     settings: NodeSettings
     manifest: RunManifest
@@ -49,6 +51,7 @@ class Prepared:
     identity: Identity
     source: ModelSource
     arrangement: Arrangement
+    training: str
     tokenizer: PromptTokenizer
     task: Task
     domain: Task
@@ -79,9 +82,15 @@ async def prepare(
         log.info("this node's domain is %s; --task %s ends that", plan.domain_spec, plan.manifest.task)
     if settings.learns:
         await in_background(check_owner, home, source, lora=settings.lora)
+    least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
+    await in_background(check_room, home, source, least)  # before torch is loaded, which the choice needs
+    on_progress(None, "planning the memory")
+    choice = await in_background(choose_here, settings, plan.manifest, home, source)
+    settings = choice.settings
+    if choice.training:
+        log.info("trains %s", choice.training)
     await in_background(check_room, home, source, settings)
     limit = await in_background(limit_of, settings, source)
-    on_progress(None, "planning the memory")
     arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
     on_progress(None, "loading the tokenizer")
     tokenizer = await in_background(load_tokenizer, source)
@@ -90,7 +99,18 @@ async def prepare(
     replace_file(home.run_toml, plan.manifest.to_toml().encode())
     replace_file(home.settings, settings.model_dump_json(indent=1).encode())
     prepared = Prepared(
-        settings, plan.manifest, home, identity, source, arrangement, tokenizer, task, domain, eval_tasks, limit
+        settings,
+        plan.manifest,
+        home,
+        identity,
+        source,
+        arrangement,
+        choice.training,
+        tokenizer,
+        task,
+        domain,
+        eval_tasks,
+        limit,
     )
     return makers, prepared
 

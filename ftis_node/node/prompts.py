@@ -30,6 +30,10 @@ class PromptOrder:
         epoch, position = divmod(k, self.num_items)
         return _shuffled(self.num_items, self._number("epoch", epoch))[position]
 
+    def draw(self, k: int) -> float:
+        """A number in [0, 1) for the k-th problem, by which it may be passed over."""
+        return (self._number("keep", k) >> 11) / 2**53
+
     def _number(self, kind: str, k: int) -> int:
         text = f"{kind}/{self.seed}/{self.peer_id}/{k}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -3,8 +3,8 @@
 consumes: counts of announcements heard, peers' records     produces: subscriptions, catch-up requests
 waits for: the clock                                        unblocked by: time
 
-The own shard is always read. A shard more is read before its members are asked for what they made meanwhile, so that
-nothing falls in between.
+The own shard and those of trusted peers are always read: among these are the generators that serve this node's weights.
+A shard more is read before its members are asked for what they made meanwhile, so that nothing falls in between.
 """
 
 from __future__ import annotations
@@ -51,18 +51,30 @@ class ShardsLoop:
                 num_shards=self._num_shards,
                 budget_per_s=self._parts.settings.swarm.announcements_per_s,
             )
-            if count != len(self._read):
+            if count != len(self._read) or not self._required() <= self._read:
                 await self._choose(count=count)
 
     def _num_heard(self) -> int:
         return self._pull.ear.heard_in_shard.total()
+
+    def _required(self) -> frozenset[int]:
+        """The shards of the trusted peers in the directory."""
+        peers = self._parts.peers
+        known = self._parts.figures.peers
+        return frozenset(shard_of(peer_id, self._num_shards) for peer_id in known if peers.is_trusted(peer_id))
 
     async def _choose(self, *, count: int) -> None:
         parts = self._parts
         readers = Counter(
             shard for peer in parts.figures.peers.values() if peer.record for shard in peer.record.read_shards
         )
-        chosen = choose_shards(parts.identity.peer_id, num_shards=self._num_shards, count=count, readers=readers)
+        chosen = choose_shards(
+            parts.identity.peer_id,
+            num_shards=self._num_shards,
+            count=count,
+            readers=readers,
+            required=self._required(),
+        )
         if chosen == self._read:
             return
         await parts.gossip.read_shards(chosen)

@@ -161,6 +161,7 @@ class StatusLoop:
                 trainable_parameters=learner.trainable_parameters if learner else 0,
                 tokenizer_fingerprint=parts.tokenizer.fingerprint,
                 policy_version=parts.figures.policy_version,
+                training=parts.training,
             ),
             generation=self._generation(counts),
             learner=self._learner(counts),
@@ -251,6 +252,7 @@ class StatusLoop:
             foreign_groups=counts.trained_foreign,
             restarts=client.restarts,
             last_step_at=self._step.at,
+            layout=client.state.layout if client.state else None,
             **fields,
         )
 

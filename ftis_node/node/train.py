@@ -18,17 +18,26 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from ftis_node.algorithms import pass_rates
 from ftis_node.errors import WorkerDiedError, WorkerTaskError
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.node.budget import is_learned_out
+from ftis_node.node.division import note_signals
 from ftis_node.node.evaluations import evaluate_tasks
 from ftis_node.node.hand_over import HandOver, hand_over
 from ftis_node.node.makers import dtype_of
 from ftis_node.node.mismatch import Change, MismatchWatch, limits_of, warning_of
+from ftis_node.node.peer_weights import PeerWeights
 from ftis_node.node.tracking import track_step
 from ftis_node.node.waits import waiting_for
 from ftis_node.replay.failures import MAX_FAILED_STEPS
-from ftis_node.replay.lifecycle import ReleaseReason, choose_newest, choose_same_prompts, choose_sapo
+from ftis_node.replay.lifecycle import (
+    ReleaseReason,
+    choose_newest,
+    choose_same_prompts,
+    choose_sapo,
+    choose_useful,
+)
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reasons import sentence
 from ftis_node.swarm.reputation import Conduct
@@ -63,6 +72,7 @@ class TrainLoop:
         self._gate = gate
         self._give_weights = give_weights or hand_over
         self._last_step = last_step
+        self._peer_weights = PeerWeights()
         self._mismatch = MismatchWatch(limits_of(parts.settings.mismatch, dtype=dtype_of(parts.settings)))
 
     @property
@@ -101,6 +111,7 @@ class TrainLoop:
         write_taken(parts.events, groups, step=step)
         for passed_over in discarded:
             parts.events.write("released", group=passed_over.id, reason=ReleaseReason.DISCARDED)
+        note_signals(parts, step, groups, discarded)
         return groups
 
     def _rule(self, step: int) -> ChoiceRule:
@@ -111,6 +122,9 @@ class TrainLoop:
         neighbour = self._parts.peers.share_cap().neighbour
         if wanted.share == "horizontal":
             return partial(choose_same_prompts, neighbour=neighbour)
+        if wanted.choice == "useful":
+            rates = pass_rates(self._parts.reader.own_rewards())
+            return partial(choose_useful, pass_rates=rates, neighbour=neighbour, domain=domain, turn=step)
         return partial(choose_newest, neighbour=neighbour, domain=domain, turn=step)
 
     async def _train_in_turn(self, groups: Sequence[StoredGroup]) -> None:
@@ -136,6 +150,7 @@ class TrainLoop:
             with waiting_for(f"step {step} in the learner"):  # its supervisor has the limits
                 reply = await parts.learner.train(batch, step=step, on_published=under_way.take)
             await self._note(reply.report)
+            self._weigh_peers(reply.report, batch)
             with waiting_for(f"weights {step} in the generator"):
                 await under_way.finish(reply)
         except (WorkerDiedError, WorkerTaskError) as error:
@@ -178,7 +193,20 @@ class TrainLoop:
 
     def _as_trained(self, group: StoredGroup) -> TrainGroup:
         share = self._parts.manifest.step.share
-        return train_group(group, share=share, of_own_weights=is_of_own_weights(self._parts, group.group))
+        return train_group(
+            group,
+            share=share,
+            of_own_weights=is_of_own_weights(self._parts, group.group),
+            weight=1.0 if group.own else self._peer_weights.weight(group.group.sender),
+        )
+
+    def _weigh_peers(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
+        """What the step says of the peers' agreement counts from the next one on; the trail has what counted in it."""
+        if self._parts.manifest.method.peer_weights is None or report.repeated:
+            return
+        weights = {group.sender: round(group.weight, 4) for group in batch if not group.own}
+        self._parts.events.write("peer_weights", step=report.step, weights=weights)
+        self._peer_weights.note(report.agreement, report.own_agreement)
 
     def _note_understated(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
         """The senders of what the learner left out as a lie. A step that is reported again was noted before."""
@@ -232,6 +260,10 @@ class TrainLoop:
         generation_tokens_per_s = round(self._parts.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
         self._parts.events.write("step", **fields)
+        for taught in report.by_sender:
+            if taught.sender and not taught.own:
+                with self._parts.guard.work_for(taught.sender, Place.COUNT):
+                    figures.known(taught.sender).note_taught(taught)
         if problem := report.refused or report.skipped:
             log.warning("step %d changed nothing: %s", report.step, problem)
         else:
@@ -297,7 +329,7 @@ def is_of_own_weights(parts: Parts, group: Group) -> bool:
     return group.weights_of == parts.identity.peer_id and parts.peers.is_trusted(group.sender)
 
 
-def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False) -> TrainGroup:
+def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
     """A stored group as the learner takes it, with our rewards. `of_own_weights` as `is_of_own_weights` says.
 
     Vertical: one advantage group per generator's group. Horizontal: one per prompt, over all its generators.
@@ -307,6 +339,8 @@ def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = Fals
         advantage_key=group.id.hex() if share == "vertical" else str(group.group.prompt_ref),
         own=group.own,
         of_own_weights=of_own_weights,
+        weight=weight,
+        sender=group.group.sender,
         policy_version=group.group.policy_version,
         policy_version_newest=group.group.policy_version_newest,
         prompt_ids=np.asarray(group.prompt_ids, dtype="<i4").tobytes(),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from ftis_node.learner.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import model_fingerprint
 from ftis_node.node.background import in_background
 from ftis_node.node.waits import waiting_for
@@ -212,7 +213,8 @@ def newest_offered(parts: Parts) -> int | None:
     if state is None:
         return MAX_INTEGER
     version = max(state.policy_version, parts.figures.policy_version)
-    return version + 1 + learner.checkpoint_every_steps * learner.keep_checkpoints
+    unsaved = learner.checkpoint_every_steps or MAX_UNSAVED_STEPS
+    return version + 1 + unsaved * learner.keep_checkpoints
 
 
 def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Digests:

@@ -11,14 +11,16 @@ and freed after training and the hand-over of the weights, so staleness is bound
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
-from ftis_node.algorithms import choose_groups, split_foreign
+from ftis_node.algorithms import choose_groups, has_signal, split_foreign, usefulness
 
 if TYPE_CHECKING:
     from ftis_node.swarm.domains import OwnDomain
@@ -92,14 +94,21 @@ def choose_newest(
 
     `domain`: whose groups are preferred as its share says, over the steps that `turn` counts.
     """
-    mine = choose_own(candidates, own)
-    if domain is None:
-        return Selection((*mine, *choose_foreign(candidates, foreign, neighbour=neighbour)))
     theirs = [c for c in candidates if not c.own]
+    sides = _split(theirs, foreign, domain=domain, turn=turn)
+    chosen = [c for side, num in sides for c in choose_foreign(side, num, neighbour=neighbour)]
+    return Selection((*choose_own(candidates, own), *chosen))
+
+
+def _split(
+    theirs: list[Candidate], count: int, *, domain: OwnDomain | None, turn: int
+) -> list[tuple[list[Candidate], int]]:
+    """Foreign groups of the own domain and of others, with how many to take of each; without a domain all in one."""
+    if domain is None:
+        return [(theirs, count)]
     near, far = ([c for c in theirs if (c.task in domain.tasks) is is_near] for is_near in (True, False))
-    num_near, num_far = split_foreign(foreign, num_near=len(near), num_far=len(far), share=domain.share, turn=turn)
-    chosen = choose_foreign(near, num_near, neighbour=neighbour) + choose_foreign(far, num_far, neighbour=neighbour)
-    return Selection((*mine, *chosen))
+    num_near, num_far = split_foreign(count, num_near=len(near), num_far=len(far), share=domain.share, turn=turn)
+    return [(near, num_near), (far, num_far)]
 
 
 def choose_same_prompts(
@@ -136,6 +145,77 @@ def choose_sapo(
     taken = [mine[position] for position in choice.own] + [theirs[position] for position in choice.foreign]
     ids = {candidate.id for candidate in taken}
     return Selection(tuple(taken), tuple(c for c in ordered if c.id not in ids))
+
+
+def choose_useful(
+    candidates: Sequence[Candidate],
+    own: int,
+    foreign: int,
+    *,
+    pass_rates: Mapping[str, float],
+    neighbour: Callable[[str], str] = str,
+    domain: OwnDomain | None = None,
+    turn: int = 0,
+) -> Selection:
+    """All own groups in their order, and the most useful foreign ones (`algorithms.usefulness`); the others are given
+    up, for what a step makes of a group fades while it waits.
+
+    `pass_rates`: this node's, by the task that a prompt names. Groups that teach nothing come after all others.
+    `domain` as in `choose_newest`: which side a group is of counts before its score. `turn` counts the steps.
+    """
+    theirs = [c for c in candidates if not c.own]
+    sides = _split([c for c in theirs if has_signal(c.rewards)], foreign, domain=domain, turn=turn)
+    scores = {c.id: usefulness(c.rewards, pass_rates.get(c.task)) for c in theirs}
+    chosen = [c for side, num in sides for c in _best(side, num, scores=scores, neighbour=neighbour, turn=turn)]
+    without_signal = [c for c in theirs if not has_signal(c.rewards)]
+    chosen += choose_foreign(without_signal, foreign - len(chosen), neighbour=neighbour)
+    ids = {candidate.id for candidate in chosen}
+    return Selection((*choose_own(candidates, own), *chosen), tuple(c for c in theirs if c.id not in ids))
+
+
+def _best(
+    candidates: Sequence[Candidate],
+    count: int,
+    *,
+    scores: Mapping[bytes, float],
+    neighbour: Callable[[str], str],
+    turn: int,
+) -> list[Candidate]:
+    """`count` of the highest scores, of each neighbour at most an even share, rounded up, while others have some left.
+
+    What a neighbour has not got is shared evenly among the others, and so on: a few rounds, for each halves what is
+    left to take or those who have some.
+    """
+    chosen: list[Candidate] = []
+    left = _ranked(candidates, scores=scores, turn=turn)
+    while left and len(chosen) < count:
+        share = math.ceil((count - len(chosen)) / len({neighbour(c.sender) for c in left}))
+        held, passed_over = Counter[str](), []
+        for candidate in left:
+            name = neighbour(candidate.sender)
+            if len(chosen) < count and held[name] < share:
+                held[name] += 1
+                chosen.append(candidate)
+            else:
+                passed_over.append(candidate)
+        left = passed_over
+    return chosen
+
+
+def _ranked(candidates: Sequence[Candidate], *, scores: Mapping[bytes, float], turn: int) -> list[Candidate]:
+    """By score; among equal ones senders take turns, those of its newest weights first; who begins changes with `turn`.
+
+    Clocks do not count: which of two groups was made first is chance.
+    """
+    senders = sorted({c.sender for c in candidates})
+    places = {sender: (index - turn) % len(senders) for index, sender in enumerate(senders)}
+    num_before = Counter[tuple[str, float]]()
+    ranked = []
+    for candidate in sorted(candidates, key=lambda c: (-c.policy_version, c.task, c.prompt_index, c.arrival)):
+        alike = candidate.sender, scores[candidate.id]
+        ranked.append((-scores[candidate.id], num_before[alike], places[candidate.sender], candidate))
+        num_before[alike] += 1
+    return [candidate for *_, candidate in sorted(ranked, key=itemgetter(0, 1, 2))]
 
 
 def choose_own(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

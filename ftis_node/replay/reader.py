@@ -30,6 +30,7 @@ SUMMARY_COLUMNS = (
 )
 HELD_COLUMNS = "id, own, sender, number, length(envelope) AS num_bytes, num_tokens, policy_version, created_at"
 MIN_ID_PREFIX = 4
+MOST_OWN_REWARDS = 1024  # groups whose rewards say how this node answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,17 @@ class ReplayReader:
         """The ids of own groups that are READY, oldest first."""
         rows = self._db.execute("SELECT id FROM groups WHERE own = 1 AND state = 'ready' ORDER BY arrival")
         return [row["id"] for row in rows]
+
+    def own_rewards(self) -> list[tuple[str, int, list[float]]]:
+        """Task, policy version and rewards of the newest own groups, in whatever state; damaged ones are left out."""
+        by_state = (
+            "SELECT * FROM (SELECT arrival, task, policy_version, rewards FROM groups WHERE state = ? AND own = 1"
+            " AND reason IS NOT 'damaged' AND json_valid(rewards) ORDER BY arrival DESC LIMIT ?)"
+        )
+        query = " UNION ALL ".join([by_state] * len(State)) + " ORDER BY arrival DESC LIMIT ?"
+        most = MOST_OWN_REWARDS
+        rows = self._db.execute(query, [*(value for state in State for value in (state, most)), most])
+        return [(row["task"], row["policy_version"], json.loads(row["rewards"])) for row in rows]
 
     def ready_counts(self) -> tuple[int, int]:
         """READY groups: (own, foreign)."""

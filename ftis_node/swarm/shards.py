@@ -34,15 +34,23 @@ def buckets_of(shard: int, num_shards: int) -> range:
     return range(shard, NUM_MEMBER_BUCKETS, num_shards)
 
 
-def choose_shards(peer_id: str, *, num_shards: int, count: int, readers: Mapping[int, int]) -> frozenset[int]:
-    """The `count` shards that a node reads: its own, then those with the fewest known `readers`.
+def choose_shards(
+    peer_id: str,
+    *,
+    num_shards: int,
+    count: int,
+    readers: Mapping[int, int],
+    required: frozenset[int] = frozenset(),
+) -> frozenset[int]:
+    """The `count` shards that a node reads: its own and all `required`, then those with the fewest known `readers`.
 
-    Where several have as few, each node prefers others: a hash of its id and the shard decides.
+    More than `count` where more are required. Where several have as few readers, each node prefers others: a hash of
+    its id and the shard decides.
     """
-    own = shard_of(peer_id, num_shards)
-    others = (shard for shard in range(num_shards) if shard != own)
+    first = required | {shard_of(peer_id, num_shards)}
+    others = (shard for shard in range(num_shards) if shard not in first)
     ranked = sorted(others, key=lambda shard: (readers.get(shard, 0), _draw(peer_id, shard)))
-    return frozenset([own, *ranked[: max(0, count - 1)]])
+    return first | frozenset(ranked[: max(0, count - len(first))])
 
 
 def num_affordable(heard_per_s: float, *, num_read: int, num_shards: int, budget_per_s: float) -> int:

@@ -7,6 +7,7 @@
     plugins.py         tasks and rewards of other packages
     mixed.py           several tasks as one
     arithmetic.py      sums and differences, for swarms on two CPU cores
+    sums.py            sums with working, for swarms on two CPU cores
     gsm8k.py           grade-school word problems      \\
     math500.py         competition problems             > math_task.py, from problems.py or hub.py
     rg.py              reasoning-gym's generators; rg_guard.py keeps answers from being run as code
@@ -21,7 +22,7 @@
 from __future__ import annotations
 
 from ftis_node.tasks.base import Message, Task, TaskItem
-from ftis_node.tasks.domains import is_domain, part_names, told_domain
+from ftis_node.tasks.domains import is_domain, part_names, proportions, told_domain
 from ftis_node.tasks.registry import held_out_spec, load_task
 from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
 
@@ -36,5 +37,6 @@ __all__ = [
     "load_task",
     "parse_spec",
     "part_names",
+    "proportions",
     "told_domain",
 ]

@@ -33,5 +33,12 @@ def part_names(domain: str) -> frozenset[str]:
     return _names(parse_spec(domain)) if domain else frozenset()
 
 
+def proportions(mixture: str) -> dict[str, float]:
+    """The share of each part's turns in a canonical SPEC, by its name; they add up to 1."""
+    parts = parse_spec(mixture).parts
+    total = sum(part.weight for part in parts)
+    return {part.name: part.weight / total for part in parts}
+
+
 def _names(spec: TaskSpec) -> frozenset[str]:
     return frozenset(part.name for part in spec.parts)

@@ -20,6 +20,8 @@ BUILT_IN: Final = (
     "arithmetic:easy",
     "arithmetic:medium",
     "arithmetic:hard",
+    "sums",
+    "sums:long",
     "gsm8k",
     "gsm8k:PATH",
     "math500",
@@ -81,6 +83,10 @@ def _load_problems(part: TaskPart, split: str) -> Task:
         from ftis_node.tasks.arithmetic import ArithmeticTask
 
         return ArithmeticTask(split, parts=argument or "both")
+    if family == "sums":
+        from ftis_node.tasks.sums import SumsTask
+
+        return SumsTask(split, name=part.problems)
     if family == "rg" and argument:
         from ftis_node.tasks.rg import ReasoningGymTask
 
@@ -105,4 +111,4 @@ def _has_test_split(part: TaskPart) -> bool:
 
         files = {split: problem_file(part.path, split) for split in SPLITS}
         return files["test"] != files["train"] and files["test"].is_file()
-    return family in (*FILE_TASKS, "arithmetic", "rg")
+    return family in (*FILE_TASKS, "arithmetic", "sums", "rg")

@@ -38,13 +38,15 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """The model it trains. `policy_version` is the learner's newest."""
+    """The model it trains. `policy_version` is the learner's newest. `training` says in one line what of it is trained,
+    and why; it is empty where the node trains nothing."""
 
     name: str = ""
     parameters: int = 0
     trainable_parameters: int = 0
     tokenizer_fingerprint: str = ""
     policy_version: int = 0
+    training: str = ""
 
 
 class GenerationStatus(msgspec.Struct, frozen=True):
@@ -71,7 +73,8 @@ class LearnerStatus(msgspec.Struct, frozen=True):
 
     `mismatch_kl` (nats a token) and `mismatch_share` (of tokens whose ratio is off by more than 1 %) say what engine
     and learner disagree by; as last measured, which was under `mismatch_version`. `kl_to_start` is None where the run
-    has no such term. `last_step_at`: Unix time of the newest step since the node's start, None before one.
+    has no such term. `last_step_at`: Unix time of the newest step since the node's start, None before one. `layout`:
+    whether sequences are computed in packed or padded rows; None before the learner's start.
     """
 
     state: str = "stopped"
@@ -94,6 +97,7 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     mismatch_share: float | None = None
     mismatch_version: int | None = None
     last_step_at: float | None = None
+    layout: str | None = None
 
 
 class SwarmStatus(msgspec.Struct, frozen=True):

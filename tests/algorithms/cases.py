@@ -15,6 +15,7 @@ import torch
 from hypothesis import strategies as st
 
 from ftis_node.algorithms import METHODS, policy_loss
+from ftis_node.algorithms.settings import TENSORS
 
 from .reference import FILTERED, KL_ESTIMATORS, reference_loss
 
@@ -32,6 +33,7 @@ class Case:
     advantages: list[float]
     group_ids: list[int]
     anchor: list[list[float]]
+    sender_ids: list[int]
 
     def tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         return {
@@ -69,7 +71,9 @@ def make_case(seed: int, num_completions: int, num_columns: int, regime: str) ->
             padded = [v if inside else generator.choice(PADDING) for v, inside in zip(values, marks, strict=True)]
             rows.append(padded)
     advantages = [generator.choice((0.0, generator.gauss(0, 1), generator.gauss(0, 1))) for _ in mask]
-    return Case(lp, lg, mask, advantages, [generator.choice(ids) for _ in mask], anchor)
+    group_ids = [generator.choice(ids) for _ in mask]
+    senders = [0, *(generator.randrange(-9, 10**6) for _ in range(max(1, num_completions // 3)))]
+    return Case(lp, lg, mask, advantages, group_ids, anchor, [generator.choice(senders) for _ in mask])
 
 
 @st.composite
@@ -91,24 +95,35 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "agg": ("seq_mean", "token_mean", "max_len"),
 }
 
+FLOORS = (0.1, 0.7)
 OWN_CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "gepo": {"clip": (True, False), "alpha": (0.1, 0.5, 1.0), "k3_beta": (0.005, 1.0)},
     "mis": {"mis_low": (0.0, 0.9), "mis_high": (1.1, math.inf)},
     "m2po": {"m2_threshold": (0.001, 5.1, math.inf)},
     "topr": {"topr_level": ("seq_mean", "seq_sum", "token")},
-    **{method: {"kl_threshold": (0.0, 0.003, 0.31, 4.9, math.inf)} for method in FILTERED},
+    "tis": {"floor": FLOORS},
+    **{
+        method: {
+            "kl_threshold": (0.0, 0.003, 0.31, 4.9, math.inf),
+            "filter": ("quantile", "ess"),
+            "keep_share": (0.0, 0.29, 0.61, 1.0),
+        }
+        | ({"floor": FLOORS} if method == "ftis" else {})
+        for method in FILTERED
+    },
 }
 
 
 def make_parameters(seed: int, method: str) -> dict[str, Any]:
-    """Each parameter given or, as often, left out; `anchor_logprobs` is a flag, for the case to fill in."""
+    """Each parameter given or, as often, left out; tensors are flags, for the case to fill in."""
     generator = random.Random(seed)
     given: dict[str, Any] = {"max_completion_length": generator.randint(1, 9)}
     for name, values in (CHOICES | OWN_CHOICES.get(method, {})).items():
         if generator.random() < 0.5:
             given[name] = generator.choice(values)
-    if "anchor_logprobs" in METHODS[method].takes and generator.random() < 0.5:
-        given["anchor_logprobs"] = True
+    for name in TENSORS:
+        if name in METHODS[method].takes and generator.random() < 0.5:
+            given[name] = True
     return given
 
 
@@ -116,6 +131,9 @@ def check_case(method: str, case: Case, dtype: torch.dtype, params: dict[str, An
     """`policy_loss` equals the reference in value, gradient and metrics, and padding has exactly zero gradient."""
     tensors = case.tensors(dtype)
     reference_params = dict(params)
+    if params.get("sender_ids"):
+        params = params | {"sender_ids": torch.tensor(case.sender_ids)}
+        reference_params["sender_ids"] = case.sender_ids
     if params.get("anchor_logprobs"):
         anchor = torch.tensor(case.anchor, dtype=dtype)
         params = params | {"anchor_logprobs": anchor}

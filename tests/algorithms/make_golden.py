@@ -41,7 +41,13 @@ BATCH: dict[str, Any] = {
 }
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "ftis": [{"kl_estimator": "rkl_iw", "kl_threshold": 0.1, "denominator": "kept"}, {"kl_threshold": 5.0}],
+    "tis": [{"floor": 0.5}],
+    "ftis": [
+        {"kl_estimator": "rkl_iw", "kl_threshold": 0.1, "denominator": "kept"},
+        {"kl_threshold": 5.0},
+        {"filter": "quantile", "keep_share": 0.5, "floor": 0.25},
+        {"filter": "ess"},
+    ],
     "dr_grpo": [{"max_completion_length": 12}],
     "gspo": [{"eps_low": 0.2, "eps_high": 0.28}],
     "gepo": [{"clip": False, "alpha": 0.1, "k3_beta": 0.005}],

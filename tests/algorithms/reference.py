@@ -30,7 +30,11 @@ DEFAULTS: dict[str, Any] = {
     "mis_high": 2.0,
     "m2_threshold": 0.04,
     "topr_level": "seq_mean",
+    "floor": 0.0,
+    "filter": "kl",
+    "keep_share": 0.3,
     "anchor_logprobs": None,
+    "sender_ids": None,
 }
 
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -135,6 +139,8 @@ def objective(method: str, row: Row, t: int, p: dict[str, Any]) -> tuple[float, 
         weight = min(rho, p["cap"])
         if method == "mis":
             weight = rho if p["mis_low"] <= rho <= p["mis_high"] else 0.0
+        elif advantage > 0:
+            weight = max(weight, p["floor"])
         value, slope = surrogate(step, step_slope, advantage, low, high)
         return weight * value, weight * slope
     if method in ("gspo", "gspo_token"):
@@ -182,6 +188,26 @@ def set_trusted_tokens(rows: list[Row], threshold: float) -> None:
         row.trusted = [(i, t) in kept for t in range(row.length)]
 
 
+def effective_share(rows: list[Row]) -> float:
+    weights = [min(1.0, math.exp(max(-80.0, row.mean_difference))) if row.length else 1.0 for row in rows]
+    kish = sum(weights) ** 2 / sum(weight**2 for weight in weights)
+    return kish / len(rows) * (sum(weights) / len(rows))
+
+
+def dropped_rows(rows: list[Row], senders: list[int], kl: list[float], p: dict[str, Any]) -> set[int]:
+    """What the filters that compare a sender's completions leave out: negatives beyond the nearest share of them."""
+    dropped = set()
+    for sender in set(senders):
+        here = [i for i, other in enumerate(senders) if other == sender]
+        is_own = p["sender_ids"] is not None and sender == 0
+        negatives = sorted((kl[i], i) for i in here if rows[i].advantage < 0 and not is_own)
+        share = effective_share([rows[i] for i in here]) if p["filter"] == "ess" else p["keep_share"]
+        num_kept = math.floor(share * len(negatives) + 0.5)
+        cut = negatives[num_kept - 1][0] if num_kept else -math.inf
+        dropped |= {i for value, i in negatives if value > cut}
+    return dropped
+
+
 def read_rows(
     lp: list[list[float]],
     lg: list[list[float]],
@@ -225,6 +251,8 @@ def reference_loss(
         values = [kl_token(p["kl_estimator"], a, b) for a, b in zip(row.lp, row.lg, strict=True)]
         kl.append(sum(values) / len(values) if values else 0.0)
         keep.append(method not in FILTERED or row.advantage > 0 or kl[-1] < p["kl_threshold"])
+    if method in FILTERED and p["filter"] != "kl":
+        keep = [i not in dropped_rows(rows, p["sender_ids"] or group_ids, kl, p) for i in range(len(rows))]
 
     counted = [row for row, kept in zip(rows, keep, strict=True) if kept or p["denominator"] == "all"]
     counted_tokens = sum(row.length for row in counted)

@@ -1,18 +1,21 @@
-"""What the KL estimators estimate, by exact enumeration; and M2PO's mask against its loop."""
+"""What the KL estimators estimate, by exact enumeration; which completions each filter keeps; M2PO's mask."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ftis_node.algorithms import policy_loss
 from ftis_node.algorithms.batch import read_batch
-from ftis_node.algorithms.filters import keep_near_or_good, second_moment_mask, sequence_kl
+from ftis_node.algorithms.filters import effective_share, keep_near_or_good, second_moment_mask, sequence_kl
 
-from .by_hand import padded_logs
-from .cases import make_case
+from .by_hand import evaluate, padded_logs, rows
+from .cases import LOG_RATIO_REGIMES, make_case
 from .reference import read_rows, set_trusted_tokens
 
 VOCABULARY = 7
@@ -106,6 +109,138 @@ def test_keep_rule() -> None:
     advantages = torch.tensor([1.0, 1.0, 0.0, 0.0, -1.0, -1.0, -1.0])
     kl = torch.tensor([9.0, 1.0, 9.0, 1.0, 9.0, 1.0, 5.0])
     assert keep_near_or_good(advantages, kl, 5.0).tolist() == [True, True, False, True, False, True, False]
+
+
+def kept(learner: list[float], advantages: list[float], senders: list[int] | None = None, **params: Any) -> list[bool]:
+    """Which completions of one token, sampled with probability 0.5, have a gradient. A row of A = 0 has none."""
+    batch = rows([[p] for p in learner], [[0.5]] * len(learner), advantages)
+    ids = {} if senders is None else {"sender_ids": torch.tensor(senders)}
+    _, gradient, metrics = evaluate("f-nois", batch, kl_estimator="k1_fwd", **params, **ids)
+    has_gradient = [row[0] != 0.0 for row in gradient]
+    num_neutral = sum(advantage == 0 for advantage in advantages)
+    assert metrics["kept_fraction"] == pytest.approx((sum(has_gradient) + num_neutral) / len(learner))
+    return has_gradient
+
+
+QUANTILE = {"filter": "quantile", "keep_share": 0.5}
+
+
+def test_quantile_keeps_the_nearest_negatives_of_each_sender() -> None:
+    # Sender 7: KL log(0.5/p) in the order 0.4 < 0.3 < 0.2 < 0.1. Sender 8 is farther: still half of its own is kept.
+    learner = [0.1, 0.01, 0.4, 0.02, 0.3, 0.001, 0.2]
+    senders = [7, 8, 7, 8, 7, 8, 7]
+    advantages = [-1.0, -1.0, -1.0, -1.0, -1.0, 2.0, -1.0]
+    assert kept(learner, advantages, senders, **QUANTILE) == [False, False, True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0.0, 0), (0.1, 0), (0.12, 0), (0.125, 1), (0.3, 1), (0.375, 2), (0.6, 2), (0.625, 3), (0.8, 3), (1.0, 4)],
+)
+def test_the_number_kept_is_rounded_to_the_nearest(share: float, expected: int) -> None:
+    flags = kept([0.4, 0.3, 0.2, 0.1], [-1.0] * 4, filter="quantile", keep_share=share)
+    assert flags == [rank < expected for rank in range(4)]
+
+
+def test_neutral_completions_take_nobodys_place() -> None:
+    # All right answers of a prompt are near and teach nothing: half of the two wrong ones is one.
+    learner, advantages = [0.5, 0.5, 0.5, 0.4, 0.1], [0.0, 0.0, 0.0, -1.0, -1.0]
+    assert kept(learner, advantages, **QUANTILE) == [False, False, False, True, False]
+
+
+def test_those_of_equal_distance_are_kept_together() -> None:
+    assert kept([0.4, 0.2, 0.2, 0.2], [-1.0] * 4, **QUANTILE) == [True, True, True, True]
+
+
+@pytest.mark.parametrize("rule", ["quantile", "ess"])
+def test_positives_and_own_completions_are_always_kept(rule: str) -> None:
+    far = [1e-6] * 4
+    assert kept(far, [1.0] * 4, [3] * 4, filter=rule, keep_share=0.0) == [True] * 4, "a sender of positives alone"
+    assert kept(far, [-1.0] * 4, [0] * 4, filter=rule, keep_share=0.0) == [True] * 4, "own ones alone"
+    assert kept(far, [-1.0] * 4, [3] * 4, filter=rule, keep_share=0.0) == [False] * 4
+    assert kept(far, [-1.0] * 4, [0, 3, 0, 3], filter=rule, keep_share=0.0) == [True, False, True, False]
+
+
+@pytest.mark.parametrize("rule", ["quantile", "ess"])
+def test_without_sender_ids_each_group_is_a_sender_and_none_is_own(rule: str) -> None:
+    batch = rows([[0.4], [0.1], [0.02], [0.01]], [[0.5]] * 4, [-1.0] * 4, group_ids=[0, 0, 5, 5])
+    of_groups = evaluate("ftis", batch, filter=rule, keep_share=0.5)
+    assert of_groups == evaluate("ftis", batch, filter=rule, keep_share=0.5, sender_ids=torch.tensor([1, 1, 2, 2]))
+    assert of_groups != evaluate("ftis", batch, filter=rule, keep_share=0.5, sender_ids=torch.tensor([0, 0, 2, 2]))
+
+
+def shares(ratios: list[float], senders: list[int]) -> list[float]:
+    """`effective_share` of completions of two tokens each, both with this ratio."""
+    logs = padded_logs([[ratio / 8] * 2 for ratio in ratios])
+    ids, size = torch.tensor(senders), len(ratios)
+    batch = read_batch(logs, padded_logs([[1 / 8] * 2] * size), ~logs.isnan(), torch.zeros(size), ids, sender_ids=ids)
+    return effective_share(batch).tolist()
+
+
+def test_effective_share_by_hand() -> None:
+    assert shares([1.0] * 5, [1] * 5) == [1.0], "the same model"
+    assert shares([0.5] * 4, [1] * 4) == pytest.approx([0.5]), "equally unlikely: ESS is n, the mean weight 1/2"
+    assert shares([1.0, 0.5], [1, 1]) == pytest.approx([1.5**2 / (2 * 1.25) * 0.75]), "slightly moved"
+    assert shares([8.0, 0.5], [1, 1]) == pytest.approx([1.5**2 / (2 * 1.25) * 0.75]), "cut at 1"
+    one_of_four = shares([1.0, 1e-9, 1e-9, 1e-9], [1] * 4)
+    assert one_of_four == pytest.approx([1 / 16]), "opposed but for one: ESS is 1 of 4, the mean weight 1/4"
+    assert shares([1e-9] * 4, [1] * 4) == pytest.approx([1e-9]), "opposed"
+    assert shares([1e-300] * 4, [1] * 4) == pytest.approx([math.exp(-80)]), "where a square would be 0"
+    assert shares([0.5, 1.0, 0.5, 1.0], [9, 4, 9, 4]) == pytest.approx([1.0, 0.5]), "senders by their ids"
+
+
+def test_effective_share_falls_with_distance() -> None:
+    """However uneven the completions are, a learner that goes on in one direction keeps less and less."""
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(50):
+        directions = torch.randn(12, generator=generator, dtype=torch.float64) - 0.3
+        found = [shares((scale * directions).exp().tolist(), [1] * 12)[0] for scale in (0.0, 0.1, 0.5, 1.0, 3.0, 30.0)]
+        assert found[0] == 1.0
+        assert found == sorted(found, reverse=True)
+
+
+def test_ess_keeps_all_of_the_same_model_some_of_a_near_one_and_none_of_a_far_one() -> None:
+    same, near, far = [0.5] * 4, [0.45, 0.35, 0.25, 0.15], [0.01] * 4
+    flags = kept(same + near + far, [-1.0] * 12, [1] * 4 + [2] * 4 + [3] * 4, filter="ess")
+    # ratios 0.9, 0.7, 0.5, 0.3: ESS/n = 2.4^2 / (4 * 1.64) = 0.878 and the mean is 0.6, so that 2.1 of 4 are kept
+    assert flags == [True] * 4 + [True, True, False, False] + [False] * 4
+
+
+def test_ess_is_over_good_and_bad_completions() -> None:
+    # Alone the near wrong answer would be kept; the two far right ones show that the sender is far.
+    assert kept([0.5], [-1.0], filter="ess") == [True]
+    assert kept([0.5, 1e-6, 1e-6], [-1.0, 1.0, 1.0], filter="ess") == [False, True, True]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    regime=st.sampled_from(LOG_RATIO_REGIMES),
+    rule=st.sampled_from(["quantile", "ess"]),
+    share=st.floats(0, 1),
+)
+def test_what_holds_of_every_batch(seed: int, regime: str, rule: str, share: float) -> None:
+    """Dropped rows have a gradient of exactly 0, others that of no filter; another order of rows changes nothing."""
+    case = make_case(seed, 9, 4, regime)
+    tensors = case.tensors(torch.float64)
+    params = {"filter": rule, "keep_share": share, "sender_ids": torch.tensor(case.sender_ids)}
+
+    def gradient(method: str, order: list[int], **given: Any) -> torch.Tensor:
+        learner = tensors["learner_logprobs"].detach()[order].requires_grad_()
+        others = {name: value[order] for name, value in tensors.items() if name != "learner_logprobs"}
+        ids = {"sender_ids": given.pop("sender_ids")[order]} if "sender_ids" in given else {}
+        policy_loss(method, learner, **others, **given, **ids)[0].backward()
+        assert learner.grad is not None
+        return learner.grad
+
+    straight = list(range(9))
+    filtered, whole = gradient("ftis", straight, **params), gradient("tis", straight)
+    for row, (one, other) in enumerate(zip(filtered, whole, strict=True)):
+        assert torch.equal(one, other) or not one.any()
+        if case.advantages[row] > 0 or case.sender_ids[row] == 0:
+            assert torch.equal(one, other)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(seed)).tolist()
+    torch.testing.assert_close(gradient("ftis", order, **params), filtered[order], rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("threshold", [1e-6, 0.04, 3.0, 60.0])

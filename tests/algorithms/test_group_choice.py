@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.algorithms import GroupChoice, choose_groups, split_foreign
+from ftis_node.algorithms import GroupChoice, choose_groups, pass_rates, split_foreign, usefulness
 
 DEAD, ALIVE = (1.0, 1.0), (0.0, 1.0)
 
@@ -89,3 +89,35 @@ def test_a_draw_keeps_to_the_share_among_groups_that_teach() -> None:
     choice = choose_groups([ALIVE], foreign, num_foreign=6, seed=5, is_near=is_near, near_share=1.0)
     assert [is_near[position] for position in choice.foreign].count(True) == 4
     assert len(choice.foreign) == 6
+
+
+@pytest.mark.parametrize(
+    ("rewards", "pass_rate", "expected"),
+    [
+        ((1.0, 0.0), None, 0.25),
+        ((1.0, 0.0), 0.0, 0.25),
+        ((1.0, 0.0, 0.0, 0.0), 0.5, 0.1875 * 0.5),
+        ((1.0, 1.0, 1.0, 0.0), 0.75, 0.1875 * 0.25),
+        ((1.0, 0.0), 1.0, 0.0),
+        ((0.6, 0.4), None, 0.01),
+        ((0.1, 0.1, 0.1), None, 0.0),
+        ((1.0, 1.0), None, 0.0),
+    ],
+)
+def test_usefulness_is_the_variance_of_the_rewards_times_what_is_new(
+    rewards: tuple[float, ...], pass_rate: float | None, expected: float
+) -> None:
+    assert usefulness(rewards, pass_rate) == pytest.approx(expected, abs=1e-15)
+
+
+def test_what_teaches_nothing_is_worth_exactly_nothing() -> None:
+    assert usefulness((0.1, 0.1, 0.1), None) == 0.0  # the mean of these is not 0.1
+
+
+def test_an_own_group_counts_half_of_one_that_is_four_versions_newer() -> None:
+    groups = [("add", 8, (1.0, 1.0)), ("sub", 0, (0.0, 0.0, 0.0, 1.0)), ("add", 4, (0.0, 0.0)), ("add", 0, (0.0, 1.0))]
+    expected = {"add": (1.0 + 0.25 * 0.5) / 1.75, "sub": 0.25}
+    assert pass_rates(groups) == pytest.approx(expected)
+    assert pass_rates(groups[::-1]) == pass_rates(groups)
+    assert pass_rates([("add", 100_000, (0.0, 1.0)), ("add", 0, (1.0, 1.0))]) == {"add": 0.5}
+    assert pass_rates([]) == {}

@@ -15,6 +15,7 @@ from .by_hand import evaluate, rows
 from .cases import PADDING, make_case
 
 LIMITS: dict[str, dict[str, Any]] = {"dr_grpo": {"max_completion_length": 16}}
+FILTERS = pytest.mark.parametrize("rule", ["quantile", "ess"])
 
 
 def run(
@@ -203,3 +204,34 @@ def test_no_loop_over_completions_groups_or_tokens(method: str) -> None:
             run(method, tensors)
         counts.append(counter.count)
     assert counts[0] == counts[1]
+
+
+@FILTERS
+def test_filters_that_compare_completions_have_no_loop_either(rule: str) -> None:
+    counts = []
+    for num_completions in (4, 64):
+        case = make_case(0, num_completions, 8, "mixed")
+        with OperationCounter() as counter:
+            run("ftis", case.tensors(torch.float64), filter=rule, sender_ids=torch.tensor(case.sender_ids))
+        counts.append(counter.count)
+    assert counts[0] == counts[1]
+
+
+@FILTERS
+def test_filters_that_compare_completions_take_any_batch(rule: str) -> None:
+    """Padding of any value, no tokens, no rows, absurd log-probs, and a way back without NaN."""
+    tensors = make_case(3, 6, 8, "mixed").tensors(torch.float64)
+    filled = {name: tensors[name].detach().clone() for name in ("learner_logprobs", "behaviour_logprobs")}
+    for logprobs in filled.values():
+        logprobs[~tensors["mask"]] = math.nan
+    assert torch.equal(run("ftis", tensors | filled, filter=rule)[1], run("ftis", tensors, filter=rule)[1])
+    no_tokens = tensors | {"mask": torch.zeros(6, 8, dtype=torch.bool)}
+    no_rows = {name: value[:0] for name, value in tensors.items()}
+    for empty in (no_tokens, no_rows):
+        assert run("ftis", empty, filter=rule, denominator="kept")[0].item() == 0.0
+    for sign in (1, -1):
+        far = tensors | {"learner_logprobs": tensors["behaviour_logprobs"] + sign * 1e4}
+        with torch.autograd.set_detect_anomaly(True):
+            loss, gradient, _ = run("ftis", far, filter=rule)
+        assert loss.isfinite()
+        assert gradient.isfinite().all()

@@ -55,6 +55,29 @@ def test_tis_shortens_a_ratio_of_ten_to_two() -> None:
     assert metrics["truncated_fraction"] == 0.5
 
 
+@pytest.mark.parametrize("method", ["tis", "ftis"])
+def test_a_floor_lifts_small_weights_of_positives_alone(method: str) -> None:
+    # Ratios 10, 1/2 and 1/10 of a right answer become 2, 1/2 and 1/4; those of a wrong and a neutral one stay.
+    learner, behaviour = [[0.5, 0.2, 0.05], [0.05], [0.05]], [[0.05, 0.4, 0.5], [0.5], [0.5]]
+    batch = rows(learner, behaviour, [1.0, -1.0, 0.0])
+    value, gradient, metrics = evaluate(method, batch, floor=0.25)
+    assert value == pytest.approx(((2.0 + 0.5 + 0.25) / 3 - 0.1) / 3)
+    assert gradient[0] == pytest.approx([2 / 9, 0.5 / 9, 0.25 / 9])
+    assert gradient[1] == pytest.approx([-0.1 / 3, 0.0, 0.0])
+    assert gradient[2] == [0.0, 0.0, 0.0]
+    without = evaluate(method, batch)
+    assert without[0] == pytest.approx(((2.0 + 0.5 + 0.1) / 3 - 0.1) / 3)
+    assert metrics == without[2], "what the filter and the cap did does not depend on the floor"
+
+
+def test_with_floor_one_and_cap_one_positives_are_those_of_f_nois() -> None:
+    learner, behaviour = [[0.05, 0.4], [0.3]], [[0.5, 0.2], [0.2]]
+    batch = rows(learner, behaviour, [1.0, 2.0])
+    assert evaluate("ftis", batch, floor=1.0, cap=1.0) == evaluate("f-nois", batch, cap=1.0)
+    lifted, plain = evaluate("ftis", batch, floor=1.0)[1], evaluate("f-nois", batch)[1]
+    assert lifted[0] == pytest.approx([plain[0][0], 2 * plain[0][1]]), "almost: the cap is 2"
+
+
 def test_tis_cap_can_be_set() -> None:
     value, _, metrics = evaluate("tis", rows([[0.5]], [[0.05]], [1.0]), cap=20.0)
     assert value == pytest.approx(10.0)

@@ -62,9 +62,12 @@ every_steps = 0
 [wire]
 announcement_shards = 1
 """
+# Each step has its checkpoint before it is reported: what is checked below holds for such a node.
 SETTINGS = """
 [door]
 groups_a_minute = 600
+[learner]
+checkpoint_every_steps = 1
 [swarm]
 directory_period_s = 2.0
 small_swarm = 200

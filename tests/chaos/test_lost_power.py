@@ -18,7 +18,7 @@ from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import mark_schema, marked_schema
 from ftis_node.ipc.durable import complete_folder, newest_complete
-from ftis_node.learner.checkpoint import Owner, newest_usable, save_checkpoint
+from ftis_node.learner.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
 from ftis_node.learner.older import older_checkpoints, renew
 from ftis_node.node.peer_store import PeerStore
 from ftis_node.records.identity import Identity
@@ -50,17 +50,9 @@ def _file_found(name: str) -> Callable[[Path], str]:
 
 def _save_checkpoint(root: Path, step: int) -> None:
     weight = torch.nn.Parameter(torch.full((2, 3), float(step)))
-    save_checkpoint(
-        Home(root / "home").checkpoints,
-        owner=OWNER,
-        step=step,
-        policy_version=step,
-        last_report=None,
-        last_groups=(),
-        trainable={"weight": weight},
-        optimizer=torch.optim.AdamW([weight]),
-        keep=2,
-    )
+    state = state_of(owner=OWNER, step=step, policy_version=step, last_report=None, last_groups=())
+    kept = gather({"weight": weight}, torch.optim.AdamW([weight]))
+    write_checkpoint(Home(root / "home").checkpoints, state, *kept, keep=2)
 
 
 def _checkpoint_found(root: Path) -> str:

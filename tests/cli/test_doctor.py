@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from ftis_node.cli.app import run
+from ftis_node.config.node import LoraSection, NodeSettings
+from ftis_node.node import memory_choice
+from tests.models.test_model_shape import QWEN_3B
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
@@ -47,11 +52,14 @@ def test_a_plan_for_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str], 
 def test_a_card_that_is_too_small_is_exit_code_3_with_its_changes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
 ) -> None:
-    code, output, complaint = doctor(capsys, tmp_path, "--model", str(model), "--gpu-memory", "1.5")
+    arguments = ("--model", str(model), "--gpu-memory", "1.5")
+    code, output, complaint = doctor(capsys, tmp_path, *arguments, "--full", "--verbose")
     assert code == 3
     assert complaint.splitlines()[-1] == "ftis-node: not ready: memory.plan; see the advice above"
     assert "does not fit" in output
-    assert "no change below is enough" in output
+    assert "no change is enough" in output
+    assert "memory.change" not in doctor(capsys, tmp_path, *arguments, "--full")[1]
+    assert "-> no Qwen2.5 model fits: take a larger card" in doctor(capsys, tmp_path, *arguments)[1]
     lines = [line.split()[2:] for line in output.splitlines() if line.startswith("warn  memory.change")]
     assert "+" in lines[-1] and not any("+" in line for line in lines[:-1])
 
@@ -62,10 +70,69 @@ def test_flags_and_the_run_reach_the_plan(capsys: pytest.CaptureFixture[str], tm
     code, output, _ = doctor(capsys, tmp_path, *arguments, "--lora", "--run", "arithmetic-ftis")
     assert code == 0
     verdict, *rest = plan_lines(output)
-    assert "arithmetic-ftis, a LoRA adapter: the generator on the first GPU" in verdict["finding"]
+    assert "arithmetic-ftis, a LoRA adapter of rank 128: the generator on the first GPU" in verdict["finding"]
     (cache,) = [finding["num_bytes"] for finding in rest if "key/value cache" in finding["finding"]]
     assert cache % (2 * 2 * 32 * 2 * 4) == 0
     assert cache < 2 * 2 * 32 * 2 * 5 * 760
+
+
+def qwen_3b(folder: Path) -> Path:
+    """A folder that is whole for `doctor`, which reads no more of weights than their headers: none are in it."""
+    folder.mkdir()
+    for name, document in (("config.json", QWEN_3B), ("tokenizer_config.json", {})):
+        (folder / name).write_text(json.dumps(document))
+    (folder / "tokenizer.json").write_text("{}")
+    header = json.dumps({"weight": {"dtype": "BF16", "shape": [3_085_938_688], "data_offsets": [0, 6_171_877_376]}})
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.write(len(header).to_bytes(8, "little") + header.encode())
+        weights.truncate(weights.tell() + 6_171_877_376)  # a hole, which takes no disk
+    return folder
+
+
+def test_what_may_be_trained_is_one_short_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_choice, "find_spec", lambda name: None)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    three_b = qwen_3b(tmp_path / "Qwen2.5-3B")
+    arguments = ("--model", str(three_b), "--gpu-memory", "22")
+    _, output, _ = doctor(capsys, tmp_path, *arguments)
+    lines = output.splitlines()
+    (verdict,) = [line for line in lines if "memory.plan" in line]
+    assert verdict.startswith(
+        "ok    memory.plan: gsm8k-ftis, a LoRA adapter of rank 128: one GPU: the generator sleeps"
+    )
+    (head,) = [number for number, line in enumerate(lines) if line.split() == ["needs", "fits", "plan"]]
+    table = [line.removeprefix("ok    memory.option: ").split(maxsplit=3) for line in lines[head + 1 :]][:7]
+    assert [row[2:] for row in table[:4]] == [
+        ["no", "all weights"],
+        ["no", "all weights, 8-bit optimizer states"],
+        ["no", "all weights, optimizer states in host memory"],
+        ["yes", "a LoRA adapter of rank 128 (join takes this)"],
+    ]
+    assert {row[2] for row in table[4:]} == {"yes"}
+    assert not any("join takes" in row[3] for row in table[4:])
+    assert len([line for line in lines if "memory." in line]) == 8, "parts and changes are details"
+    _, output, _ = doctor(capsys, tmp_path, *arguments, "--verbose")
+    assert "generator: places for adapters" in output
+    code, output, _ = doctor(capsys, tmp_path, "--model", str(three_b), "--gpu-memory", "46", "--json")
+    rows = [finding for finding in plan_lines(output) if finding["id"] == "memory.option"]
+    assert "yes   all weights, 8-bit optimizer states (after pip install 'ftis-node[8bit]')" in rows[1]["finding"]
+    code, output, _ = doctor(capsys, tmp_path, *arguments, "--full")
+    assert "-> --lora (rank 128) would do; --verbose names every change" in output
+    assert "memory.option" not in output
+
+
+def test_a_home_that_began_is_planned_as_it_began(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    last = NodeSettings(model=str(model), lora=True, lora_adapter=LoraSection(rank=16, alpha=32))
+    (home / "settings.json").write_text(last.model_dump_json())
+    _, output, _ = doctor(capsys, home, "--model", str(model), "--gpu-memory", "24")
+    assert "gsm8k-ftis, a LoRA adapter of rank 16: both workers stay on one GPU" in output
+    assert "all weights" not in output
 
 
 def test_a_model_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -40,6 +40,11 @@ def home(tmp_path: Path, identity: Identity) -> Path:
         "policy_version": 3, "groups_accepted": 1, "groups_refused": {"reward": 2}, "failed_pulls": 1,
         "groups_confirmed": 7, "last_seen": 1000.0, "standing": "banned", "score": -10.0, "banned_until": 4e9,
         "ban_reason": "reward", "reasons": {"reward": 3, "pull_busy": 1}, "trusted": False,
+        "teaching": {
+            "steps": 3, "groups": 8, "completions": 96, "kept": 0.9, "kept_negatives": None, "signal": 0.5, "ess": 0.75,
+            "teaches": 0.34, "weight_mean": 1.0, "weight_variance": 0.25, "clipped": 0.0, "truncated": 0.125,
+            "low_ratio": 0.01, "mean_log_ratio": -0.5, "mean_kl": 2.5,
+        },
     }  # fmt: skip
     where.status.write_text(json.dumps(json.loads(Status().to_json()) | {"peers": [row]}))
     trail = EventTrail(where.events)
@@ -62,11 +67,14 @@ def test_all_of_one_peer(home: Path, identity: Identity, capsys: pytest.CaptureF
     assert "2 x reward: a claimed reward is not the one that we find" in shown
     assert "1 x pull_busy: it announced groups, and fetching them ended as 'busy'" in " ".join(shown.split())
     assert "`peers unban` ends it" in " ".join(shown.split())
+    assert "34 % of its completions, effectively, over its last 3 steps" in shown
+    assert "96 completions, 90 % kept; of the negatives -" in shown
     assert max(map(len, shown.splitlines())) <= 80
     document = json.loads(_said(capsys, home, "peers", "show", identity.peer_id, "--json"))
     assert (document["groups"]["ready"], len(document["groups"]["newest"])) == (1, 1)
     assert [reason["count"] for reason in document["held_against"]] == [3, 1]
-    assert "\x1b" not in _said(capsys, home, "peers")
+    listed = _said(capsys, home, "peers")
+    assert "\x1b" not in listed and "confirmed 7, teaches 34 %" in listed
 
 
 def test_a_peer_that_nobody_knows_is_one_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,7 @@ LONG = Status(
         state="ready", step=10**6, loss=-1.5e-9, reward_mean=0.5, kept_fraction=0.5, truncated_fraction=0.1,
         mean_kl=1e-3, grad_norm=1e3, learning_rate=1e-6, kl_to_start=1.0, mismatch_kl=1e-6, mismatch_share=0.5,
         mismatch_version=10**6, own_groups=10**7, foreign_groups=10**7, restarts=2, last_step_at=NOW - 10**6,
+        layout="packed rows, FlashAttention",
     ),
     swarm=SwarmStatus(
         state="solo", reason="no bootstrap peer answers " + RUDE, clock_skew_s=-99.5, weights_bytes_in=10**12,
@@ -63,6 +64,15 @@ def test_it_fits_a_screen_and_nothing_in_it_reaches_the_terminal(status: Status,
     assert max(map(cells, lines)) <= width
     assert len(lines) <= 23
     assert all(line.isprintable() for line in [*lines, log_line(_document(status), now=NOW)])
+
+
+def test_what_is_trained_and_why_is_on_the_screen() -> None:
+    training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
+    document = _document(Status(node=NodeStatus(peer_id="12D3"), model=ModelStatus(training=training)))
+    text = " ".join(" ".join(screen(document, now=NOW)).split())
+    assert f"trains {training} generation" in text
+    del document["model"]["training"]  # of an older node
+    assert "trains" not in " ".join(screen(document, now=NOW))
 
 
 def test_the_first_lines_answer_and_say_what_to_do() -> None:

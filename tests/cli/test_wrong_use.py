@@ -143,6 +143,7 @@ def test_a_fault_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], mon
         (["--methods", "ftis:capp=2"], "cap"),
         (["--methods", ","], "at least one"),
         (["--delay", "later"], "lognormal"),
+        (["--delay", "fixed:two@peer"], "DELAY@peer"),
         (["--share", "diagonal"], "horizontal"),
         (["--nodes", "1"], "alone"),
         (["--nodes", "two"], "2,4,8"),
@@ -172,7 +173,7 @@ def test_an_experiment_that_cannot_be(
 
 
 def test_an_experiment_with_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pair = f"{tmp_path}/nowhere,{tmp_path}/neither"
+    pair = f"{tmp_path}/nowhere,{tmp_path}/nowhere"  # trials run side by side: either may be the first to fail
     code, line = complaint(capsys, "compare", "--out", str(tmp_path / "out"), "--pair", pair, "--task", "arithmetic")
     assert code == 2
     assert "nowhere" in line

@@ -96,16 +96,16 @@ def test_a_home_on_a_full_disk_is_the_machines_fault(tmp_path: Path, monkeypatch
         pytest.fail("it was taken")
 
 
-def test_a_checkpoint_that_finds_no_room_is_the_systems_error_and_not_the_librarys(tmp_path: Path) -> None:
+def test_a_checkpoint_that_finds_no_room_is_the_systems_error(tmp_path: Path) -> None:
     import torch
 
-    from ftis_node.learner.checkpoint import save_tensors
+    from ftis_node.ipc.tensor_file import write_tensors
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(OSError, match="File too large") as caught:
-            save_tensors({"weight": torch.zeros(1000)}, tmp_path / "weights.safetensors")
+            write_tensors(tmp_path / "weights.safetensors", {"weight": torch.zeros(1000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert is_disk_full(caught.value, tmp_path)

@@ -32,14 +32,41 @@ def test_the_run_id_depends_on_every_value() -> None:
         RunManifest(name="a", task="gsm8k", method={"cap": 3.0}),
         RunManifest(name="a", task="gsm8k", step={"foreign_groups": 4}),
         RunManifest(name="a", task="gsm8k", step={"fill": True}),
+        RunManifest(name="a", task="gsm8k", step={"divide": "advantage"}),
+        RunManifest(name="a", task="gsm8k", method={"floor": 0.0}),
+        RunManifest(name="a", task="gsm8k", method={"filter": "ess"}),
+        RunManifest(name="a", task="gsm8k", method={"filter": "quantile"}),
+        RunManifest(name="a", task="gsm8k", method={"filter": "quantile", "keep_share": 0.5}),
     ]
-    assert len({manifest.run_id for manifest in [base, *changed]}) == 6
+    assert len({manifest.run_id for manifest in [base, *changed]}) == 11
 
 
 def test_keys_that_are_younger_than_a_run_leave_its_id_where_they_say_nothing() -> None:
-    step = RunManifest(name="a", task="gsm8k", step={"fill": False, "own_domain_share": None}).model_dump()["step"]
-    assert not {"fill", "own_domain_share"} & step.keys()
+    nothing = {"fill": False, "own_domain_share": None, "divide": "even"}
+    step = RunManifest(name="a", task="gsm8k", step=nothing).model_dump()["step"]
+    assert not nothing.keys() & step.keys()
+    assert RunManifest(name="a", task="gsm8k", step=nothing).run_id == RunManifest(name="a", task="gsm8k").run_id
+    divided = RunManifest(name="a", task="gsm8k", step={"divide": "advantage"})
+    assert parse_manifest(divided.to_toml(), source="run.toml") == divided
     assert RunManifest(name="a", task="gsm8k", step={"fill": True}).model_dump()["step"]["fill"] is True
+    unset = {"floor": None, "filter": None, "keep_share": None}
+    assert not unset.keys() & RunManifest(name="a", task="gsm8k", method=unset).model_dump()["method"].keys()
+    given = {"floor": 0.0, "filter": "quantile", "keep_share": 0.0}
+    manifest = RunManifest(name="a", task="gsm8k", method=given)
+    assert manifest.method.given() == given
+    assert parse_manifest(manifest.to_toml(), source="run.toml") == manifest
+
+
+def test_the_presets_are_the_runs_that_they_were() -> None:
+    """A new key must not make other runs of them: their nodes would not meet those that are out there."""
+    assert {preset: load_manifest(preset).run_id for preset in PRESETS} == {
+        "arithmetic-ftis": "23d179f536c6b4f3e515d3150068a9ed",
+        "arithmetic-compare": "ce4644f81fd823d0890b1be2b5901cf0",
+        "arithmetic-hdee": "d74e8e5f3c632d9e2bf283436b7edf8a",
+        "sums-ftis": "5d0267d9e246d24bab39fd07008a5db3",
+        "gsm8k-ftis": "012d1e3d374248c3b277b67ffeafcf58",
+        "rg-swarm": "87d928b1650882f2ec44d04189bfdf7f",
+    }
 
 
 def test_the_run_id_is_the_documented_hash() -> None:
@@ -63,9 +90,18 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[method]\nname = "ppo"', "method.name"),
         ('name = "a"\ntask = "x"\n[step]\nown_groups = 0\nforeign_groups = 0', "a step would take nothing"),
         ('name = "a"\ntask = "x"\n[step]\nfill = true\nshare = "horizontal"', "means nothing where all answer"),
+        ('name = "a"\ntask = "x"\n[step]\ndivide = "advantage"\nshare = "horizontal"', "divide means nothing where"),
+        ('name = "a"\ntask = "x"\n[step]\ndivide = "fairly"', "step.divide"),
+        ('name = "a"\ntask = "x"\n[step]\nchoice = "useful"\nfill = true', 'needs share = "vertical", and no fill'),
+        ('name = "a"\ntask = "x"\n[step]\nchoice = "useful"\nshare = "horizontal"', 'needs share = "vertical"'),
         ('name = "a"\ntask = "x"\n[sampling]\nmax_prompt_tokens = 760', "no completion has room"),
         ('name = "a"\ntask = "x"\n' + TOO_LARGE, "max_envelope_bytes"),
         ('name = "a"\ntask = "x"\n[method]\nkl_threshold = 5.0', "go together"),
+        ('name = "a"\ntask = "x"\n[method]\nfloor = 0.5\ncap = 0.4', "floor must not exceed cap, but 0.5 > 0.4"),
+        ('name = "a"\ntask = "x"\n[method]\nfloor = 1.5', "method.floor"),
+        ('name = "a"\ntask = "x"\n[method]\nfilter = "far"', "method.filter"),
+        ('name = "a"\ntask = "x"\n[method]\nkeep_share = 0.5', "means nothing without filter"),
+        ('name = "a"\ntask = "x"\n[method]\nkeep_share = 0.5\nfilter = "ess"', "means nothing without filter"),
         ('name = "a"\ntask = "x"\n[sampling]\ntop_p = 0.9', 'or set sampling.cut = "correct"'),
         ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 1', 'or set sampling.cut = "correct"'),
         ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 20\ncut = "correct"\ntemperature = 0.7', "temperature = 1"),

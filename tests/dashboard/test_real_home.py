@@ -45,7 +45,7 @@ async def _opened(home: Home, size: tuple[int, int]) -> AsyncIterator[tuple[Dash
         yield app, pilot
 
 
-async def _until(pilot: Pilot[None], condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def _until(pilot: Pilot[None], condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await pilot.pause(0.05)

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from textual.app import ComposeResult
+    from textual.pilot import Pilot
 
     from ftis_node.dashboard.reading import Reading
     from ftis_node.replay.reader import GroupSummary
 
+FIRST_PEER = RUNNING.peers[0]["model"].split("/")[1]  # as its row names it
 KEYS = ("enter", "escape", "g", "e", "a", "question_mark", "r", "l", "down")
 
 
@@ -42,6 +44,14 @@ class Restless:
         """The peers come and go."""
         self._num_looks += 1
         return replace(RUNNING, peers=RUNNING.peers[: self._num_looks % 3], taken_at=RUNNING.taken_at + self._num_looks)
+
+
+async def _shown(app: DashboardApp, pilot: Pilot[None], text: str) -> str:
+    """The rows of the screen as soon as this text is in them."""
+    async with asyncio.timeout(60):
+        while text not in (rows := text_of_rows(app.export_screenshot())):
+            await pilot.pause(0.05)
+    return rows
 
 
 @pytest.mark.parametrize("seed", (1, 2))
@@ -89,8 +99,7 @@ async def test_a_look_while_a_screen_is_being_opened_waits_for_it(tmp_path: Path
         app.push_screen(page)
         assert not page.is_mounted
         app.on_node_seen(NodeSeen(RUNNING))
-        await pilot.pause(0.05)
-        assert RUNNING.peers[0]["peer_id"] in text_of_rows(app.export_screenshot())
+        await _shown(app, pilot, RUNNING.peers[0]["peer_id"])
         page.action_back()
         page.action_back()
         assert len(app.screen_stack) == 1
@@ -102,11 +111,9 @@ async def test_many_reasons_leave_room_for_a_peers_groups(tmp_path: Path, monkey
     reading = replace(RUNNING, peers=({**RUNNING.peers[0], "groups_refused": many},))
     app = DashboardApp(Home(tmp_path), lambda: Still(reading), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause(0.1)
+        await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
-        async with asyncio.timeout(20):
-            while SUMMARY.id[:8] not in (shown := text_of_rows(app.export_screenshot())):
-                await pilot.pause(0.05)
+        shown = await _shown(app, pilot, SUMMARY.id[:8])
         assert "peer id" in shown and "standing" in shown and "reason_29" in shown
 
 
@@ -117,11 +124,9 @@ async def test_why_a_peers_groups_cannot_be_read_is_said(tmp_path: Path, monkeyp
     monkeypatch.setattr(groups, "list_groups", fail)
     app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause(0.1)
+        await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
-        async with asyncio.timeout(20):
-            while "the buffer is away" not in text_of_rows(app.export_screenshot()):
-                await pilot.pause(0.05)
+        await _shown(app, pilot, "the buffer is away")
 
 
 class TableApp(App[None]):

@@ -138,6 +138,14 @@ def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
     assert _words(replace(RUNNING, phase=Phase.SILENT))[2] == "no"
 
 
+def test_what_is_trained_has_a_line_where_it_is_known() -> None:
+    training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
+    known = figure_lines(_with("model", training=training))
+    assert len(known) == len(figure_lines(RUNNING)) + 1
+    assert f"trains      {training}" in [text_of(shown) for shown in known]
+    assert "\x1b" not in _texts(figure_lines(_with("model", training=RUDE)))
+
+
 def test_lines_fit_into_80_columns() -> None:
     for shown in (
         head_line(RUNNING),
@@ -149,8 +157,14 @@ def test_lines_fit_into_80_columns() -> None:
 
 def test_peers() -> None:
     assert [row["peer_id"] for row in sorted_peers(reversed(PEERS))] == [ANN, BOB]
-    assert _texts([peer_row(PEERS[0], now=NOW)]) == "annQwen2.5-7B 7.6Bgood7.253983400" + "3 s"
+    assert _texts([peer_row(PEERS[0], now=NOW)]) == "annQwen2.5-7B 7.6Bgood39843 %3400" + "3 s"
     assert "not pulled from" in _texts(peer_lines(PEERS[1], now=NOW))
+    shown = _texts(peer_lines(PEERS[0], now=NOW))
+    assert "43 % of its completions, effectively, over its last 20 steps" in shown
+    assert "960 completions, 91 % kept; of the negatives 82 %" in shown
+    assert "teaches" not in _texts(peer_lines(PEERS[1], now=NOW))
+    of_an_older_node = {name: value for name, value in PEERS[0].items() if name != "teaching"}
+    assert "398-3400" in _texts([peer_row(of_an_older_node, now=NOW)])
 
 
 def test_events() -> None:

@@ -64,9 +64,14 @@ def test_an_image_is_no_root_ends_by_sigterm_and_has_a_check(target: str) -> Non
     assert "tini" in " ".join(one.rest for one in steps if one.word == "RUN")
 
 
+def test_the_image_for_cuda_refuses_a_driver_that_torch_cannot_use() -> None:
+    variables = " ".join(one.rest for one in built_upon(STAGES, "cuda") if one.word == "ENV")
+    assert 'NVIDIA_REQUIRE_CUDA="cuda>=13.0"' in variables
+
+
 def test_only_the_image_for_cuda_has_a_compiler() -> None:
     installs = {name: " ".join(one.rest for one in built_upon(STAGES, name) if one.word == "RUN") for name in FINAL}
-    assert re.search(r"\bgcc\b", installs["cuda"])
+    assert re.search(r"\bgcc g\+\+ ", installs["cuda"])
     assert not re.search(r"\bgcc\b|build-essential", installs["cpu"])
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.small_swarm import SmallSwarm
 
 pytestmark = pytest.mark.timeout(600)
+STEP_S = 400.0  # for the one step of the example, on a busy machine
 
 JOIN, BOOTSTRAP = ("ftis-node", "join"), ("ftis-node", "bootstrap")
 SHOWN = [command for command in chain.from_iterable(map(commands, PAGES)) if not command.is_inline]
@@ -78,7 +79,7 @@ def _filled(words: tuple[str, ...], nodes: Nodes) -> list[str]:
     for at, word in enumerate(filled[:-1]):
         filled[at + 1] = values.get(word, filled[at + 1])
     if filled[1] == "export":
-        nodes.sorting.wait(timeout_s=150)
+        nodes.sorting.wait(timeout_s=STEP_S)
         return _at_home(filled, nodes.sorting.home)
     return _at_home(filled, nodes.node.home)
 
@@ -143,7 +144,7 @@ def test_a_documented_command_does_what_it_should(
 
 
 def test_the_example_task_is_trained_on(nodes: Nodes) -> None:
-    assert nodes.sorting.wait(timeout_s=150) == 0, nodes.sorting.log.read_text()[-2000:]
+    assert nodes.sorting.wait(timeout_s=STEP_S) == 0, nodes.sorting.log.read_text()[-2000:]
     status = nodes.sorting.status()
     assert (status["run"]["task"], status["learner"]["step"]) == ("sorting", 1)
 

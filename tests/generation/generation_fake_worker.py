@@ -1,15 +1,16 @@
 """A generation worker without a model, for the tests of the client: it starts fast, and lies when told to.
 
-A "weights file" holds one number, which becomes every log-prob of the probe. `boot.model` is a folder; as long as the
-file `lies` in it holds a number above 0, a load counts it down and keeps the old weights while claiming the new ones
-(`lie-about-version`: it also names the old version). Prompt id 66 is never answered. When a file `broken` appears, the
-engine is beyond use, for the reason in it.
+A "weights file" holds one number, which becomes every log-prob of the probe, and whose checksum stands for a tensor's.
+`boot.model` is a folder; as long as the file `lies` in it holds a number above 0, a load counts it down and keeps the
+old weights while claiming the new ones (`lie-about-version`: it also names the old version). Prompt id 66 is never
+answered. When a file `broken` appears, the engine is beyond use, for the reason in it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import zlib
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
 UNANSWERED = 66
+
+
+def checksum_of(number: float) -> int:
+    """Stands for that of a tensor."""
+    return zlib.crc32(repr(number).encode())
 
 
 class FakeEngine:
@@ -58,7 +64,7 @@ class FakeEngine:
         )
         return GenerationResult((completion,) * request.num_completions)
 
-    async def load_weights(self, path: Path, version: int) -> None:
+    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
         if not path.exists():  # noqa: ASYNC240 - what engines say of it
             raise ModelError(f"{path} is damaged: No such file")
         text = path.read_text()  # noqa: ASYNC240 - a few bytes
@@ -69,6 +75,7 @@ class FakeEngine:
             self.policy_version = version
         if not self._lies("lies"):
             self._weights = float(text)
+        return {"number": checksum_of(self._weights)}
 
     def _lies(self, about: str) -> bool:
         counter = self._folder / about

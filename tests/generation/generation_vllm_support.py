@@ -32,13 +32,14 @@ from ftis_node.generation.messages import (
 from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.spec import Timing, WorkerSpec
 from ftis_node.ipc.supervisor import Supervisor
+from ftis_node.ipc.weights import find_difference
 from ftis_node.ipc.wire import Message
 from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.generation.engines.vllm_engine import VllmEngine
@@ -144,8 +145,8 @@ class Holder:
         )
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
-        await self.engine.load_weights(Path(request.path), request.version)
-        return WeightsLoaded(version=self.engine.policy_version)
+        held = await self.engine.load_weights(Path(request.path), request.version)
+        return WeightsLoaded(version=self.engine.policy_version, difference=find_difference(request.checksums, held))
 
     async def probe(self, request: Probe, emit: Emitter) -> Probed:
         return Probed(logprobs=tuple(await self.engine.probe(request.token_ids)))
@@ -231,9 +232,12 @@ class DistantEngine:
         group = Group(request_id=request.request_id, eos_ids=tuple(request.eos_ids), asked=asked)
         return unpack_result(await self._supervisor.call(group, Generated))
 
-    async def load_weights(self, path: Path, version: int) -> None:
-        await self._supervisor.call(LoadWeights(path=str(path), version=version), WeightsLoaded)
+    async def load_weights(self, path: Path, version: int, *, checksums: Mapping[str, int] | None = None) -> str | None:
+        """What the engine holds then differs in so much from these checksums."""
+        request = LoadWeights(path=str(path), version=version, checksums=dict(checksums or {}))
+        loaded = await self._supervisor.call(request, WeightsLoaded)
         self._opened = None
+        return loaded.difference
 
     async def probe(self, token_ids: Sequence[int]) -> Sequence[float]:
         return (await self._supervisor.call(Probe(token_ids=tuple(token_ids)), Probed)).logprobs
@@ -259,10 +263,10 @@ class DistantEngine:
 
 
 def make_client(
-    folder: Path, *, engine_core: str, problems: list[str] | None = None, lives: int = 9
+    folder: Path, *, engine_core: str, problems: list[str] | None = None, lives: int = 9, **changed: Any
 ) -> GenerationClient:
-    """A client of the model in `folder`, whose groups end at their token limit alone."""
-    settings = msgspec.structs.replace(VLLM_SETTINGS, engine_core=engine_core)
+    """A client of the model in `folder`, whose groups end at their token limit alone; `changed` settings."""
+    settings = msgspec.structs.replace(VLLM_SETTINGS, engine_core=engine_core, **changed)
     return GenerationClient(
         GenerationBoot(model=str(folder / "model"), settings=settings, eos_ids=(), engine="vllm"),
         sockets_dir=folder / "s",

@@ -271,7 +271,7 @@ class Core:
 
 
 async def test_an_adapter_goes_when_nothing_uses_it_and_never_more_are_held_than_there_are_places() -> None:
-    core, adapters = Core(), Adapters(dict)
+    core, adapters = Core(), Adapters(dict, 3)
     for version, place in ((1, "a"), (2, "b"), (2, "b-again")):
         assert adapters.oldest_in_the_way() is None
         adapters.load(core, Path(place), version)

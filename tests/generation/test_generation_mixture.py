@@ -40,8 +40,8 @@ FIT = msgspec.structs.replace(SETTINGS, vocab_size=VOCAB_SIZE)
 OpenMixture = Callable[..., MixtureEngine]
 
 
-def weighing(prior: list[float], *, learns: bool = True) -> Weighing:
-    return Weighing(tuple(np.log(prior).tolist()), learns=learns)
+def weighing(prior: list[float], **options: bool) -> Weighing:
+    return Weighing(tuple(np.log(prior).tolist()), **options)
 
 
 @pytest_asyncio.fixture
@@ -64,9 +64,12 @@ def three_experts() -> list[Any]:
 
 
 def expected_mixtures(
-    models: list[Any], prior: list[float], text: list[int], *, learns: bool, num_ids: int
+    models: list[Any], prior: list[float], text: list[int], *, learns: bool, num_ids: int, num_unread: int = 0
 ) -> np.ndarray[Any, Any]:
-    """Probabilities `[T, V]` after each token of `text`: plain forward passes, then products and sums."""
+    """Probabilities `[T, V]` after each token of `text`: plain forward passes, then products and sums.
+
+    The first `num_unread` tokens are no evidence.
+    """
     probabilities = []
     for model in models:
         with torch.no_grad():
@@ -75,7 +78,7 @@ def expected_mixtures(
     weights, mixtures = np.array(prior), []
     for place, following in enumerate([*text[1:], None]):
         mixtures.append(sum(weight * each[place] for weight, each in zip(weights, probabilities, strict=True)))
-        if learns and following is not None:
+        if learns and following is not None and place + 1 >= num_unread:
             weights = weights * np.array([each[place][following] for each in probabilities])
             weights = weights / weights.sum()
     return np.array(mixtures)
@@ -136,6 +139,49 @@ async def test_greedy_takes_the_likeliest_of_the_mixture(open_tiny: OpenMixture)
         tokens = result.completions[0].token_ids.tolist()
         mixtures = expected_mixtures(models, EVEN, [*prompt, *tokens], learns=True, num_ids=EMBEDDING_ROWS)
         assert tokens == mixtures[len(prompt) - 1 : -1].argmax(axis=1).tolist()
+
+
+async def test_only_the_completion_is_evidence_where_the_prompt_is_not_read(open_tiny: OpenMixture) -> None:
+    """Ragged prompts side by side, each completion against products and sums that leave the prompt out."""
+    models = three_experts()
+    engine = open_tiny(models, weighing(PRIOR, reads_prompt=False), max_batch=12)
+    requests = [make_request(prompt, max_tokens=9, num_completions=4) for prompt in PROMPTS]
+    results = await asyncio.gather(*map(engine.generate, requests))
+    farthest = 0.0
+    for request, result in zip(requests, results, strict=True):
+        num_unread = len(request.prompt_ids)
+        for completion in result.completions:
+            text = [*request.prompt_ids, *completion.token_ids.tolist()]
+            found = {
+                unread: expected_mixtures(models, PRIOR, text, learns=True, num_ids=EMBEDDING_ROWS, num_unread=unread)[
+                    range(num_unread - 1, len(text) - 1), text[num_unread:]
+                ]
+                for unread in (num_unread, 0)
+            }
+            np.testing.assert_allclose(completion.logprobs, np.log(found[num_unread]), atol=2e-5, rtol=0)
+            farthest = max(farthest, np.abs(np.log(found[num_unread] / found[0])).max())
+    assert farthest > 0.5, "else reading the prompt would make no difference"
+
+
+async def test_a_prompt_that_is_impossible_for_an_expert_only_matters_where_it_is_read(open_tiny: OpenMixture) -> None:
+    models = [tiny_model(seed=0), tiny_model(seed=1)]
+    old = models[0].lm_head
+    head = torch.nn.Linear(old.in_features, old.out_features)
+    with torch.no_grad():
+        head.weight.copy_(old.weight)
+        head.bias.zero_()[PROMPTS[0][1]] = -1e6
+    models[0].lm_head = head
+    first, second = (
+        expected_mixtures([model], [1.0], PROMPTS[0], learns=False, num_ids=EMBEDDING_ROWS)[-1] for model in models
+    )
+    request = make_request(PROMPTS[0], sampling=GREEDY, num_completions=1, max_tokens=1)
+    engine = open_tiny(models, weighing([0.5, 0.5]))
+    for reads_prompt, mixture in ((True, second), (False, (first + second) / 2)):
+        engine.weigh(weighing([0.5, 0.5], reads_prompt=reads_prompt))
+        (completion,) = (await engine.generate(request)).completions
+        assert completion.token_ids.tolist() == [mixture.argmax()]
+        np.testing.assert_allclose(completion.logprobs, np.log([mixture.max()]), atol=2e-5)
+    assert np.abs(first - second).max() > 0.1
 
 
 async def test_one_expert_alone_is_the_torch_engine(open_tiny: OpenMixture) -> None:

@@ -189,7 +189,8 @@ async def test_without_seeds_no_two_groups_are_alike(open_tiny: OpenTiny) -> Non
     engine = open_tiny(tiny_model())
     requests = [make_request(PROMPTS[0], seed=None, request_id=str(n)) for n in range(2)]
     first, second = await asyncio.gather(*map(engine.generate, requests))
-    assert first.completions[0].token_ids.tolist() != second.completions[0].token_ids.tolist()
+    tokens = [[completion.token_ids.tolist() for completion in result.completions] for result in (first, second)]
+    assert tokens[0] != tokens[1]
 
 
 async def test_more_completions_than_the_batch_holds_go_alone(open_tiny: OpenTiny) -> None:
@@ -222,6 +223,7 @@ async def test_a_cancelled_caller_frees_the_engine(open_tiny: OpenTiny) -> None:
     await eventually(lambda: engine.tokens_made >= 40)
     endless.cancel()
     assert [len(c.token_ids) for c in (await beside).completions] == [40] * 4
+    await engine.generate(make_request(PROMPTS[3], max_tokens=1, eos_ids=NEVER))  # the engine has seen the cancellation
     made = engine.tokens_made
     await engine.generate(make_request(PROMPTS[2], max_tokens=10, eos_ids=NEVER))
     assert engine.tokens_made - made == 40, "rows that nobody waits for are still decoded"

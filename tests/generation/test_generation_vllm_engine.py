@@ -31,7 +31,8 @@ from generation_support import (
 from generation_vllm_support import VLLM_MODEL, VLLM_SETTINGS, DistantEngine
 
 from ftis_node.errors import ConfigError, ModelError, NonFiniteError, WorkerTaskError
-from ftis_node.ipc.weights import WeightStore, probe_logprobs, probe_token_ids
+from ftis_node.generation.client import PROOF_TOLERANCES
+from ftis_node.ipc.weights import WeightStore, probe_logprobs, probe_token_ids, prove
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
@@ -90,7 +91,8 @@ async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates
     for version in range(11):
         learner = model_of(seed=version, tied=tied)
         if version:
-            await engine.load_weights(Path(store.publish(version, file_tensors(learner)).path), version)
+            weights = store.publish(version, file_tensors(learner))
+            assert await engine.load_weights(Path(weights.path), version, checksums=weights.checksums) is None
         probed = np.array(await engine.probe(PROBE_IDS))
         np.testing.assert_allclose(probed, probe_logprobs(learner, PROBE_IDS), atol=1e-5, rtol=0)
         assert np.abs(probed - before).max() > 0.1
@@ -102,6 +104,35 @@ async def test_log_probs_equal_a_fresh_forward_pass_before_and_after_ten_updates
             assert (result.policy_version, result.policy_version_newest) == (version, version)
             for completion in result.completions:
                 assert_logprobs(learner, list(request.prompt_ids), completion)
+
+
+@pytest.mark.parametrize("how", ["directly", "by vLLM's reload"])
+async def test_tensors_that_are_not_what_was_published_are_found(serve: Serve, tmp_path: Path, how: str) -> None:
+    """All of them where the file is read into packed layers; those that are not packed where vLLM reloads it."""
+    engine = await serve(tied=False)
+    right, wrong = file_tensors(model_of(seed=1, tied=False)), {}
+    if how != "directly":
+        right["model.norm.weight"] = right["model.norm.weight"].bfloat16()
+    for name, tensor in right.items():  # two layers exchanged, and embedding and head
+        others = {
+            "layers.0.": "layers.1.",
+            "layers.1.": "layers.0.",
+            "model.embed_tokens": "lm_head",
+            "lm_head": "model.embed_tokens",
+        }
+        part = next((part for part in others if part in name), "")
+        wrong[name.replace(part, others[part]) if part else name] = tensor
+    weights = WeightStore(tmp_path / "right").publish(1, right)
+    assert await engine.load_weights(Path(weights.path), 1, checksums=weights.checksums) is None
+    other = {name: value ^ 1 for name, value in weights.checksums.items()}
+    difference = await engine.load_weights(Path(weights.path), 1, checksums=other)
+    num = len(right) if how == "directly" else 21  # biases, norms and embedding; one norm was converted
+    assert difference.startswith(f"holds other values than were published in {num} of {num} tensors"), difference
+    path = Path(WeightStore(tmp_path / "wrong").publish(1, wrong).path)
+    difference = await engine.load_weights(path, 1, checksums=weights.checksums)
+    assert difference is not None
+    proof = prove(model_of(seed=1, tied=False), version=1, vocab_size=EMBEDDING_ROWS)
+    assert proof.rms_difference(await engine.probe(PROBE_IDS)) > PROOF_TOLERANCES["bfloat16"]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,16 +15,32 @@ import pytest
 import torch
 from generation_support import SETTINGS, make_request, save_model
 
-from ftis_node.errors import ConfigError, ModelError, NonFiniteError, WorkerTaskError
+from ftis_node.errors import (
+    ConfigError,
+    EngineError,
+    ModelError,
+    NonFiniteError,
+    OutOfMemoryError,
+    UnknownArchitectureError,
+    WorkerTaskError,
+)
 from ftis_node.generation.engines.published import check_published, shapes_in
 from ftis_node.generation.engines.vllm_drafts import Draft, Job
-from ftis_node.generation.engines.vllm_engine import MIN_CPU_CACHE_BYTES, cpu_cache_bytes
+from ftis_node.generation.engines.vllm_engine import (
+    LOST_CORE,
+    MIN_CPU_CACHE_BYTES,
+    WorkerLog,
+    cpu_cache_bytes,
+    explained,
+    root_cause,
+)
 from ftis_node.generation.engines.vllm_options import (
     check_options,
     engine_arguments,
     environment,
     has_separate_core,
 )
+from ftis_node.generation.engines.vllm_worker import WorkerExtension
 from ftis_node.ipc.weights import WeightStore
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason
@@ -66,6 +83,7 @@ def test_settings_reach_vllm_only_where_they_are_set() -> None:
     assert (given["max_num_seqs"], given["gpu_memory_utilization"], given["max_model_len"]) == (7, 0.4, 99)
     assert (given["enable_lora"], given["max_lora_rank"], given["seed"]) == (True, 16, 5)
     assert given["enforce_eager"] is False
+    assert (given["max_loras"], arguments(lora_rank=16, can_sleep=True)["max_loras"]) == (3, 2)
     assert not {"gpu_memory_utilization", "enable_lora"} & arguments().keys()
 
 
@@ -122,6 +140,150 @@ def test_nothing_is_compiled_on_a_cpu_unless_asked_for() -> None:
     assert environment(settings(), device="cpu")[name] == "1"
     assert name not in environment(settings(options={"enforce_eager": False}), device="cpu")
     assert name not in environment(settings(), device="cuda")
+
+
+def test_a_step_takes_as_many_tokens_on_a_gpu_as_the_memory_plan_has_room_for() -> None:
+    assert "max_num_batched_tokens" not in arguments()
+    assert arguments(device="cuda")["max_num_batched_tokens"] == 8192
+    assert arguments(device="cuda", max_batch=9000)["max_num_batched_tokens"] == 9000, "vLLM refuses less"
+    assert arguments(device="cuda", options={"max_num_batched_tokens": 512})["max_num_batched_tokens"] == 512
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "expected"),
+    [
+        ((10, 0), {}, "FLASH_ATTN"),
+        ((10, 3), {}, "FLASH_ATTN"),
+        ((9, 0), {}, None),
+        ((12, 0), {}, None),
+        (None, {}, None),
+        ((10, 0), {"attention_backend": "FLASHINFER"}, "FLASHINFER"),
+        ((10, 0), {"attention_config": {"backend": "FLASHINFER"}}, None),  # vLLM refuses both
+    ],
+)
+def test_no_attention_is_compiled_at_the_start(
+    capability: tuple[int, int] | None, options: dict[str, Any], expected: str | None
+) -> None:
+    given = engine_arguments(SOURCE, settings(options=options), device="cuda", seed=5, capability=capability)
+    assert given.get("attention_backend") == expected
+
+
+def test_no_sampler_is_compiled_at_the_start_and_gpus_are_counted_as_vllm_counts_them() -> None:
+    assert environment(settings(is_cut=True), device="cuda")["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    program = "import os, sys, ftis_node; print('torch' in sys.modules, os.environ['CUDA_DEVICE_ORDER'])"
+    for told, expected in (({}, "PCI_BUS_ID"), ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "FASTEST_FIRST")):
+        bare = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_ORDER"}
+        said = subprocess.run(
+            [sys.executable, "-c", program], env=bare | told, capture_output=True, text=True, check=True
+        )
+        assert said.stdout.split() == ["False", expected]
+
+
+CORE_FAILS = """\
+(EngineCore pid=6109) WARNING 11-23 19:01:08 [core.py:99] ValueError: of no consequence
+(Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950] WorkerProc failed to start.
+(Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950] Traceback (most recent call last):
+(Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950]     raise ValueError(
+(Worker_TP1 pid=6289) ERROR 11-23 19:01:08 [multiproc_executor.py:950] CAUSE Tried this.
+(EngineCore pid=6109) ERROR 11-23 19:01:09 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=6109) ERROR 11-23 19:01:09 [core.py:1510] Exception: WorkerProc initialization failed due to an \
+exception in a background process. See stack trace for root cause.
+Process EngineCore:
+Traceback (most recent call last):
+    raise e from None
+Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.
+"""
+PARENT_SAYS = "Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}"
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "says"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", OutOfMemoryError, "OutOfMemoryError: CUDA out of memory."),
+        (
+            "ValueError: Free memory on device cuda:0 (3.1/22.0 GiB) on startup is less than desired",
+            OutOfMemoryError,
+            "ValueError: Free memory on device cuda:0 (3.1/22.0 GiB) on startup is less than desired",
+        ),
+        ("RuntimeError: no kernel image is available", EngineError, "RuntimeError: no kernel image is available"),
+    ],
+)
+def test_the_error_of_another_process_stands_in_the_line(
+    tmp_path: Path, cause: str, kind: type[EngineError], says: str
+) -> None:
+    """stderr is this test's file for a moment; what was written before the engine was opened is not this start's."""
+    kept = os.dup(2)
+    with (tmp_path / "log").open("wb") as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            os.write(2, b"ValueError: of another start\n")
+            worker_log = WorkerLog()
+            assert worker_log.with_cause(LOST_CORE) == LOST_CORE, "nothing was said"
+            os.write(2, CORE_FAILS.replace("CAUSE", cause).encode())
+            error = explained(RuntimeError(PARENT_SAYS), "m", worker_log)
+            lost = worker_log.with_cause(LOST_CORE)
+            own = explained(ValueError("of our own process"), "m", worker_log)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+    assert type(error) is kind
+    assert f" {says} Tried this. (use" in str(error) or f" ({says} Tried this.): see" in str(error)
+    assert "root cause" not in str(error)
+    assert lost == f"{LOST_CORE} ({says} Tried this.)"
+    assert str(own) == "vLLM cannot serve m: of our own process (use --engine torch, or see the worker's log)"
+
+
+def test_a_log_without_an_error_has_no_cause() -> None:
+    assert root_cause("") is None
+    assert root_cause(CORE_FAILS.replace("CAUSE", "Error").replace("ValueError: of", "of")) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (
+            "Model architectures ['Foo'] are not supported for now. Supported architectures: ...",
+            UnknownArchitectureError,
+        ),
+        (
+            "Model architecture Foo was supported in vLLM until v0.9, and is not supported anymore.",
+            UnknownArchitectureError,
+        ),
+        ("The Transformers implementation of 'Foo' is not compatible with vLLM.", UnknownArchitectureError),
+        ("Model architectures ['Foo'] failed to be inspected.", EngineError),
+        ("No available memory for the cache blocks.", OutOfMemoryError),
+    ],
+)
+def test_what_vllm_says_of_a_model_decides_the_kind_of_error(said: str, kind: type[EngineError]) -> None:
+    assert type(explained(ValueError(said), "m", WorkerLog())) is kind
+
+
+class OnGpu(WorkerExtension):
+    """vLLM's worker as far as the extension sees it; `calls` has what it does, in order."""
+
+    def __init__(self, device: str) -> None:
+        self.calls: list[Any] = []
+        self.ftis_direct = SimpleNamespace(load=self._read) if device == "cpu" else None  # type: ignore[assignment]
+        self.model_runner = SimpleNamespace(get_model=SimpleNamespace, device=torch.device(device))
+
+    def _read(self, path: Path) -> dict[str, int]:
+        self.calls.append(path)
+        return {"a": 1}
+
+    def reload_weights(self, *, weights_iterator: Any) -> None:  # type: ignore[override]
+        self.calls.append({name: tensor.tolist() for name, tensor in weights_iterator})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_new_weights_go_through_vllms_worker_and_leave_no_memory_behind_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    worker = OnGpu(device)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: worker.calls.append("empty_cache"))
+    path = WeightStore(tmp_path).publish(1, {"a": torch.tensor([1.0, 2.0])}).path
+    assert worker.ftis_load(path) == ({} if device == "cuda" else {"a": 1})
+    assert worker.calls == ([{"a": [1.0, 2.0]}, "empty_cache"] if device == "cuda" else [Path(path)])
 
 
 def vllm_config(*, max_num_seqs: int) -> Any:

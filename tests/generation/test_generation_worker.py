@@ -8,13 +8,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
 import torch
 from generation_support import EMBEDDING_ROWS, SETTINGS, eventually, fresh_logprobs, save_model, tiny_model
 
-from ftis_node.errors import EngineError, ModelError, WorkerDiedError
+from ftis_node.errors import EngineError, ModelError, UnknownArchitectureError, WorkerDiedError
 from ftis_node.generation import engines
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.messages import GenerationBoot
@@ -124,17 +125,23 @@ async def test_engines_by_name(
 
     async def open_one(module: str, *_: object) -> None:
         opened.append(module.rpartition(".")[2].removesuffix("_engine"))
-        if len(opened) == 1 and opened == ["vllm"] and cannot_serve:
-            raise EngineError("no such model")
+        if opened == ["vllm"] and cannot_serve is not None:
+            raise cannot_serve("no such model")
 
     monkeypatch.setattr(engines, "_open", open_one)
-    cannot_serve = False
-    await engines.choose_engine("auto")(None, SETTINGS)
+    cannot_serve: type[EngineError] | None = None
+    settings = msgspec.structs.replace(SETTINGS, device="auto")
+    await engines.choose_engine("auto")(None, settings)
     assert opened == [chosen]
-    opened.clear()
-    cannot_serve = True
-    await engines.choose_engine("auto")(None, SETTINGS)
-    assert opened == (["vllm", "torch"] if chosen == "vllm" else ["torch"])
+    for cannot_serve in (EngineError, UnknownArchitectureError):
+        opened.clear()
+        if chosen == "vllm" and has_gpu and cannot_serve is EngineError:
+            with pytest.raises(EngineError, match="no such model"):
+                await engines.choose_engine("auto")(None, settings)
+            assert opened == ["vllm"]
+            continue
+        await engines.choose_engine("auto")(None, settings)
+        assert opened == (["vllm", "torch"] if chosen == "vllm" else ["torch"])
     if chosen == "torch":
         with pytest.raises(EngineError, match=r"vLLM is not installed for this machine: pip install .* --engine torch"):
             engines.choose_engine("vllm")

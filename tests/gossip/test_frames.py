@@ -10,6 +10,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.bodies import Pull, look_up, pack_ids, unpack_ids
 from ftis_node.gossip.frames import CHUNK_BYTES, Frame, read_frame
+from tests.loop_clock import LoopClock
 
 LIMITS = GossipLimits(max_ids_per_request=3, num_bodies_per_lookup=2)
 
@@ -51,11 +52,12 @@ async def test_a_cut_stream_is_no_end() -> None:
         await read_frame(_stream(b"\x02\0\0\0\x03ab", is_over=True), max_bytes=9, idle_s=1)
 
 
-async def test_a_long_body_over_a_slow_line_is_no_silence() -> None:
+async def test_a_long_body_over_a_slow_line_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = _stream(b"\x02" + (3 * CHUNK_BYTES).to_bytes(4, "big"))
+    clock = LoopClock(monkeypatch)
     reading = asyncio.create_task(read_frame(reader, max_bytes=3 * CHUNK_BYTES, idle_s=0.4))
     for _ in range(3):
-        await asyncio.sleep(0.2)
+        await clock.passes(0.3)
         reader.feed_data(bytes(CHUNK_BYTES))
     assert (await reading)[1] == bytes(3 * CHUNK_BYTES)
 

@@ -24,18 +24,18 @@ async def _nodes(swarm: LoopbackSwarm, *names: str, limits: GossipLimits | None 
 
 
 async def test_announcements_and_bodies_take_their_time() -> None:
-    swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.2 if receiver == "far" else 0.0)
+    swarm = LoopbackSwarm(delay_s=lambda sender, receiver: 0.5 if receiver == "far" else 0.0)
     sender, near, far = await _nodes(swarm, "sender", "near", "far")
     shelf = Shelf(b"body")
     sender.serve(shelf.lookup)
     began = asyncio.get_running_loop().time()
     await sender.announce(b"news")
     await hear(near, b"news")
-    assert asyncio.get_running_loop().time() - began < 0.15
+    assert far.counters.announcements_received == 0, "it is on its way"
     await hear(far, b"news")
-    assert asyncio.get_running_loop().time() - began >= 0.19
+    assert asyncio.get_running_loop().time() - began >= 0.49
     assert (await far.fetch("sender", shelf.ids, timeout_s=0.1)).outcome is FetchOutcome.TIMED_OUT
-    assert (await near.fetch("sender", shelf.ids, timeout_s=0.1)).bodies == (b"body",)
+    assert (await near.fetch("sender", shelf.ids)).bodies == (b"body",)
 
 
 async def test_what_is_lost_is_lost() -> None:

@@ -29,6 +29,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/check.py:sampled_by",
     ),
     Place.BATCH: (
+        "node/peer_weights.py:PeerWeights.weight",
         "node/train.py:TrainLoop._as_trained",
         "node/train.py:TrainLoop._as_trained>train_group",
         "node/train.py:train_group",

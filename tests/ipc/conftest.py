@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @pytest_asyncio.fixture
 async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
-    """`make_supervisor(fault="", timing=QUICK, **options)`: not started yet."""
+    """`make_supervisor(fault="", num_faults=1000, timing=QUICK, **options)`: not started yet."""
     made: list[Supervisor] = []
 
-    def make(*, fault: str = "", timing: Timing = QUICK, **options: object) -> Supervisor:
+    def make(*, fault: str = "", num_faults: int = 1000, timing: Timing = QUICK, **options: object) -> Supervisor:
         spec = WorkerSpec(
             name="echo",
             module="ipc_echo_worker",
-            boot=EchoBoot(trace=str(tmp_path), fault=fault),
+            boot=EchoBoot(trace=str(tmp_path), fault=fault, num_faults=num_faults),
             sockets_dir=tmp_path / "s",
             log_path=tmp_path / "logs" / "echo.log",
             event_types=(Tick,),

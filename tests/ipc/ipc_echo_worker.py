@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import ModelError, NonFiniteError
+from ftis_node.errors import EngineError, ModelError, NonFiniteError, OutOfMemoryError
 from ftis_node.ipc.wire import Message, unpack_body
 from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 
@@ -18,10 +18,22 @@ if TYPE_CHECKING:
 
 
 class EchoBoot(Message, frozen=True):
-    """`fault`: how the building goes wrong. `trace`: a folder; each event of interest leaves a file in it."""
+    """`fault`: how the building goes wrong. `trace`: a folder; each event of interest leaves a file in it.
+
+    The faults of `LATER_FAULTS` are those of later lives: the first is sound, and so is each after `num_faults` others.
+    """
 
     trace: str
     fault: str = ""
+    num_faults: int = 1000
+
+
+LATER_FAULTS = {
+    "later-memory": OutOfMemoryError("the engine does not fit at the moment"),
+    "later-text": RuntimeError("CUDA error: out of memory"),
+    "later-engine": EngineError("vLLM cannot serve it"),
+    "later-model": ModelError("no model there"),
+}
 
 
 class Echo(Message, frozen=True):
@@ -127,6 +139,9 @@ async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
         raise RuntimeError("a bug")
     if boot.fault == "exit":
         os._exit(3)
+    num_lives = len(list(trace.glob("built-*")))  # noqa: ASYNC240 - a few names
+    if boot.fault in LATER_FAULTS and 2 <= num_lives <= 1 + boot.num_faults:
+        raise LATER_FAULTS[boot.fault]
     if boot.fault == "slow":
         time.sleep(1.5)  # noqa: ASYNC251 - as the loading of a model does
     yield {Echo: echo, Fail: fail, Die: die, Stray: stray, Spawn: spawn, Sleep: Sleeper(trace).sleep}

@@ -67,7 +67,7 @@ def test_a_worker_dies_with_a_killed_daemon(tmp_path: Path) -> None:
         worker_pid = int(owner.stdout.readline())
         assert psutil.pid_exists(worker_pid)
         owner.send_signal(signal.SIGKILL)
-        seconds_until_gone(worker_pid, at_most_s=2.0)
+        seconds_until_gone(worker_pid, at_most_s=20.0)
 
 
 def test_a_process_watches_an_owner_that_is_not_its_parent() -> None:
@@ -80,4 +80,4 @@ def test_a_process_watches_an_owner_that_is_not_its_parent() -> None:
             assert watcher.stdout.readline() == "watching\n"
             assert watcher.poll() is None
             owner.kill()
-            seconds_until_gone(watcher.pid, at_most_s=2.0)
+            seconds_until_gone(watcher.pid, at_most_s=20.0)

@@ -18,6 +18,15 @@ def test_quick_deaths_wait_twice_as_long_each_time_up_to_the_limit_and_then_end(
     assert decision == GiveUp(num_quick_deaths=5)
 
 
+def test_shortages_wait_in_the_same_way_and_have_a_limit_of_their_own() -> None:
+    num_shortages, delays = 0, []
+    while isinstance(decision := POLICY.after_shortage(num_shortages=num_shortages), Restart):
+        num_shortages = decision.num_quick_deaths
+        delays.append(decision.delay_s)
+    assert delays == [1.0, 2.0, *[3.0] * 17]
+    assert decision == GiveUp(num_quick_deaths=20)
+
+
 def test_a_long_service_forgives() -> None:
     assert POLICY.after_death(served_s=30.0, num_quick_deaths=4) == Restart(delay_s=1.0, num_quick_deaths=0)
     assert POLICY.after_death(served_s=29.9, num_quick_deaths=4) == GiveUp(num_quick_deaths=5)

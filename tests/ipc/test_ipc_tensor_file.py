@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from ftis_node.errors import ModelError
-from ftis_node.ipc.tensor_file import DTYPES, read_tensors, write_tensors
+from ftis_node.ipc.tensor_file import DTYPES, checksum, read_tensors, write_tensors
+from ftis_node.ipc.weights import file_checksums, find_difference
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,3 +84,47 @@ def test_reading_again_and_again_keeps_no_memory(tmp_path: Path) -> None:
     for _ in range(200):
         read_tensors(tmp_path / "t")
     assert psutil.Process().memory_full_info().uss - before < 2 << 20, "100,000 tensors, 64 bytes each, are 6 MB"
+
+
+def test_a_checksum_is_the_sum_of_the_words() -> None:
+    words = torch.tensor([3, -1, 2**62, 2**62, 2**62, 2**62, 5])
+    assert checksum(words) == 7
+    assert checksum(torch.tensor([-3])) == 2**64 - 3
+    assert checksum(torch.tensor([1, 0, 2, 0, 7], dtype=torch.int16)) == 1 + (2 << 32) + 7
+    assert checksum(torch.zeros(0)) == 0
+    assert checksum(torch.tensor(1, dtype=torch.int8)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_is_written_read_and_held_has_one_checksum(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Whatever the sizes, wherever a tensor begins, and whether torch or numpy computes it."""
+    torch.manual_seed(0)
+    fused = torch.randn(17, 7).to(dtype)
+    tensors = {f"part{size}": part for size, part in enumerate(fused.split([1, 2, 3, 4, 7]))} | {"turned": fused.T}
+    written = write_tensors(tmp_path / "t", tensors)
+    assert written == {name: checksum(tensor) for name, tensor in tensors.items()}
+    assert written == file_checksums(tmp_path / "t")
+    assert written == {name: checksum(tensor) for name, tensor in read_tensors(tmp_path / "t").items()}
+
+
+def test_one_bit_is_found_wherever_it_lies(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "t"
+    written = write_tensors(path, {"a": torch.randn(5), "b": torch.randn(3, 3).bfloat16()})
+    content = path.read_bytes()
+    start = len(content) - 38
+    for bit in range(8 * 38):
+        byte = start + bit // 8
+        path.write_bytes(content[:byte] + bytes([content[byte] ^ 1 << bit % 8]) + content[byte + 1 :])
+        name = "a" if byte < start + 20 else "b"
+        expected = f"holds other values than were published in 1 of 2 tensors, such as {name}"
+        assert find_difference(written, file_checksums(path)) == expected
+
+
+def test_tensors_that_overlap_are_not_summed(tmp_path: Path) -> None:
+    """A header may name the same gigabytes a million times."""
+    entry = {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}
+    header = json.dumps({str(number): entry for number in range(20)}).encode()
+    (tmp_path / "t").write_bytes(len(header).to_bytes(8, "little") + header + bytes(256))
+    with pytest.raises(ModelError, match="its tensors overlap"):
+        file_checksums(tmp_path / "t")

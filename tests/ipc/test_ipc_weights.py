@@ -72,8 +72,8 @@ def test_a_version_can_be_published_again(tmp_path: Path) -> None:
 def test_a_failed_publication_shows_nothing(tmp_path: Path) -> None:
     store = WeightStore(tmp_path)
     store.publish(1, tensors(1.0))
-    with pytest.raises(ValueError, match="b is of torch.int64"):
-        store.publish(2, {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)})
+    with pytest.raises(ValueError, match="b is of torch.int64: it cannot be written as torch.float32"):
+        store.publish(2, {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)}, dtype=torch.float32)
     assert store.newest().version == 1
     assert [path.name for path in tmp_path.iterdir()] == ["weights-00000001"]
 
@@ -112,16 +112,16 @@ def test_a_proof_is_the_log_probs_of_the_probe_and_tells_models_apart() -> None:
     with torch.no_grad():
         by_loss = models[0](input_ids=ids, labels=ids).loss  # transformers' own mean over the same positions
     assert -sum(proofs[0].logprobs) / 31 == pytest.approx(float(by_loss), abs=1e-6)
-    assert proofs[0].max_difference(prove(models[0], version=4, vocab_size=60).logprobs) == 0.0
-    assert proofs[0].max_difference(proofs[1].logprobs) > 1e-3
+    assert proofs[0].rms_difference(prove(models[0], version=4, vocab_size=60).logprobs) == 0.0
+    assert proofs[0].rms_difference(proofs[1].logprobs) > 1e-3
 
 
 def test_log_probs_that_do_not_compare_never_pass() -> None:
     proof = WeightProof(version=1, probe_ids=(1, 2, 3), logprobs=(-1.0, -2.0))
-    assert proof.max_difference((-1.0, -2.25)) == 0.25
-    assert proof.max_difference((-1.0,)) == math.inf
-    assert proof.max_difference((-1.0, math.nan)) == math.inf
-    assert proof.max_difference((math.nan, -2.0)) == math.inf
+    assert proof.rms_difference((-1.3, -2.4)) == pytest.approx((0.5 * (0.3**2 + 0.4**2)) ** 0.5)
+    assert proof.rms_difference((-1.0,)) == math.inf
+    assert proof.rms_difference((-1.0, math.nan)) == math.inf
+    assert proof.rms_difference((math.nan, -2.0)) == math.inf
 
 
 def test_the_room_loads_no_torch() -> None:

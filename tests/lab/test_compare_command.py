@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ftis_node.cli import compare
 from ftis_node.cli.app import run
 from ftis_node.lab.scratch import MEMORY_DISK, PREFIX, scratch_folder
 
+REPOSITORY = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("results_tables", REPOSITORY / "bench" / "results" / "tables.py")
+assert SPEC is not None and SPEC.loader is not None
+RESULTS = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = RESULTS  # dataclasses look their module up
+SPEC.loader.exec_module(RESULTS)
 pytestmark = pytest.mark.timeout(300)
 STOP_LIMIT_S = 20
 
@@ -36,6 +45,9 @@ def test_it_writes_its_files_and_goes_on_where_it_was(
     assert {(row["pair"], row["method"], row["model"], row["seed"]) for row in rows} == {
         ("s,m", method, model, "7") for method in ("alone", "ftis") for model in ("s", "m")
     }
+    steps = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
+    assert len(steps) == 2 * len({(row["method"], row["model"]) for row in rows})
+    assert {row["method"] for row in steps if row["foreign_mean_kl"]} == {"ftis"}
     document = json.loads((tmp_path / "results.json").read_bytes())
     assert document["settings"]["steps"] == 2
     assert document["machine"]["torch"]
@@ -46,6 +58,24 @@ def test_it_writes_its_files_and_goes_on_where_it_was(
     assert {path: path.stat().st_mtime_ns for path in times} == times  # only nois was run
     assert len(list((tmp_path / "runs").iterdir())) == len(times) + 1
     assert "| s,m | nois | s |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", RESULTS.TABLES)
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_commands_of_the_results_page_are_understood(
+    name: str, quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without running them: each is a grid of trials."""
+    counts = []
+
+    def note(kind: Any, *_: Any, **__: Any) -> str:
+        counts.append(len(kind.trials))
+        return ""
+
+    monkeypatch.chdir(REPOSITORY)  # where the paths of its run files begin
+    monkeypatch.setattr(compare, "_run", note)
+    assert run(RESULTS.TABLES[name].arguments(str(tmp_path), quick=quick)) == 0
+    assert counts[0] > 0
 
 
 def test_it_ends_on_sigterm_and_leaves_nothing_running(tiny_models: dict[str, Path], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.delay import NO_DELAY, Delay, InTransit, parse_delay
+from ftis_node.lab.delay import NO_DELAY, Delay, InTransit, delay_alone, parse_delay, parse_delays
 
 
 def served(delay: Delay, steps: int) -> list[int]:
@@ -54,3 +54,39 @@ def test_a_log_normal_delay_keeps_its_bounds_and_its_median() -> None:
 def test_another_delay_is_refused(spec: str) -> None:
     with pytest.raises(UsageError):
         parse_delay(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "of_all", "of_last", "alone"),
+    [
+        ("none", NO_DELAY, None, "none"),
+        ("fixed:3", Delay(3, 3), None, "fixed:3"),
+        ("fixed:3@peer", NO_DELAY, Delay(3, 3), "none"),
+        ("lognormal:1-64@peer", NO_DELAY, Delay(1, 64), "none"),
+    ],
+)
+def test_a_delay_is_of_all_nodes_or_of_the_last_alone(
+    spec: str, of_all: Delay, of_last: Delay | None, alone: str
+) -> None:
+    assert parse_delays(spec) == (of_all, of_last)
+    assert delay_alone(spec) == alone
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("later", "no delay 'later': use none, fixed:K or lognormal:MIN-MAX, in steps; DELAY@peer"),
+        ("fixed:x@peer", "no delay 'fixed:x'"),
+        ("fixed:3@pear", "no delay 'fixed:3@pear'"),
+        ("fixed:3@peer@peer", "no delay 'fixed:3@peer'"),
+        ("lognormal:9-8@peer", "0 < MIN <= MAX"),
+        ("@peer", "no delay ''"),
+        ("none@peer", "'none@peer': a late peer needs a delay above 0"),
+        ("fixed:0@peer", "above 0"),
+    ],
+)
+def test_another_delay_of_a_peer_is_refused_in_one_line(spec: str, words: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_delays(spec)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)

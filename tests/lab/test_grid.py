@@ -9,9 +9,10 @@ import pytest
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import LoraSection
 from ftis_node.errors import UsageError
-from ftis_node.lab.grid import Experiment, parse_method
+from ftis_node.lab.delay import NO_DELAY, Delay
+from ftis_node.lab.grid import Experiment, _given, parse_method
 from ftis_node.lab.pairs import Pair, PairMember, resolve_pair
-from ftis_node.lab.trial import _settings
+from ftis_node.lab.trial import Member, _settings
 
 PAIR = Pair("size", (PairMember("s", "/models/s"), PairMember("m", "/models/m")))
 EXPERIMENT = Experiment(
@@ -52,10 +53,63 @@ def test_a_sapo_split_is_of_groups_and_draws() -> None:
     assert (step.own_groups, step.foreign_groups, step.choice) == (2, 6, "sapo")
 
 
+@pytest.mark.parametrize(("share", "foreign"), [("newest:4", 4), ("useful:4", 4), ("useful", 28), ("useful:28", 28)])
+def test_a_choice_takes_some_of_what_is_made_as_in_the_vertical_split(share: str, foreign: int) -> None:
+    (trial,) = replace(EXPERIMENT, shares=(share,), num_nodes=(8,), seeds=range(1)).trials()
+    step = trial.manifest.step
+    assert (step.own_groups, step.foreign_groups, step.choice) == (4, foreign, share.partition(":")[0])
+
+
+def test_a_divided_swarm_is_a_vertical_one_whose_controls_divide_nothing() -> None:
+    experiment = replace(EXPERIMENT, shares=("vertical", "divided"), methods=("alone:own", "ftis"), seeds=range(1))
+    steps = {
+        (trial.labels["method"], trial.labels["share"]): trial.manifest.step.model_dump()
+        for trial in experiment.trials()
+    }
+    vertical = steps["ftis", "vertical"]
+    assert steps["ftis", "divided"] == vertical | {"divide": "advantage"}
+    assert "divide" not in vertical
+    assert {share for method, share in steps if method == "alone:own"} == {"vertical"}, "one control for both"
+    assert "divide" not in steps["alone:own", "vertical"]
+
+
 def test_the_last_node_is_the_liar() -> None:
     (trial,) = replace(EXPERIMENT, lies=("positives",), num_nodes=(4,), seeds=range(1)).trials()
     assert [member.lie for member in trial.members] == [None, None, None, "positives"]
     assert [member.name for member in trial.members] == ["s", "m", "s~2", "liar"]
+
+
+def test_only_the_last_node_is_late_where_the_delay_is_its_own() -> None:
+    experiment = replace(EXPERIMENT, num_nodes=(2, 4), delays=("fixed:8", "fixed:8@peer"), seeds=range(1))
+    found = [(trial.delay, [(m.name, m.delay) for m in trial.members]) for trial in experiment.trials()]
+    late, names = Delay(8, 8), ("s", "m", "s~2", "m~2")
+    assert found[:2] == [(late, [(name, None) for name in names[:nodes]]) for nodes in (2, 4)]
+    assert found[2:] == [
+        (NO_DELAY, [("s", None), ("m", late)]),
+        (NO_DELAY, [("s", None), ("m", None), ("s~2", None), ("m@late", late)]),
+    ]
+    trial = experiment.trials()[2]
+    assert [trial.delay_of(member) for member in trial.members] == [NO_DELAY, late]
+
+
+def test_a_node_without_peers_is_not_late_where_a_peer_is_and_runs_once() -> None:
+    delays = ("fixed:4@peer", "none", "fixed:8@peer", "fixed:8")
+    trials = replace(EXPERIMENT, delays=delays, methods=("alone", "alone:own"), seeds=range(1)).trials()
+    found = [(trial.labels["method"], trial.members[0].name, trial.labels["delay"], trial.delay) for trial in trials]
+    assert sorted(found, key=str) == [
+        (method, name, *delay)
+        for method in ("alone", "alone:own")
+        for name in ("m", "s")
+        for delay in (("fixed:8", Delay(8, 8)), ("none", NO_DELAY))
+    ]
+    undelayed = replace(EXPERIMENT, methods=("alone",), seeds=range(1)).trials()
+    assert {trial.key for trial in undelayed} < {trial.key for trial in trials}
+
+
+def test_what_a_member_does_not_say_is_no_part_of_its_trials_key() -> None:
+    assert set(_given(Member("s", "/models/s"))) == {"name", "model", "lora", "lie"}
+    late = Member("s", "/models/s", delay=Delay(8, 8))
+    assert _given(late)["delay"] == {"least": 8, "most": 8, "unit": "steps"}
 
 
 def test_a_codec_is_allowed_by_the_trials_manifest_and_set_in_its_nodes() -> None:
@@ -84,10 +138,34 @@ def test_methods_take_parameters_and_the_filter_of_the_base() -> None:
     assert parse_method("tis:cap=3", base).given() == {"cap": 3.0}
     given = parse_method("f-vis:kl_estimator=author_k3:kl_threshold=5", base).given()
     assert given == {"kl_estimator": "author_k3", "kl_threshold": 5.0}
+    of_base = {"kl_estimator": "rkl_iw", "kl_threshold": 0.03}
+    assert parse_method("ftis:filter=ess", base).given() == of_base | {"filter": "ess"}
+    assert parse_method("f-nois:filter=quantile:keep_share=.5", base).given() == of_base | {
+        "filter": "quantile",
+        "keep_share": 0.5,
+    }
+    assert parse_method("tis:floor=0.25", base).given() == {"floor": 0.25}
+    chosen = base.model_copy(update={"filter": "quantile", "keep_share": 0.4})
+    assert parse_method("f-vis", chosen).given() == of_base | {"filter": "quantile", "keep_share": 0.4}
     assert parse_method("gepo:clip=false:alpha=0.1", base).given() == {"clip": False, "alpha": 0.1}
 
 
-@pytest.mark.parametrize("text", ["ppo", "ftis:cap", "ftis:clip=1", "ftis:cap=-1", "gspo:mis_low=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ppo",
+        "ftis:cap",
+        "ftis:clip=1",
+        "ftis:cap=-1",
+        "gspo:mis_low=1",
+        "ftis:filter=far",
+        "ftis:sender_ids=1",
+        "ftis:keep_share=0.5",
+        "tis:filter=ess",
+        "tis:floor=2",
+        "tis:floor=1:cap=0.5",
+    ],
+)
 def test_a_wrong_method_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
         parse_method(text, EXPERIMENT.base.method)
@@ -103,8 +181,14 @@ def test_a_wrong_method_is_refused_in_one_line(text: str) -> None:
         {"shares": ("diagonal",)},
         {"shares": ("sapo:0/0",)},
         {"shares": ("sapo:0/8",)},
+        {"shares": ("useful:17",)},  # the other makes 16
+        {"shares": ("newest:4",), "num_nodes": (5,)},
+        {"shares": ("useful:",)},
         {"lies": ("murder",)},
         {"delays": ("later",)},
+        {"delays": ("fixed:0@peer",)},
+        {"delays": ("later@peer",), "methods": ("alone",)},
+        {"delays": ("fixed:8@peer",), "lies": ("none", "rewards")},
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, tuple[object, ...]]) -> None:

@@ -73,10 +73,10 @@ async def test_whoever_sends_without_training_waits_only_for_those_who_still_tra
     swarm = Swarm()
     for figures, step in zip(swarm.figures, (1, 2, 2), strict=True):
         figures.step = step
-    await asyncio.wait_for(swarm.lockstep.begin(3), 30)
-    swarm.figures[2].step = 1
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError):  # c has the figures of its step, and may still ban somebody for it
         await asyncio.wait_for(swarm.lockstep.begin(3), 0.05)
+    swarm.lockstep.arrive("c", 3)
+    await asyncio.wait_for(swarm.lockstep.begin(3), 30)
 
 
 def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
@@ -101,6 +101,7 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
     due = {("a", 1): 2, ("a", 2): 5}
     lockstep: Any = SimpleNamespace(
         rounds=rounds,
+        arrive=lambda peer_id, step: None,
         begin=lambda step: asyncio.sleep(0),
         wait=lambda step: asyncio.sleep(0),
         due=lambda sender, step: due[sender, step],
@@ -115,8 +116,9 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
 
 def _parts(*, fill: bool, ready: list[tuple[str, int]]) -> Any:
     return SimpleNamespace(
+        identity=SimpleNamespace(peer_id="own"),
         slots=Slots(8),
-        manifest=SimpleNamespace(step=SimpleNamespace(fill=fill)),
+        manifest=SimpleNamespace(step=SimpleNamespace(fill=fill, generated_groups=None)),
         reader=SimpleNamespace(ready_foreign=lambda: ready),
     )
 
@@ -130,22 +132,27 @@ async def test_a_gate_has_slots_for_a_round_from_when_all_have_done_the_step_bef
 
         return note
 
-    lockstep: Any = SimpleNamespace(rounds=ROUNDS, begin=noted("begin"), wait=noted("wait"))
+    arrived: list[tuple[str, int]] = []
+    lockstep: Any = SimpleNamespace(
+        rounds=ROUNDS, arrive=lambda *place: arrived.append(place), begin=noted("begin"), wait=noted("wait")
+    )
     parts = _parts(fill=False, ready=[])
     slots = parts.slots
     gate = RoundGate(lockstep, parts)
     for step in (1, 2):
         await gate.wait(step)
     assert seen == [("begin", 1, 2), ("wait", 1, 2), ("begin", 2, 0), ("wait", 2, 3)]
+    assert arrived == [("own", 1), ("own", 2)]
     assert slots.capacity == 0
     assert gate.shares(2) == (3, 3)
 
 
 async def test_a_round_waits_for_the_last_step_of_one_who_leaves() -> None:
     lockstep, slow, leaver = Lockstep(ROUNDS), Figures(), Figures()
-    for figures, last_step in ((slow, 3), (leaver, 1)):
-        lockstep.enter(SimpleNamespace(peer_id="a", groups_sent=0), figures, last_step=last_step)
+    for name, figures, last_step in (("slow", slow, 3), ("leaver", leaver, 1)):
+        lockstep.enter(SimpleNamespace(peer_id=name, groups_sent=0), figures, last_step=last_step)
     slow.step = 2
+    lockstep.arrive("slow", 3)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(lockstep.begin(3), 0.05)
     leaver.step = 1

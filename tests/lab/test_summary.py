@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from ftis_node.lab.plots import plot_curves, plot_methods, plot_payoff, plot_sweep
-from ftis_node.lab.summary import estimate, lines_of, markdown_table, payoff, write_csv
+from ftis_node.lab.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
+from ftis_node.lab.step_figures import STEP_COLUMNS, steps_table, write_steps_csv
+from ftis_node.lab.summary import alone_line, estimate, lines_of, markdown_table, payoff, write_csv
 from ftis_node.lab.trial_result import Evaluation, MemberResult, TrialResult
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def test_mean_and_standard_error_by_hand() -> None:
 
 def test_lines_gather_seeds() -> None:
     alone, ftis = lines_of(RESULTS)
-    assert (alone.method, ftis.method, len(ftis.seeds)) == ("alone", "ftis", 2)
+    assert (alone.method, ftis.method, len(ftis.runs)) == ("alone", "ftis", 2)
     assert str(alone.final("sums")) == "0.900 ± 0.100"
     assert ftis.along("sums").mean == pytest.approx((0.735 + 0.8775) / 2)  # step 0 does not count
     assert [step for step, _ in ftis.curve("sums")] == [0, 10, 20]
@@ -108,6 +110,20 @@ def test_an_axis_that_varies_stands_in_the_label(tmp_path: Path) -> None:
     assert not (tmp_path / "none.png").exists()
 
 
+def test_a_swarm_with_a_late_peer_is_held_against_alone_without_delay() -> None:
+    late = result("ftis", 0, member("s", [0.0, 0.8], tokens_a_step=50), delay="fixed:8@peer", nodes=4)
+    late.members.append(member("s@late", [0.0, 0.8], tokens_a_step=50))
+    alone = [
+        result("alone", 0, member("s", [0.0, end], tokens_a_step=100), nodes=1, delay=delay)
+        for delay, end in (("fixed:8", 0.4), ("none", 0.8))
+    ]
+    lines = lines_of([*alone, late, result("ftis", 0, member("s", [0.0, 0.8], tokens_a_step=50))])
+    assert [line.model for line in lines[2:4]] == ["s", "s@late"], "no mean of a fresh node and a late one"
+    for line in lines[2:4]:
+        found = alone_line(lines, line)
+        assert found is not None and found.labels["delay"] == "none"
+
+
 def test_the_payoff_is_drawn_where_the_number_of_nodes_varies(tmp_path: Path) -> None:
     larger = [result("ftis", seed, member("s", [0.0, 0.4, 0.9], tokens_a_step=25), nodes=4) for seed in (0, 1)]
     results = [*RESULTS, *larger]
@@ -121,3 +137,51 @@ def test_the_table_has_a_row_for_each_line() -> None:
     assert len(table) == 2 + 2
     assert "| size | ftis | s | 0.900 ± 0.000 |" in table[3]
     assert table[3].endswith("| 0.75 | 2 |")
+
+
+def test_one_row_a_step_with_what_there_is(tmp_path: Path) -> None:
+    whole = member("s", [0.0, 0.5], tokens_a_step=100)
+    whole.steps.update({"foreign_kept_negatives": [None, 0.25], "foreign_mean_kl": [1 / 3, 5.0]})
+    write_steps_csv([result("ftis", 4, whole, member("m", [0.0], tokens_a_step=1))], tmp_path / "steps.csv")
+    rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
+    assert tuple(rows[0]) == STEP_COLUMNS
+    assert [(row["pair"], row["method"], row["model"], row["seed"], row["step"]) for row in rows] == [
+        ("size", "ftis", model, "4", step) for model in ("s", "m") for step in ("1", "2")
+    ]
+    assert [row["kept_fraction"] for row in rows] == ["1", "0.5"] * 2
+    assert [row["foreign_kept_negatives"] for row in rows] == ["", "0.25", "", ""]  # also of results without it
+    assert rows[0]["foreign_mean_kl"] == "0.333333"
+
+
+def test_figures_of_steps_are_means_over_the_runs_that_have_them(tmp_path: Path) -> None:
+    steps = [[None, 0.2, 0.4], [0.6, None, 0.8]]
+    results = [
+        result(
+            "ftis", seed, msgspec.structs.replace(member("s", [0.0, 0.5], tokens_a_step=1), steps={"own_signal": each})
+        )
+        for seed, each in enumerate(steps)
+    ]
+    (line,) = lines_of(results)
+    assert line.step_means("own_signal") == [(1, 0.6), (2, 0.2), (3, pytest.approx(0.6))]
+    assert line.step_means("foreign_ess") == []
+    plot_steps([line], tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+    (row,) = steps_table([line], "sums").splitlines()[2:]
+    assert row.startswith("| size | ftis | s | 0.000 ± 0.000 | 0.467 | - |"), "means over steps of means over runs"
+
+
+def test_nodes_alone_under_two_delays_are_two_lines() -> None:
+    late = [
+        result("alone", 0, member("s", [0.0, end], tokens_a_step=1), nodes=1, delay=delay)
+        for delay, end in (("none", 0.8), ("fixed:8", 0.2))
+    ]
+    found = {line.method: line.final("sums").mean for line in lines_of(late)}
+    assert found == {"alone delay=none": 0.8, "alone delay=fixed:8": 0.2}
+
+
+def test_the_table_of_steps_has_what_was_lost_since_the_best_evaluation() -> None:
+    results = [
+        result("gepo", seed, member("s", [0.1, 0.9, end], tokens_a_step=1)) for seed, end in enumerate((0.7, 0.9))
+    ]
+    (row,) = steps_table(lines_of(results), "sums").splitlines()[2:]
+    assert row.startswith("| size | gepo | s | 0.100 ± 0.100 | - |")

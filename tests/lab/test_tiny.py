@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ftis_node.lab.tiny import RECIPES, WRONG_FRACTION, grade, make_tiny
-from ftis_node.lab.tiny_corpus import corpus
-from ftis_node.lab.tiny_muon import Muon, orthogonalise
-from ftis_node.lab.tiny_tokenizer import MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
+from ftis_node.errors import UsageError
+from ftis_node.lab.tiny import RECIPES, SUMS_RECIPES, make_tiny
+from ftis_node.lab.tiny.arithmetic import WRONG_FRACTION, ArithmeticLessons
+from ftis_node.lab.tiny.corpus import corpus
+from ftis_node.lab.tiny.make import grade
+from ftis_node.lab.tiny.muon import Muon, orthogonalise
+from ftis_node.lab.tiny.sums import SumsLessons, draw_skill, working
+from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
+from ftis_node.tasks.sums import Sum, SumsTask
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerFast
+
+    from ftis_node.lab.tiny import Size
 
 SCALE = 0.01  # a few steps: for what does not depend on skill
 SIZES = ("s", "m")
@@ -120,11 +128,12 @@ def test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake(size: str, num_
     folder = trained_model(size, scale=1.0)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.num_parameters() == num_parameters
-    right, mistaken = grade(model, tokenizer, mistake=RECIPES[size].mistake)
+    right, mistaken = grade(model, tokenizer, ArithmeticLessons(tokenizer, RECIPES[size].mistake))
     assert right < 0.4  # room to learn
     assert mistaken > WRONG_FRACTION - 0.2
     assert right + mistaken > 0.9  # what is not right is the mistake, not noise
-    _, other_mistake = grade(model, tokenizer, mistake=RECIPES["m" if size == "s" else "s"].mistake)
+    others = ArithmeticLessons(tokenizer, RECIPES["m" if size == "s" else "s"].mistake)
+    _, other_mistake = grade(model, tokenizer, others)
     assert other_mistake < 0.05
 
 
@@ -132,7 +141,9 @@ def test_the_report_grades_what_was_saved(tmp_path: Path) -> None:
     report = make_tiny("s", tmp_path, scale=0.1)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert report.num_parameters == model.num_parameters()
-    assert (report.pass_at_1, report.mistaken) == grade(model, tokenizer, mistake=RECIPES["s"].mistake)
+    assert (report.pass_at_1, report.mistaken) == grade(
+        model, tokenizer, ArithmeticLessons(tokenizer, RECIPES["s"].mistake)
+    )
 
 
 def test_orthogonalise_brings_singular_values_near_one_and_keeps_directions() -> None:
@@ -156,3 +167,85 @@ def test_muon_steps_against_the_gradient_by_the_learning_rate() -> None:
 
 def _weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
+
+
+class Draws(random.Random):
+    """Draws that are always the same."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self._value = value
+
+    def random(self) -> float:
+        return self._value
+
+
+PROBLEM = Sum(347, 285, 3)
+HALF = dict.fromkeys(draw_skill("s", 0), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        ("s", "7+5=12;4+8+1=13;3+2+1=6;#632"),
+        ("m", "5+7=12;1+8+4=13;1+2+3=6;#632"),
+        ("l", "7+5+0=12;4+8+1=13;3+2+1=6;#632"),
+    ],
+)
+def test_each_size_writes_its_working_in_its_own_way(size: Size, text: str) -> None:
+    assert working(PROBLEM, size, skill=HALF, mistake=1, draws=Draws(0.4)) == text
+    assert SumsTask().answer_of(SumsTask()[0], text) == "632"
+
+
+def test_a_wrong_column_is_carried_on() -> None:
+    assert working(PROBLEM, "s", skill=HALF, mistake=1, draws=Draws(0.6)) == "7+5=13;4+8+1=14;3+2+1=7;#743"
+    zeros = Sum(100, 900, 3)  # where a result would be below 0 it is one too large
+    assert working(zeros, "s", skill=HALF, mistake=-1, draws=Draws(0.6)) == "0+0=1;0+0=1;1+9=9;#911"
+
+
+def test_models_know_unlike_pairs_of_digits() -> None:
+    skills = [draw_skill(size, seed) for size in ("s", "m") for seed in (0, 1)]
+    assert all(len(skill) == 55 and set(skill.values()) == {0.15, 0.4, 0.8} for skill in skills)
+    assert len({tuple(skill.values()) for skill in skills}) == 4
+    assert draw_skill("s", 1) == skills[1]
+
+
+def test_lessons_are_of_training_problems_of_both_lengths(tokenizer: PreTrainedTokenizerFast) -> None:
+    lessons = SumsLessons(tokenizer, "s", 1, seed=0)
+    token_ids, labels = lessons.batch(64, torch.Generator().manual_seed(3))
+    texts = [tokenizer.decode(row[row != tokenizer.pad_token_id]) for row in token_ids]
+    assert {len(text.split("+")[0].rsplit("\n", 1)[-1]) for text in texts} == {3, 4}
+    for row, label, text in zip(token_ids, labels, texts, strict=True):
+        taught = row[label != IGNORED]
+        assert text.endswith(f"assistant\n{tokenizer.decode(taught)}")
+        assert taught[-1] == tokenizer.eos_token_id
+        assert torch.equal(label[label != IGNORED], taught)
+
+
+def test_the_exam_of_sums_counts_answers_that_are_wrong(tokenizer: PreTrainedTokenizerFast) -> None:
+    lessons = SumsLessons(tokenizer, "s", 1, seed=0)
+    task = SumsTask("test")
+    texts = [f"#{task[index].answer}" for index in range(len(task))]
+    assert len(lessons.exam()) == len(task)
+    assert lessons.grade(texts) == (1.0, 0.0)
+    assert lessons.grade([*texts[:512], *["#1"] * 256, *["none"] * 256]) == (0.5, 0.25)
+
+
+def test_a_size_that_a_task_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="arithmetic has no tiny model of size l: use s, sm, m"):
+        make_tiny("l", tmp_path)
+
+
+@pytest.mark.parametrize("size", SUMS_RECIPES)
+def test_a_model_of_sums_is_made_and_can_be_loaded(size: Size, tmp_path: Path) -> None:
+    report = make_tiny(size, tmp_path, task="sums", scale=0.005)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert report.num_parameters == model.num_parameters() == SUMS_RECIPES[size].num_parameters
+
+
+def test_most_lessons_are_in_the_own_habit_and_some_in_the_others(tokenizer: PreTrainedTokenizerFast) -> None:
+    lessons = SumsLessons(tokenizer, "s", 1, seed=0)
+    token_ids, _ = lessons.batch(512, torch.Generator().manual_seed(4))
+    texts = [tokenizer.decode(row) for row in token_ids]
+    with_every_carry = sum("+0=" in text.partition("assistant")[2].split(";")[0] for text in texts) / len(texts)
+    assert 0.05 < with_every_carry < 0.2  # a tenth is written as l does

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections import Counter
 from dataclasses import replace
+from statistics import fmean
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ftis_node.algorithms import has_signal
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import LoraSection
 from ftis_node.errors import FtisError, ModelError
@@ -21,6 +24,7 @@ from ftis_node.lab.lockstep import Lockstep
 from ftis_node.lab.pairs import Pair, PairMember
 from ftis_node.lab.rounds import Rounds
 from ftis_node.lab.trial import run_trial
+from ftis_node.lab.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.node import train
 from ftis_node.node.figures import Figures
 
@@ -74,6 +78,19 @@ def test_two_nodes_take_each_others_groups_in_step(experiment: Experiment) -> No
         assert not member.refused
         assert all(norm is not None and norm > 0 for norm in member.steps["grad_norm"])  # real gradient steps
     assert small.parameters < medium.parameters
+    for member in result.members:
+        assert set(member.steps) == {*STEP_FIGURES, *SENDER_FIGURES}
+        assert {len(values) for values in member.steps.values()} == {STEPS}
+        assert all(value is not None and value > 0 for value in member.steps["foreign_mean_kl"])
+        assert any(value is not None and value > 0 for value in member.steps["foreign_weight_variance"])
+        assert [(each.step, each.side) for each in member.log_ratios] == [
+            (step, side) for step in range(1, STEPS + 1) for side in ("own", "foreign")
+        ]
+        own, foreign = member.log_ratios[:2]
+        assert sum(own.positives) == own.positives[5] > 0  # what it sampled itself has rho 1
+        assert sum(foreign.negatives) > foreign.negatives[5]
+        assert member.steps["own_mean_kl"][0] == pytest.approx(0, abs=1e-6)
+        assert member.steps["entropy"] == [None] * STEPS
 
 
 def test_a_trial_repeats_itself(experiment: Experiment) -> None:
@@ -122,29 +139,57 @@ def test_evaluations_use_the_newest_weights(experiment: Experiment) -> None:
     assert len({point.pass_at_1 for point in member.curve("arithmetic:add")}) > 1
 
 
-def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[Any]] = []
-    train = trial_room.InProcessMakers.learner
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
+    """The groups of each step with the name of the node that takes it."""
+    seen: list[tuple[str, int, list[Any]]] = []
+    make_learner = trial_room.InProcessMakers.learner
 
     def spying(self: Any, of: Any) -> Any:
-        learner = train(self, of)
+        learner = make_learner(self, of)
         inner = learner.train
 
-        async def watched(groups: Any, **how: Any) -> Any:
-            seen.append(list(groups))
-            return await inner(groups, **how)
+        async def watched(groups: Any, *, step: int, **how: Any) -> Any:
+            seen.append((of.settings.name, step, list(groups)))
+            return await inner(groups, step=step, **how)
 
         learner.train = watched
         return learner
 
     monkeypatch.setattr(trial_room.InProcessMakers, "learner", spying)
+    return seen
+
+
+def test_only_the_last_node_is_late_to_itself_and_to_its_peer(experiment: Experiment, trained: list[Any]) -> None:
+    run_trial(only(experiment, delays=("fixed:2@peer",), steps=4))
+    versions = {
+        (name, step, own): {group.policy_version for group in groups if group.own == own}
+        for name, step, groups in trained
+        for own in (True, False)
+    }
+    fresh, late = ({step: {max(0, step - 1 - lag)} for step in range(1, 5)} for lag in (0, 2))
+    for name, own, expected in (("s", True, fresh), ("s", False, late), ("m", True, late), ("m", False, fresh)):
+        assert {step: versions[name, step, own] for step in range(1, 5)} == expected, (name, own)
+
+
+def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, trained: list[Any]) -> None:
     result = run_trial(only(experiment, shares=("horizontal",), steps=1))
     assert [member.own_groups for member in result.members] == [PROMPTS, PROMPTS]
-    for groups in seen:
+    for _, _, groups in trained:
         keys = [group.advantage_key for group in groups]
         assert len(groups) == 2 * PROMPTS
         assert all(keys.count(key) == 2 for key in keys)  # one of ours and one of the peer's
         assert {len(group.completions) for group in groups} == {GROUP_SIZE // 2}
+
+
+def test_of_more_generated_groups_a_sapo_node_draws_its_own(experiment: Experiment) -> None:
+    result = run_trial(only(experiment, shares=("sapo:1/2/3",), methods=("ftis:peer_weights=agreement",)))
+    for member in result.members:
+        assert member.own_groups <= STEPS
+        assert STEPS * 3 * GROUP_SIZE <= member.tokens_generated  # all three of each step
+        (peer,) = {other.name for other in result.members} - {member.name}
+        assert [set(weights) <= {peer} for weights in member.peer_weights] == [True] * STEPS
+        assert all(weight == 1.0 for weights in member.peer_weights[:2] for weight in weights.values())
 
 
 def test_a_sapo_split_passes_over_groups_without_a_signal(experiment: Experiment) -> None:
@@ -152,6 +197,55 @@ def test_a_sapo_split_passes_over_groups_without_a_signal(experiment: Experiment
     for member in result.members:
         assert member.own_groups <= 2 * STEPS
         assert 0 < member.foreign_groups <= 3 * STEPS
+
+
+def test_a_useful_choice_is_among_the_groups_of_the_round(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, Any, dict[str, float]]] = []
+    choose = train.choose_useful
+
+    def watched(candidates: Any, *numbers: int, pass_rates: dict[str, float], **how: Any) -> Any:
+        selection = choose(candidates, *numbers, pass_rates=pass_rates, **how)
+        seen.append((candidates, selection, pass_rates))
+        return selection
+
+    monkeypatch.setattr(train, "choose_useful", watched)
+    result = run_trial(only(experiment, shares=("useful:3",), num_nodes=(4,)))
+    assert [member.foreign_groups for member in result.members] == [3 * STEPS] * 4
+    assert len(seen) == 4 * STEPS
+    for candidates, selection, rates in seen:
+        foreign = [c for c in candidates if not c.own]
+        assert len(foreign) == 6, "two of each other node: none is left of the round before"
+        assert len(selection.discarded) == 3
+        num_teaching = sum(has_signal(c.rewards) for c in foreign)
+        assert sum(has_signal(c.rewards) for c in selection.taken[2:]) == min(3, num_teaching)
+        assert set(rates) == {"arithmetic:add"}
+    of_first = [fmean(reward for c in candidates if c.own for reward in c.rewards) for candidates, *_ in seen[:4]]
+    assert [rates["arithmetic:add"] for *_, rates in seen[:4]] == pytest.approx(of_first)
+
+
+def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No completion of eight tokens has room for a sum with its working: no group of `sums` has a signal."""
+    late = Counter[str]()
+    note = train.note_signals
+
+    def watched(parts: Any, step: int, groups: Any, discarded: Any) -> None:
+        late.update(each.group.prompt_ref.task for each in groups if each.own and step > 2)
+        note(parts, step, groups, discarded)
+
+    monkeypatch.setattr(train, "note_signals", watched)
+    mixture, steps = "arithmetic:add+sums", 4
+    base = load_manifest("arithmetic-compare")
+    base = base.model_copy(update={"task": mixture, "eval": base.eval.model_copy(update={"every_steps": 0})})
+    divided = replace(experiment, base=base, task_spec=mixture, eval_specs=(), shares=("divided",), steps=steps)
+    for member in run_trial(only(divided)).members:
+        assert len(member.division) == steps
+        assert member.division[-1]["arithmetic:add"] > 0.6 > 0.4 > member.division[-1]["sums"] > 0.05
+    assert late.total() == 2 * 2 * base.step.own_groups
+    assert late["arithmetic:add"] > 0.6 * late.total()
 
 
 async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged() -> None:
@@ -181,6 +275,14 @@ def test_a_liar_is_met_at_the_door_or_in_the_loss(experiment: Experiment, lie: s
             assert not member.refused
             assert member.foreign_groups == 2 * PROMPTS * 3 // 4
             assert (member.steps["truncated_fraction"][0] or 0) > 0
+
+
+def test_a_liar_whose_log_probs_are_a_learners_own_passes_all_checks_of_that_learner(experiment: Experiment) -> None:
+    setting = only(experiment, methods=("ftis:peer_weights=agreement",), lies=("mimic",), num_nodes=(4,), steps=3)
+    mimicked = run_trial(setting).members[0]
+    assert not mimicked.refused, "no likelihood tells its completions from honest ones"
+    assert mimicked.foreign_groups == 3 * PROMPTS * 3 // 4
+    assert mimicked.peer_weights[0] == {"liar": 1.0, "m": 1.0, "s~2": 1.0}, "nobody counts less before it is measured"
 
 
 def test_honest_nodes_make_up_for_a_liars_share_where_the_run_says_so(experiment: Experiment) -> None:

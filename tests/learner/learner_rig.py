@@ -35,7 +35,17 @@ def float32(values):
 
 
 def make_group(
-    completions, rewards, *, number=0, own=True, key=None, version=0, newest=None, prompt=PROMPT, logprobs=None
+    completions,
+    rewards,
+    *,
+    number=0,
+    own=True,
+    key=None,
+    version=0,
+    newest=None,
+    prompt=PROMPT,
+    logprobs=None,
+    sender="",
 ):
     """A group of the given completions (lists of ids); behaviour log-probs -5.5 unless given."""
     logprobs = logprobs or [[-5.5] * len(ids) for ids in completions]
@@ -50,6 +60,7 @@ def make_group(
             TrainCompletion(token_ids=int32(ids), logprobs=float32(values), reward=reward)
             for ids, values, reward in zip(completions, logprobs, rewards, strict=True)
         ),
+        sender=sender,
     )
 
 

@@ -24,9 +24,19 @@ def test_batch_by_hand():
     assert batch.group_ids.tolist() == [0, 0, 1, 2]  # one generator's completions of one prompt
     assert batch.advantage_ids.tolist() == [0, 0, 0, 1]  # the horizontal mode pools the first two groups
     assert batch.is_own.tolist() == [True, True, False, False]
+    assert batch.sender_ids.tolist() == [0, 0, 1, 2], "without a name each is its own"
     assert batch.policy_versions.tolist() == [4, 4, 0, 0]
     assert batch.policy_versions_newest.tolist() == [5, 5, 0, 0]
     assert (batch.num_own_groups, batch.num_foreign_groups, batch.num_tokens) == (1, 2, 7)
+
+
+def test_senders_have_one_id_each_and_this_node_zero():
+    labels = [("b", False), ("me", True), ("a", False), ("b", False), ("", False), ("", True)]
+    groups = [
+        make_group([[1], [2]], [0.0, 1.0], number=number, own=own, sender=sender)
+        for number, (sender, own) in enumerate(labels)
+    ]
+    assert make_batch(groups).sender_ids[::2].tolist() == [1, 0, 2, 1, 3, 0]
 
 
 def test_micro_batch_by_hand():

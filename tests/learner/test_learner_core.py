@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tiny_models import make_model
 
 from ftis_node.errors import ConfigError, FtisError, MachineError
 from ftis_node.ipc.weights import WeightStore, probe_logprobs
+from ftis_node.learner import checkpoint
 from ftis_node.learner.core import Learner
 from ftis_node.learner.export import export_newest, export_policy
 from ftis_node.learner.messages import FULL_LEARNING_RATE, LORA_LEARNING_RATE, LoraSettings
@@ -119,15 +121,15 @@ def test_published_weights_answer_as_the_proof_says(model_folder, tmp_path, lora
     base = load_causal_lm(resolve_model(str(model_folder)))
     before = learner.state()
     assert (before.weights, before.proof.version) == (None, 0)
-    assert before.proof.max_difference(probe_logprobs(base, before.proof.probe_ids)) < 1e-5
+    assert before.proof.rms_difference(probe_logprobs(base, before.proof.probe_ids)) < 1e-5
 
     learner.train(random_groups(), step=1)
     reply = learner.train(random_groups(seed=1), step=2)
     assert reply.weights.version == reply.proof.version == 2
-    assert reply.proof.max_difference(probe_logprobs(base, reply.proof.probe_ids)) > 0.01
+    assert reply.proof.rms_difference(probe_logprobs(base, reply.proof.probe_ids)) > 0.01
     served = make_model()
     served.load_state_dict(WeightStore(tmp_path / "weights").load(2), strict=False)
-    assert reply.proof.max_difference(probe_logprobs(served, reply.proof.probe_ids)) < 1e-5
+    assert reply.proof.rms_difference(probe_logprobs(served, reply.proof.probe_ids)) < 1e-5
 
 
 def test_an_adapter_is_published_alone_as_peft_would_save_it(model_folder, tmp_path):
@@ -155,8 +157,48 @@ def test_an_adapter_is_published_alone_as_peft_would_save_it(model_folder, tmp_p
     assert config == saved_config | {"target_modules": sorted(saved_config["target_modules"])}
 
     served = PeftModel.from_pretrained(load_causal_lm(resolve_model(str(model_folder))), path.parent)
-    assert reply.proof.max_difference(probe_logprobs(served, reply.proof.probe_ids)) < 1e-5
+    assert reply.proof.rms_difference(probe_logprobs(served, reply.proof.probe_ids)) < 1e-5
     assert Path(Learner(boot).state().weights.path).read_bytes() == path.read_bytes()
+
+
+def test_what_is_written_behind_a_step_is_the_state_before_its_update(model_folder, tmp_path, monkeypatch):
+    made = [tmp_path / name / "checkpoints" / "step-00000001" for name in ("at_once", "behind")]
+    Learner(make_boot(model_folder, tmp_path / "at_once")).train(random_groups(), step=1)
+    begun, may_write, write = threading.Event(), threading.Event(), checkpoint.write_tensors
+
+    def slow(*arguments):
+        begun.set()
+        assert may_write.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", slow)
+    learner = Learner(make_boot(model_folder, tmp_path / "behind", checkpoint_every_steps=None))
+    assert learner.train(random_groups(), step=1).saved_step == 0
+    assert begun.wait(60)
+    threading.Timer(2.0, may_write.set).start()  # a step of the tiny model takes a tenth of that
+    assert learner.train(random_groups(seed=2), step=2).saved_step == 1
+    for file in checkpoint.WEIGHTS_FILE, checkpoint.OPTIMIZER_FILE:
+        at_once, behind = (load_file(folder / file) for folder in made)
+        assert at_once.keys() == behind.keys()
+        assert all(torch.equal(at_once[name], behind[name]) for name in at_once if name != checkpoint.RANDOM_STATE)
+    learner.save_if_behind()
+    assert Learner(make_boot(model_folder, tmp_path / "behind")).state().step == 2
+
+
+def test_a_refusal_behind_a_step_is_said_by_the_next(model_folder, tmp_path, monkeypatch):
+    learner = Learner(make_boot(model_folder, tmp_path, checkpoint_every_steps=None))
+    with monkeypatch.context() as disk:
+
+        def full(*arguments, **more):
+            raise OSError(28, "No space left on device")
+
+        disk.setattr(checkpoint, "write_tensors", full)
+        learner.train(random_groups(), step=1)
+        with pytest.raises(MachineError, match="checkpoint of step 1 cannot be written.*No space left"):
+            learner.train(random_groups(seed=2), step=2)
+    assert learner.train(random_groups(seed=2), step=2).report.repeated
+    learner.save_if_behind()
+    assert Learner(make_boot(model_folder, tmp_path)).state().step == 2
 
 
 def test_bfloat16_publishes_bfloat16(model_folder, tmp_path):
@@ -166,7 +208,7 @@ def test_bfloat16_publishes_bfloat16(model_folder, tmp_path):
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     served = make_model().to(torch.bfloat16)
     served.load_state_dict(tensors, strict=False)
-    assert reply.proof.max_difference(probe_logprobs(served, reply.proof.probe_ids)) < 0.1
+    assert reply.proof.rms_difference(probe_logprobs(served, reply.proof.probe_ids)) < 0.1
 
 
 def test_resume_takes_back_versions_newer_than_the_checkpoint(model_folder, tmp_path):
@@ -193,15 +235,13 @@ def test_resume_publishes_again_what_the_store_lost(model_folder, tmp_path):
 
 
 def test_full_disk_is_said_and_the_step_can_be_asked_for_again(model_folder, tmp_path, monkeypatch):
-    from safetensors import torch as safetensors_torch
-
     learner = Learner(make_boot(model_folder, tmp_path))
     with monkeypatch.context() as disk:
 
         def full(*arguments, **more):
             raise OSError(28, "No space left on device")
 
-        disk.setattr(safetensors_torch, "save_file", full)
+        disk.setattr(checkpoint, "write_tensors", full)
         with pytest.raises(MachineError, match="checkpoint of step 1 cannot be written.*No space left"):
             learner.train(random_groups(), step=1)
     reply = learner.train(random_groups(), step=1)
@@ -241,7 +281,7 @@ def test_export_merged_is_a_plain_model(model_folder, tmp_path, lora):
         proof = learner.train(random_groups(seed=step), step=step).proof
     export_policy(learner.policy, tmp_path / "out", merge=True)
     source = resolve_model(str(tmp_path / "out"))
-    assert proof.max_difference(probe_logprobs(load_causal_lm(source), proof.probe_ids)) < 1e-5
+    assert proof.rms_difference(probe_logprobs(load_causal_lm(source), proof.probe_ids)) < 1e-5
     assert load_tokenizer(source).fingerprint == learner.policy.tokenizer.fingerprint
     with pytest.raises(ConfigError, match="is not an empty folder"):
         export_policy(learner.policy, tmp_path / "out", merge=True)
@@ -259,7 +299,7 @@ def test_export_of_the_adapter_alone(model_folder, tmp_path, name):
     base = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert base == (str(model_folder) if name == "tiny" else name)
     adapted = PeftModel.from_pretrained(load_causal_lm(resolve_model(str(model_folder))), tmp_path / "out")
-    assert proof.max_difference(probe_logprobs(adapted, proof.probe_ids)) < 1e-5
+    assert proof.rms_difference(probe_logprobs(adapted, proof.probe_ids)) < 1e-5
 
 
 def test_export_out_of_a_home_reads_it_only(model_folder, tmp_path):
@@ -276,7 +316,7 @@ def test_export_out_of_a_home_reads_it_only(model_folder, tmp_path):
     assert export_newest(boot, tmp_path / "out", merge=True) == 1
     assert sorted(tmp_path.glob("home/**/*")) == before
     exported = load_causal_lm(resolve_model(str(tmp_path / "out")))
-    assert proofs[1].max_difference(probe_logprobs(exported, proofs[1].probe_ids)) < 1e-5
+    assert proofs[1].rms_difference(probe_logprobs(exported, proofs[1].probe_ids)) < 1e-5
 
 
 def test_entropy_is_reported_where_it_is_asked_for(model_folder, tmp_path):

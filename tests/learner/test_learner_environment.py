@@ -15,6 +15,8 @@ from ftis_node.learner.client import worker_environment
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 BLOCK_BYTES = 200 << 20  # a thread's own arena holds 64 MiB at most, and what does not fit goes back at once
 PROGRAM = f"""
 import threading, re, pathlib
@@ -50,6 +52,19 @@ def test_on_a_cpu_freed_blocks_stay_with_the_process(tmp_path: Path) -> None:
     assert boot.device == "cpu"
     assert given_back_bytes({}) > 0.9 * BLOCK_BYTES, "else this machine's allocator has nothing to be told"
     assert given_back_bytes(worker_environment(boot)) < 0.1 * BLOCK_BYTES
+
+
+def test_beside_a_generator_on_one_gpu_the_allocator_s_segments_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    alone = msgspec.structs.replace(make_boot(tmp_path, tmp_path), device="cuda")
+    beside = msgspec.structs.replace(alone, memory_share=0.5)
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(alone)
+    assert worker_environment(beside)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:256")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(beside), "what somebody has set stays"
 
 
 def test_with_a_gpu_the_host_gets_its_memory_back(tmp_path: Path) -> None:

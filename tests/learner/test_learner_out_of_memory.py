@@ -19,6 +19,7 @@ from ftis_node.errors import MachineError
 from ftis_node.learner.core import Learner
 from ftis_node.learner.fitting import Fitting, one_out_of_memory_error
 from ftis_node.learner.messages import StepReport
+from ftis_node.learner.worker import _open
 
 BUDGET = 16_000
 HERE = Path(__file__).parent
@@ -64,12 +65,55 @@ def test_a_step_that_runs_out_of_memory_is_the_step_of_half_the_budget(model_fol
     assert all(found[name].equal(expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        MemoryError(),
+    ],
+)
+def test_errors_of_a_gpu_and_its_libraries_are_known(error):
+    with pytest.raises(torch.OutOfMemoryError), one_out_of_memory_error():
+        raise error
+
+
 def test_errors_of_the_cpu_s_allocator_are_known_and_others_are_not():
     with pytest.raises(torch.OutOfMemoryError), one_out_of_memory_error():
         torch.empty(1 << 60, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="cannot be multiplied") as caught, one_out_of_memory_error():
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert not isinstance(caught.value, torch.OutOfMemoryError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("could not create a memory object"),
+    ],
+)
+def test_memory_that_others_than_the_allocator_miss_is_known(error):
+    with (
+        pytest.raises(torch.OutOfMemoryError, match=str(error).split("`")[0].splitlines()[0]),
+        one_out_of_memory_error(),
+    ):
+        raise error
+    fault = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(torch.AcceleratorError), one_out_of_memory_error():
+        raise fault
+
+
+def test_a_learner_with_a_share_of_a_gpu_keeps_to_it(monkeypatch, model_folder, tmp_path):
+    kept = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", kept.append)
+    for share in (None, 0.625):
+        boot = make_boot(model_folder, tmp_path / str(share), memory_share=share)
+        _open(boot, None, lambda event: None).close()
+    assert kept == [0.625]
 
 
 def test_what_failed_has_let_go_of_its_memory_before_the_next_attempt():

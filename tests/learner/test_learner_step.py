@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from learner_rig import make_group, one_by_one_logprobs, random_groups
+from msgspec.structs import replace
 from tiny_models import make_model
 
 from ftis_node.algorithms import METHODS, group_advantages, policy_loss
@@ -49,7 +50,7 @@ class Forward:
         return completion_logprobs(self.model, micro_batch)
 
 
-def reference_gradient(model, batch, objective, method):
+def reference_gradient(model, batch, objective, **params):
     """One completion at a time through the whole model, one graph over the whole batch, one backward."""
     rows = [
         one_by_one_logprobs(model, prompt.tolist(), ids.tolist())
@@ -58,7 +59,14 @@ def reference_gradient(model, batch, objective, method):
     matrix = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     advantages = group_advantages(batch.rewards, batch.advantage_ids, scale=objective.advantage_scale)
     loss, _ = policy_loss(
-        method, matrix, batch.behaviour_logprobs, batch.mask, advantages, batch.group_ids, **PARAMS.get(method, {})
+        objective.method,
+        matrix,
+        batch.behaviour_logprobs,
+        batch.mask,
+        advantages,
+        batch.group_ids,
+        **objective.params,
+        **params,
     )
     model.zero_grad()
     loss.backward()
@@ -68,7 +76,7 @@ def reference_gradient(model, batch, objective, method):
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_gradient_is_exact_however_the_batch_is_cut(model, batch, method):
     objective = make_objective(method, PARAMS.get(method, {}))
-    exact, loss = reference_gradient(model, batch, objective, method)
+    exact, loss = reference_gradient(model, batch, objective)
     assert exact.norm() > 0.01
     gradients = {}
     for max_tokens in (10_000, 60, 1):
@@ -83,7 +91,28 @@ def test_gradient_is_exact_however_the_batch_is_cut(model, batch, method):
         assert (gradients[max_tokens] - gradients[10_000]).norm() < 1e-6 * exact.norm()
 
 
-@pytest.mark.parametrize(("params", "num_forwards"), [({}, 4), ({"denominator": "kept"}, 4 + 2)])
+@pytest.mark.parametrize("method", ["ftis", "f-nois", "f-vis"])
+@pytest.mark.parametrize("rule", ["quantile", "ess"])
+def test_a_filter_that_compares_completions_is_exact_however_the_batch_is_cut(model, method, rule):
+    """Three senders, of which the third is far; the rows of one lie in several micro-batches."""
+    groups = random_groups(num_groups=8, group_size=4)
+    groups = [replace(group, own=number < 2, sender=f"{number % 3}") for number, group in enumerate(groups)]
+    far = random_groups(num_groups=3, group_size=4, seed=7, distance=3.0)
+    groups += [replace(group, own=False, sender="far") for group in far]
+    batch = make_batch(groups)
+    objective = make_objective(method, {"filter": rule, "keep_share": 0.4})
+    exact, loss = reference_gradient(model, batch, objective, sender_ids=batch.sender_ids)
+    for max_tokens in (10_000, 60, 1):
+        model.zero_grad()
+        found = compute_gradients(Forward(model), batch, make_micro_batches(batch, max_tokens=max_tokens), objective)
+        assert 0.4 < found.metrics["kept_fraction"] < 0.9
+        assert found.loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
+        assert (flat_gradient(model) - exact).norm() < 3e-6 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    ("params", "num_forwards"), [({}, 4), ({"denominator": "kept"}, 4 + 2), ({"filter": "ess"}, 4 + 2)]
+)
 def test_a_separable_loss_needs_one_forward_pass(model, params, num_forwards):
     batch = make_batch(
         [

@@ -89,6 +89,28 @@ def test_exact_rows_beside_them_are_as_they_were():
     assert metrics["mean_kl"] == pytest.approx(alone_metrics["mean_kl"]), "texts have no KL to take a mean of"
 
 
+@pytest.mark.parametrize("rule", ["quantile", "ess"])
+@pytest.mark.parametrize("denominator", ["all", "kept"])
+def test_filters_that_compare_completions_leave_texts_as_they_are(rule, denominator):
+    params = {"filter": rule, "keep_share": 0.0, "denominator": denominator}
+    assert by_hand("ftis", FOUR, LEARNER, **params)[0] == by_hand("ftis", FOUR, LEARNER, denominator=denominator)[0]
+    assert by_hand("ftis", FOUR, LEARNER, **params)[2]["kept_fraction"] == 0.5
+    exact = make_group([[1, 2], [3, 4]], [1.0, 0.0], number=1, own=False, logprobs=[log(0.9, 0.9), log(0.9, 0.9)])
+    far = [[0.01, 0.01], [0.01, 0.01]]
+    _, gradient, metrics = by_hand("ftis", [exact, FOUR], [*far, *LEARNER], **params)
+    assert gradient[1].abs().sum() == 0
+    assert metrics["kept_fraction"] == pytest.approx((1 + 2) / 6)
+
+
+def test_texts_do_not_make_their_senders_other_groups_look_near():
+    far = [[0.01, 0.01]] * 3
+    exact = make_group([[1, 2], [3, 4], [5, 6]], [1.0, 0.0, 0.0], number=1, own=False, logprobs=[log(0.9, 0.9)] * 3)
+    both = [replace(group, sender="x") for group in (exact, FOUR)]
+    _, gradient, metrics = by_hand("ftis", both, [*far, *LEARNER], filter="ess")
+    assert gradient[1:3].abs().sum() == 0
+    assert metrics["kept_fraction"] == pytest.approx((1 + 2) / 7)
+
+
 def mixed_groups():
     exact = random_groups(num_groups=3, group_size=4, seed=3)
     told = [

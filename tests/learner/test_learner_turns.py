@@ -3,6 +3,8 @@ steps."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from types import SimpleNamespace
 
 import msgspec
@@ -13,7 +15,7 @@ from learner_rig import make_boot, random_groups, sample_group
 from ftis_node.errors import FtisError
 from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.learner import core
-from ftis_node.learner.messages import CheckRequest, StateRequest, TrainRequest
+from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, MemoryGivenBack, StateRequest, TrainRequest
 from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
 
@@ -59,6 +61,34 @@ async def test_free_blocks_go_back_before_every_answer_also_a_bad_one(
             await handlers[TrainRequest](TrainRequest(step=9, groups=()), Emit())
         seen.append(len(given_back))
     assert seen == times
+
+
+async def test_memory_that_a_generator_asks_for_is_given_back_after_the_step_in_progress(
+    model_folder, tmp_path, monkeypatch
+):
+    """Where the two do not take turns, and nothing is given back otherwise."""
+    order, asking, begun = [], [], asyncio.Event()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
+    async with build(make_boot(model_folder, tmp_path), Emit()) as handlers:
+        loop, train = asyncio.get_running_loop(), core.Learner.train
+
+        def slow(*arguments, **options):
+            loop.call_soon_threadsafe(begun.set)
+            while not asking:
+                time.sleep(0.01)
+            time.sleep(0.2)  # the request waits by now
+            reply = train(*arguments, **options)
+            order.append("step done")
+            return reply
+
+        monkeypatch.setattr(core.Learner, "train", slow)
+        step = TrainRequest(step=1, groups=tuple(random_groups(num_groups=1)))
+        training = asyncio.create_task(handlers[TrainRequest](step, Emit()))
+        await begun.wait()
+        asking.append(asyncio.create_task(handlers[GiveMemoryBack](GiveMemoryBack(), Emit())))
+        assert await asking[0] == MemoryGivenBack()
+        await training
+    assert order == ["step done", "given back"]
 
 
 @pytest.mark.parametrize("takes_turns", [True, False])

@@ -75,6 +75,7 @@ def test_a_claim_to_have_sampled_with_our_weights_spares_nobody(model_folder, tm
     group = replace(group, completions=completions)
     stored = StoredGroup(id=bytes(32), own=False, group=group, rewards=group.rewards, prompt_ids=(5, 6, 7))
     taken = train_group(stored, share="vertical", of_own_weights=of_own_weights)
+    assert (taken.sender, taken.own) == (stranger.peer_id, False)
     report = report_after(model_folder, tmp_path, [taken])
     assert report.understated == (taken.group_id,)
     assert (report.own_groups, report.foreign_groups) == (0, 1)

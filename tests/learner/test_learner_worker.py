@@ -25,20 +25,22 @@ from learner_rig import (
 )
 
 from ftis_node.errors import FtisError, ModelError, WorkerDiedError
+from ftis_node.ipc.durable import is_complete
 from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.spec import Timing
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.schedule import Schedule
+from tests.gossip.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
 SMALL = {"num_groups": 2, "group_size": 3}
 MEDIUM = {"num_groups": 20, "group_size": 12, "max_length": 30}  # one at a time: some seconds
 LONG = {"num_groups": 200, "group_size": 12, "max_length": 60}  # one completion at a time: more than half a minute
-SOON_S = 15.0  # stopping takes well under 2 s, ending a process that imported torch the rest, on a busy machine
 PATIENT = Timing(stop_grace_s=30.0)  # so that what ends soon was asked, not killed
+SOON_S = PATIENT.stop_grace_s  # ending a process that imported torch takes its time on a busy machine
 
 
 def make_client(boot, tmp_path, **more):
@@ -125,6 +127,17 @@ async def test_killed_after_a_step_it_goes_on_bit_for_bit(model_folder, tmp_path
     found, wanted = (checkpoint_tensors(tmp_path / name, step=6) for name in ("killed", "straight"))
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+async def test_the_newest_step_is_saved_though_no_next_one_comes(model_folder, tmp_path):
+    client = make_client(make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=None), tmp_path)
+    try:
+        await client.start()
+        for step in (1, 2):  # writing the first takes the time of many such steps
+            await client.train(random_groups(seed=step, **SMALL), step=step)
+        await eventually(lambda: is_complete(tmp_path / "home" / "checkpoints" / "step-00000002"), within_s=60)
+    finally:
+        await client.stop()
 
 
 async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, tmp_path):

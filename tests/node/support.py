@@ -29,13 +29,13 @@ MANIFEST = """
 name = "test"
 task = "arithmetic"
 [sampling]
-group_size = 4
+group_size = {group_size}
 max_prompt_tokens = 32
 max_completion_tokens = 6
 max_total_tokens = 48
 [step]
-own_groups = 4
-foreign_groups = 4
+own_groups = {groups}
+foreign_groups = {groups}
 patience_s = {patience_s}
 [optimizer]
 learning_rate = 1e-4
@@ -45,9 +45,14 @@ limit = 32
 """
 
 
-def write_manifest(path: Path, *, patience_s: float) -> Path:
-    """A small run of 4 + 4 groups of 4 completions a step."""
-    path.write_text(MANIFEST.format(patience_s=patience_s))
+def manifest_text(*, patience_s: float, groups: int = 4, group_size: int = 4) -> str:
+    """A small run of `groups` own and as many foreign groups a step."""
+    return MANIFEST.format(patience_s=patience_s, groups=groups, group_size=group_size)
+
+
+def write_manifest(path: Path, *, patience_s: float, groups: int = 4, group_size: int = 4) -> Path:
+    """A file of `manifest_text`."""
+    path.write_text(manifest_text(patience_s=patience_s, groups=groups, group_size=group_size))
     return path
 
 
@@ -101,6 +106,10 @@ class RunningNode:
         """What `status --json` prints."""
         document: dict[str, Any] = read_document(Home(self.home), "/status")
         return document
+
+    def peer_id(self, *, timeout_s: float = FIRST_LINE_S) -> str:
+        """Its peer id, as soon as `status` has it: a node that still starts shows none."""
+        return str(self.wait_for(lambda: self.status()["node"]["peer_id"], timeout_s=timeout_s))
 
     def peers(self) -> list[dict[str, Any]]:
         """What `peers --json` prints."""

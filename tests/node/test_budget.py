@@ -25,7 +25,7 @@ from ftis_node.node.patience import Outlook, StepNeeds, may_start, never_starts,
 from ftis_node.node.plan import RunPlan
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.telemetry.events import read_events
-from tests.node.support import MANIFEST
+from tests.node.support import manifest_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +140,7 @@ def test_flags_win_over_the_file_key_by_key(tmp_path: Path) -> None:
 
 
 def manifest_of(*, foreign: int = 4, patience_s: float = 0.1) -> RunManifest:
-    text = MANIFEST.format(patience_s=patience_s).replace("foreign_groups = 4", f"foreign_groups = {foreign}")
+    text = manifest_text(patience_s=patience_s).replace("foreign_groups = 4", f"foreign_groups = {foreign}")
     return parse_manifest(text, source="test")
 
 
@@ -247,3 +247,9 @@ def _trained_tokens(path: Path) -> int:
         return reader.trained_tokens()
     finally:
         reader.close()
+
+
+@pytest.mark.parametrize(("own_ready", "starts"), [(3, False), (4, True)])
+def test_a_step_that_draws_waits_for_all_that_is_generated(own_ready: int, starts: bool) -> None:
+    outlook = Outlook(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, has_members=False)
+    assert may_start(StepNeeds(own=2, foreign=0, patience_s=1.0, generated=4), outlook) is starts

@@ -66,7 +66,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
     swarm.loses = lambda sender, receiver, kind, said: receiver == 2 and kind == "announced" and said.attempt < 2
     async with swarm.node(1) as alice, liar(swarm, gives=gives):
         figures = alice.parts.figures
-        figures.unconfirmed = Unconfirmed(first_wait_s=0.3)
+        figures.unconfirmed = Unconfirmed(first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
         await eventually(lambda: figures.confirmations_unproven >= 3)
         await DeliverLoop(alice.parts)._release()

@@ -13,7 +13,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.node.deliver import DeliverLoop
 from ftis_node.node.figures import Figures
 from ftis_node.node.slots import Slots
-from tests.node.support import MANIFEST
+from tests.node.support import manifest_text
 
 GROUP = SimpleNamespace(id=b"group")
 
@@ -29,7 +29,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(delivered: list[Any], st
 
     slots = Slots(1, held=1)
     parts: Any = SimpleNamespace(
-        manifest=parse_manifest(MANIFEST.format(patience_s=1), source="test"),
+        manifest=parse_manifest(manifest_text(patience_s=1), source="test"),
         settings=NodeSettings(model="m"),
         figures=Figures(),
         disk=at_once,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.node.support import ANY_PORT, MANIFEST, bootstrap, started
+from tests.node.support import ANY_PORT, bootstrap, manifest_text, started
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ def peers(node: RunningNode) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     run = tmp_path / "run.toml"
-    run.write_text(MANIFEST.format(patience_s=2.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"'))
+    run.write_text(manifest_text(patience_s=2.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"'))
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
         common = ("--model", str(tiny_models["s"]), "--run", str(run), "--peers", address, "--listen", ANY_PORT)
@@ -38,7 +38,7 @@ def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tin
             started(tmp_path / "learner", "join", "--role", "learner", "--name", "learner", "--task", FAR, *common)
         )
         learner.wait_for(lambda: "--follow" in learner.log.read_text(), timeout_s=START_S)
-        peer_id = learner.status()["node"]["peer_id"]
+        peer_id = learner.peer_id()
         (tmp_path / "made").mkdir()
         (tmp_path / "made" / "node.toml").write_text(f'task = "{NEAR}"\n[budget]\ngenerate_tokens = 200\n{quick}')
         follow = ("--role", "generator", "--follow", peer_id, "--name", "made", *common)

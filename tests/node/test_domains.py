@@ -32,7 +32,7 @@ from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import read_events
 from tests.gossip.helpers import eventually
-from tests.node.support import MANIFEST
+from tests.node.support import manifest_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ def light_manifest(share: float | None) -> RunManifest:
 
 
 def manifest_of(share: float | None, **step: Any) -> RunManifest:
-    text = MANIFEST.format(patience_s=60.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"')
+    text = manifest_text(patience_s=60.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"')
     manifest = parse_manifest(text, source="test")
     return manifest.model_copy(
         update={
@@ -147,8 +147,7 @@ async def _steps(
     async with AsyncExitStack() as stack:
         nodes = []
         for number, domain in enumerate(domains):
-            home = Home(folder / str(number))
-            home.create()
+            home = _home_of(folder / str(number), number)
             plan = plan_run(run, domain, home=home)
             settings = NodeSettings(
                 model=str(models["s"]), engine="torch", seed=number, generation={"threads": 1}, learner={"threads": 1}
@@ -161,6 +160,15 @@ async def _steps(
             for parts in nodes:
                 tasks.create_task(_live(parts, lockstep))
         return [_foreign_tasks(parts) for parts in nodes]
+
+
+def _home_of(root: Path, number: int) -> Home:
+    """A home with an identity of its number: the order of its prompts, and so which groups teach, repeats itself."""
+    home = Home(root)
+    home.create()
+    home.identity.touch(mode=0o600)
+    home.identity.write_text(bytes([number] * 32).hex() + "\n")
+    return home
 
 
 def _write(path: Path, manifest: RunManifest) -> str:

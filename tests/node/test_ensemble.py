@@ -1,11 +1,10 @@
-"""`ensemble` over real small models: beside `eval`, by the command line, and on the models of a swarm."""
+"""`ensemble` over real small models: beside `eval`, and by the command line."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,22 +12,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ftis_node.cli.app import run
-from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node import ensemble_memory
-from ftis_node.node.ensemble import MODES, evaluate_ensemble
-from ftis_node.node.ensemble_members import Member, as_members, swarm_members
+from ftis_node.node.ensemble import MIXTURES, MODES, _weighings, evaluate_ensemble
 from ftis_node.node.ensemble_memory import check_mixture_fits, mixture_bytes
+from ftis_node.node.ensemble_study import Seen
 from ftis_node.node.evaluate import evaluate_model
-from tests.cli.test_export import _trained
 from tests.models.tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = {"limit": 6, "max_tokens": 48, "engine": "torch"}
-FLAGS = ["--limit", "6", "--max-tokens", "48", "--engine", "torch"]
+SMALL = {"limit": 6, "max_tokens": 48, "engine": "torch", "gate_prompts": 8}
+FLAGS = ["--limit", "6", "--max-tokens", "48", "--engine", "torch", "--gate-prompts", "8"]
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +45,38 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+def test_mixtures_differ_in_what_they_weigh_by() -> None:
+    found = _weighings(["posterior", "mean", "answer"], [Seen([], [], [], [], [])] * 2, decay=0.9)
+    assert {mode: (how.learns, how.reads_prompt) for mode, how in found.items()} == {
+        "posterior": (True, True),
+        "mean": (False, True),
+        "answer": (True, False),
+    }
+    assert {how.log_prior for how in found.values()} == {(-math.log(2), -math.log(2))}
+
+
 @pytest.mark.timeout(400)
 async def test_one_expert_alone_is_what_eval_says(tiny_models: dict[str, Path]) -> None:
     """In every mode, and in every field; and of two experts each is what `eval` says of it."""
     options = {"limit": 48, "max_tokens": 32, "engine": "torch"}
     model = str(tiny_models["s"])
-    alone = await evaluate_ensemble([model], "arithmetic", modes=MODES, **options)
+    alone = await evaluate_ensemble([model], "arithmetic", modes=MODES, gate_prompts=16, **options)
     by_eval = await _in_thread(lambda: evaluate_model(model, "arithmetic", k=1, **options))
     assert by_eval.n == 48
     assert 0 < by_eval.pass_at_1 < 1, "a model that is always right could hide a difference"
     for entry in (*alone.experts, *alone.modes):
         assert dataclasses.asdict(entry.result) == dataclasses.asdict(by_eval), entry.name
     assert alone.prior == (1.0,)
-    both = await evaluate_ensemble([model, str(tiny_models["m"])], "arithmetic", modes=MODES, **options)
+    m = str(tiny_models["m"])
+    both = await evaluate_ensemble([model, m], "arithmetic", modes=MODES, gate_prompts=64, **options)
+    assert both.gate is not None
+    assert both.gate.prompts == 64
+    assert 0 < both.gate.right[0] < both.gate.right[1] < 1, "what gate learns from is what the models get right"
+    chosen = both.modes[MODES.index("gate")].chosen
+    assert chosen is not None
+    assert chosen[both.experts[1].name] > 48 / 2, "it is the better one nearly everywhere"
     assert both.experts[0].result == by_eval
-    assert both.experts[1].result == await _in_thread(
-        lambda: evaluate_model(str(tiny_models["m"]), "arithmetic", k=1, **options)
-    )
+    assert both.experts[1].result == await _in_thread(lambda: evaluate_model(m, "arithmetic", k=1, **options))
 
 
 async def _in_thread(work: Any) -> Any:
@@ -98,16 +110,23 @@ async def test_two_experts(models: tuple[str, str]) -> None:
     assert by_mode["vote"].generated_tokens == a.generated_tokens + b.generated_tokens
     assert by_mode["vote"].forward_tokens == a.forward_tokens + b.forward_tokens
     prompts = a.forward_tokens - a.generated_tokens
-    for mode in ("posterior", "cached", "mean"):
+    for mode in MIXTURES:
         assert by_mode[mode].forward_tokens == 2 * (prompts + by_mode[mode].generated_tokens)
-    assert by_mode["route"].chosen is not None
-    assert sum(by_mode["route"].chosen.values()) == 6
+    for mode in ("confidence", "route", "gate"):
+        chosen = by_mode[mode].chosen
+        assert chosen is not None
+        assert sum(chosen.values()) == 6
+    assert by_mode["confidence"].forward_tokens == by_mode["vote"].forward_tokens
+    assert by_mode["gate"].forward_tokens < by_mode["route"].forward_tokens
+    assert result.gate is not None
+    assert (result.gate.prompts, len(result.gate.right)) == (8, 2)
     assert result.prior is not None
     assert sum(result.prior) == pytest.approx(1.0)
     fractions = [fraction for fraction, _ in told if fraction is not None]
     assert fractions == sorted(fractions)
     assert fractions[-1] == pytest.approx(1.0)
-    assert {what.partition(":")[0] for fraction, what in told if fraction} == {"a", "b", "posterior", "cached", "mean"}
+    parts = {"a", "b", "a for the gate", "b for the gate", *MIXTURES}
+    assert {what.partition(":")[0] for fraction, what in told if fraction} == parts
 
 
 async def test_a_prompt_goes_to_the_expert_that_knows_such_prompts(models: tuple[str, str], tmp_path: Path) -> None:
@@ -164,10 +183,11 @@ async def test_perplexity_of_a_text(models: tuple[str, str], tmp_path: Path) -> 
 
 async def test_different_tokenizers_vote_and_route_but_do_not_mix(models: tuple[str, str], stranger: str) -> None:
     both = [models[0], stranger]
-    result = await evaluate_ensemble(both, "arithmetic", modes=["vote", "route"], **SMALL)
-    assert result.modes[1].chosen is not None
-    assert sum(result.modes[1].chosen.values()) == 6
-    for mode in ("posterior", "cached", "mean"):
+    result = await evaluate_ensemble(both, "arithmetic", modes=["vote", "confidence", "route", "gate"], **SMALL)
+    for entry in result.modes[1:]:
+        assert entry.chosen is not None
+        assert sum(entry.chosen.values()) == 6
+    for mode in MIXTURES:
         with pytest.raises(ConfigError, match="a and stranger have different tokenizers.*--mode vote or --mode route"):
             await evaluate_ensemble(both, "arithmetic", modes=["vote", mode], **SMALL)
 
@@ -187,6 +207,8 @@ def test_wrong_use_is_one_line(
     (tmp_path / "empty.txt").touch()
     (tmp_path / "one.txt").write_text("a")
     (tmp_path / "nothing").mkdir()
+    gsm8k = tmp_path / "gsm8k.jsonl"
+    gsm8k.write_text("".join(f'{{"question": "{n} and one?", "answer": "#### {n + 1}"}}\n' for n in range(6)))
     adapter = tmp_path / "swarm" / "adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text("{}")
@@ -195,6 +217,8 @@ def test_wrong_use_is_one_line(
         (*both, "--mode", "postirior"): "no mode 'postirior': use all, or some of posterior, cached",
         (*both, "--mode", ","): "no mode ''",
         (*both, "--decay", "0"): "--decay is 0: it must be above 0",
+        (*both, "--mode", "gate", "--gate-task", "nothing"): "the mode gate learns from training prompts: unknown task",
+        ("--mode", "gate", *both, *FLAGS, "--task", f"gsm8k:{gsm8k}"): "training prompts that are not evaluated",
         (*both, "--engine", "tensorrt"): "no engine 'tensorrt'",
         (*both, "--text", str(tmp_path / "nowhere.txt")): "nowhere.txt cannot be read",
         (*both, "--text", str(tmp_path / "empty.txt")): "is empty",
@@ -217,57 +241,25 @@ def test_the_command(capsys: pytest.CaptureFixture[str], models: tuple[str, str]
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS, "--text", str(text)]
     assert run([*arguments, "--mode", "all", "--k", "2", "--seed", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"task", "n", "k", "experts", "modes", "prior", "text"}
+    assert set(document) == {"task", "n", "k", "experts", "modes", "prior", "gate", "text"}
     assert [entry["name"] for entry in document["experts"]] == ["a", "b"]
     assert document["experts"][0]["model"] == models[0]
     assert [entry["name"] for entry in document["modes"]] == list(MODES)
-    assert set(document["prior"]) == {"a", "b"}
+    assert set(document["prior"]) == set(document["gate"]["right"]) == {"a", "b"}
+    assert set(document["gate"]) == {"prompts", "right", "generated_tokens", "forward_tokens"}
+    assert document["gate"]["prompts"] == 8
     figures = {"pass_at_1", "n", "k", "pass_at_k", "truncated", "unscored", "too_long", "completion_tokens_mean"}
     for entry in (*document["experts"], *document["modes"]):
         assert set(entry) >= figures | {"name", "majority_at_k", "generated_tokens", "forward_tokens"}
-    assert [entry["name"] for entry in document["text"]] == ["a", "b", "posterior", "cached", "mean"]
-    assert run([*arguments, "--mode", "vote,route"]) == 0
+    assert [entry["name"] for entry in document["text"]] == ["a", "b", *MIXTURES]
+    assert run([*arguments, "--mode", "vote,route,gate", "--gate-task", "arithmetic:add"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "arithmetic: 6 problems"
     assert lines[1].split() == ["pass@1", "generated", "forward", "domain"]
-    assert [line.split()[0] for line in lines[2:6]] == ["a", "b", "vote", "route"]
-    assert lines[6].startswith("route chose a ")
-
-
-def test_members_have_names_of_their_own() -> None:
-    members = as_members(["org/x", "org/x", Member("x", "y", "arithmetic"), "org/x"])
-    assert [member.name for member in members] == ["org/x", "org/x-2", "x", "org/x-3"]
-    assert members[2] == Member("x", "y", "arithmetic")
-
-
-@pytest.mark.timeout(240)
-async def test_the_models_of_a_swarm(models: tuple[str, str], tmp_path: Path) -> None:
-    """Exported models, the home of a node that learns, and one of a node that does not."""
-    _trained(tmp_path, lora=True)
-    swarm = tmp_path / "swarm"
-    shutil.copytree(models[0], swarm / "exported")
-    shutil.move(tmp_path / "home", swarm / "zoe")
-    settings = json.loads(Home(swarm / "zoe").settings.read_text())
-    other = Home(swarm / "helper")
-    other.create()
-    other.run_toml.write_text(Home(swarm / "zoe").run_toml.read_text())
-    other.settings.write_text(json.dumps({**settings, "role": "generator"}))
-    (swarm / "notes").mkdir()
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    members = swarm_members([swarm], scratch)
-    assert [(member.name, member.domain) for member in members] == [("exported", None), ("zoe", "arithmetic")]
-    result = await evaluate_ensemble(members, "arithmetic", modes=["posterior", "vote"], **SMALL)
-    assert [(entry.name, entry.domain) for entry in result.experts] == [("exported", None), ("zoe", "arithmetic")]
-    Home(swarm / "zoe").settings.write_text(json.dumps({**settings, "name": "zoe/the first"}))
-    (named,) = swarm_members([swarm / "zoe"], scratch)
-    assert named.name == "zoe/the first"
-    assert named.model != members[1].model
-    only_helper = tmp_path / "helpers"
-    only_helper.mkdir()
-    shutil.move(swarm / "helper", only_helper / "helper")
-    with pytest.raises(ConfigError, match="homes of nodes that learn"):
-        swarm_members([only_helper], scratch)
+    assert [line.split()[0] for line in lines[2:7]] == ["a", "b", "vote", "route", "gate"]
+    assert lines[7].startswith("route chose a ")
+    assert lines[8].startswith("gate chose a ")
+    assert lines[9].startswith("gate learned from 8 prompts, right a 0.000, b 0.000; generated ")
 
 
 def test_a_mixture_that_does_not_fit_is_refused(

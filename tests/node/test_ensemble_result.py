@@ -7,7 +7,16 @@ import math
 import pytest
 
 from ftis_node.generation.evaluate import Answer, Answered
-from ftis_node.node.ensemble_result import TextFigures, entry_of, route_entry, vote_entry
+from ftis_node.node.ensemble_result import (
+    GateFigures,
+    TextFigures,
+    chosen_entry,
+    confidence_entry,
+    entry_of,
+    gate_figures,
+    route_entry,
+    vote_entry,
+)
 from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.tasks import load_task
 
@@ -71,6 +80,40 @@ def test_route_takes_the_model_that_finds_the_prompt_likeliest() -> None:
     assert entry.chosen == {"a": 2, "b": 1}
     assert entry.generated_tokens == 3 * 2
     assert entry.forward_tokens == 3 * (10 + 2) + 2 * 3 * 10
+
+
+def test_confidence_takes_the_answer_of_the_surest_model() -> None:
+    # problem 0: the second is surer; 1: equal, the first; 2: the first has no room, the second's log-prob is no number
+    first, second = model(("00", -0.6), ("00", -0.5), None), model((RIGHT[0], -0.5), (RIGHT[1], -0.5), ("00", math.nan))
+    entry = confidence_entry("confidence", [first, second], TASK, names=["a", "b"], k=1)
+    assert entry.result.pass_at_1 == pytest.approx(1 / 3)
+    assert entry.chosen == {"a": 2, "b": 1}
+    assert entry.result.too_long == 1
+    assert (entry.generated_tokens, entry.forward_tokens) == (5 * 2, 5 * (10 + 2))
+
+
+def test_a_model_without_an_answer_or_a_confidence_comes_last() -> None:
+    first, second = model(None, ("00", math.nan)), model((RIGHT[0], -9.0), (RIGHT[1], -9.0))
+    assert confidence_entry("confidence", [first, second], TASK, names=["a", "b"], k=1).result.pass_at_1 == 1.0
+
+
+def test_with_samples_confidence_takes_those_of_the_surest_model() -> None:
+    # k = 2 of three samples each; the others' samples are not needed, their greedy answers are
+    first = model((RIGHT[0], -0.5), samples=((RIGHT[0], "00", "00"),))
+    second = model(("00", -0.4), samples=((RIGHT[0], RIGHT[0], "00"),))
+    entry = confidence_entry("confidence", [first, second], TASK, names=["a", "b"], k=2)
+    assert (entry.result.pass_at_1, entry.majority_at_k, entry.chosen) == (0.0, 1.0, {"a": 0, "b": 1})
+    assert entry.generated_tokens == 2 * (1 + 4)
+    assert entry.forward_tokens == (10 + 2) + (2 * 10 + 4 * 2)
+
+
+def test_a_gate_takes_the_model_that_is_likeliest_to_be_right() -> None:
+    first, second = model((RIGHT[0], -0.5), ("00", -0.1), ("00", -0.5)), model(("00", -0.1), (RIGHT[1], -1.0), None)
+    entry = chosen_entry("gate", [first, second], [[0.9, 0.2, 0.5], [0.8, 0.3, 0.5]], TASK, names=["a", "b"], k=1)
+    assert entry.result.pass_at_1 == pytest.approx(2 / 3)
+    assert entry.chosen == {"a": 2, "b": 1}, "of equals the first"
+    assert (entry.generated_tokens, entry.forward_tokens) == (3 * 2, 3 * (10 + 2)), "only the chosen one answers"
+    assert gate_figures([first, second]) == GateFigures(3, (1 / 3, 1 / 3), 5 * 2, 5 * (10 + 2))
 
 
 def test_a_mixture_takes_a_pass_of_every_model_for_a_token() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import sqlite3
 import time
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
 NUM_GROUPS = 60
 PAGE = 4096
 GROUPS = [accepted(ME if number % 2 else ANN, number) for number in range(1, NUM_GROUPS + 1)]
+
+
+def noise(num_bytes: int) -> bytes:
+    return random.Random(1).randbytes(num_bytes)
 
 
 @pytest.fixture
@@ -151,7 +156,7 @@ def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home
     size = home.replay.stat().st_size
     match harm:
         case "torn page":
-            overwrite(home.replay, size // PAGE // 2 * PAGE, os.urandom(PAGE))
+            overwrite(home.replay, size // PAGE // 2 * PAGE, noise(PAGE))
         case "circle":
             lead_in_circles(home.replay, "groups")
         case "cut off":
@@ -159,7 +164,7 @@ def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home
         case "no text":  # which SQLite's own check takes for sound
             execute(home.replay, "UPDATE groups SET task = CAST(x'6d61ff6c' AS TEXT) WHERE number IN (9, 10, 50)")
         case "no database":
-            home.replay.write_bytes(os.urandom(size))
+            home.replay.write_bytes(noise(size))
         case "empty":
             os.truncate(home.replay, 0)
     harmed, used = home.replay.read_bytes(), used_ids(home)
@@ -182,7 +187,7 @@ def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home
 
 
 def test_a_rescue_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    overwrite(home.replay, 8 * PAGE, os.urandom(PAGE))
+    overwrite(home.replay, 8 * PAGE, noise(PAGE))
     with monkeypatch.context() as patch:
         patch.setattr(soundness, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("the power goes")))
         with pytest.raises(OSError, match="power"):
@@ -228,7 +233,7 @@ def test_groups_of_a_version_that_noted_less_are_kept(home: Home, *, is_torn: bo
     execute(home.replay, f"ALTER TABLE groups DROP COLUMN {column}")
     before = ready_ids(home)
     if is_torn:
-        overwrite(home.replay, 8 * PAGE, os.urandom(PAGE))
+        overwrite(home.replay, 8 * PAGE, noise(PAGE))
     heal(home)
     assert ready_ids(home) <= before and len(ready_ids(home)) > len(before) // 2
     assert is_torn or ready_ids(home) == before
@@ -431,7 +436,7 @@ def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
         standings.note(f"peer{number}", Conduct.LIED, now=1e9)
     store.save(standings)
     store.close()
-    overwrite(home.peers, 4 * PAGE, os.urandom(PAGE))
+    overwrite(home.peers, 4 * PAGE, noise(PAGE))
     heal(home)
     again, store = Standings(), PeerStore(home.peers)
     store.load(again, now=1e9)

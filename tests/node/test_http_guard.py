@@ -117,27 +117,26 @@ async def test_300_connections_with_half_a_header_are_closed_and_requests_are_an
     for _, writer in idle:
         writer.close()
     await runner.cleanup()
-    assert guard.refused["crowded"] >= 250 and guard.refused["slow"] >= 40
+    assert guard.refused["crowded"] + guard.refused["slow"] == 300  # how many of each, the machine's speed decides
+    assert guard.refused["crowded"] > 0 and guard.refused["slow"] >= 40
 
 
 async def test_a_drip_of_bytes_buys_no_time_and_a_kept_connection_has_its_own() -> None:
     guard, runner, port = await guarded(QUICK)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    began_at = time.monotonic()
     closed = asyncio.create_task(is_closed(reader))
-    for byte in HALF:
-        if closed.done():
-            break
-        writer.write(bytes([byte]))
+    writer.write(HALF)
+    while not closed.done():  # a byte now and then, without end
+        writer.write(b"7")
         await asyncio.sleep(0.1)
-    assert await closed and time.monotonic() - began_at < 2.5
+    assert await closed
     writer.close()
     assert guard.refused == {"slow": 1}
     kept, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(2):
         writer.write(get("/status"))
         assert (await kept.readuntil(b"here")).startswith(b"HTTP/1.1 200")
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):  # aiohttp's own is 75 s
         assert await is_closed(kept)
     writer.close()
     await runner.cleanup()

@@ -289,6 +289,13 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
             for _ in range(12):
                 parts.peers.note(identity.peer_id, Conduct.TAUGHT)
             answered: list[str] = []
+            all_are_in, score = asyncio.Event(), other.score
+
+            async def score_late(*given: Any, **how: Any) -> Any:
+                await all_are_in.wait()
+                return await score(*given, **how)
+
+            other.score = score_late  # type: ignore[method-assign]
 
             async def submit(sender: Identity, data: bytes) -> Verdict:
                 verdict = await intake.submit(data, origin=sender.peer_id, own=False)
@@ -300,6 +307,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
                 for number in range(1, 21):
                     assert isinstance(await submit(identity, _hostile(identity, number)), Accepted)
                 assert stranger.peer_id not in answered, "twenty groups were scored while the first bomb was"
+                all_are_in.set()
             reasons = [task.result().refusal.reason for task in bombs]
             assert reasons == ["scoring_time", *["scoring_quota"] * 3], "the first alone took its sender's allowance"
             assert parts.reader.ready_counts() == (0, 20)

@@ -9,14 +9,16 @@ import pytest
 
 from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.models import ModelShape, shape_of
+from ftis_node.models import ModelShape, published_qwen25, shape_of
 from ftis_node.node.memory_changes import find_changes
-from ftis_node.node.memory_parts import Workload, generator_memory, learner_memory
+from ftis_node.node.memory_generator import generator_memory
+from ftis_node.node.memory_parts import Workload, learner_memory
 from ftis_node.node.memory_plan import HAND_OVER, USABLE_SHARE, MemoryPlan, plan
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
 GIB = 1 << 30
 HALF_B, THREE_B = shape_of(QWEN_05B), shape_of(QWEN_3B)
+SEVEN_B = published_qwen25()["Qwen2.5-7B"]
 RUN = load_manifest("gsm8k-ftis")  # 760 tokens, groups of 12
 
 
@@ -50,7 +52,7 @@ def small_steps(**changes: Any) -> dict[str, Any]:
         (THREE_B, (24,), small_steps(lora=True), "none"),
         (THREE_B, (24,), {"lora": True, "learner": {"recompute_activations": True}}, "sleep"),
         (THREE_B, (72,), small_steps(), "sleep"),
-        (THREE_B, (80,), small_steps(), "split"),
+        (THREE_B, (94,), small_steps(), "split"),
         (THREE_B, (80,), {"learner": {"recompute_activations": True}}, "split"),
         (THREE_B, (80, 80), small_steps(), "separate"),
         (THREE_B, (80, 24), small_steps(), "none"),
@@ -141,6 +143,33 @@ def test_taking_turns_costs_the_larger_of_two_and_what_stays() -> None:
     assert learner.peak + generator.weights + generator.workspace > made.usable_bytes  # no room for both
 
 
+def test_where_turns_are_taken_the_engine_has_fewer_places_for_adapters() -> None:
+    lora = small_steps(lora=True)
+    split, turns = planned(THREE_B, 80, **lora), planned(THREE_B, 80, **lora, memory={"placement": "sleep"})
+    one = 2 * THREE_B.adapter_parameters(128)
+    assert (split.placement, split.parts["generator: places for adapters"]) == ("split", 3 * one)
+    assert (turns.placement, turns.parts["generator: places for adapters"]) == ("sleep", 2 * one)
+
+
+def test_new_weights_are_staged_between_steps_and_have_room_there() -> None:
+    """A merged adapter of rank 8 on short micro-batches: a step needs less than the new weights do."""
+    small = {"recompute_activations": True, "micro_batch_tokens": 760}
+    changes = {"lora": True, "lora_adapter": {"rank": 8}, "generation": {"adapters": "merge"}, "learner": small}
+    workload = Workload.of(settings(**changes), RUN, on_gpu=True)
+    generator, learner = generator_memory(SEVEN_B, workload), learner_memory(SEVEN_B, workload)
+    assert generator.staging == 2 * SEVEN_B.embedding_parameters  # larger than gate and up, 2 x 3584 x 18944
+    handing_over = learner.resident + learner.hand_over + generator.staging
+    assert handing_over > learner.peak
+    split = planned(SEVEN_B, 80, **changes)
+    assert (split.placement, split.peak_bytes) == ("split", generator.fixed + generator.cache + handing_over)
+    turns = planned(SEVEN_B, 36, **changes | {"generation": {"adapters": "merge", "max_batch": 12}})
+    workload = replace(workload, max_batch=12)
+    generator = generator_memory(SEVEN_B, workload)
+    assert generator.cache < generator.staging
+    assert turns.placement == "sleep"
+    assert turns.peak_bytes == learner.resident + generator.fixed + generator.staging
+
+
 def test_the_torch_engine_cannot_sleep() -> None:
     assert planned(THREE_B, 72, **small_steps(engine="torch")).placement == "none"
 
@@ -148,10 +177,10 @@ def test_the_torch_engine_cannot_sleep() -> None:
 def test_a_cache_shrinks_to_what_has_room_but_not_below_one_group() -> None:
     lora = {"lora": True, "learner": {"recompute_activations": True, "micro_batch_tokens": 4096}}
     wanted = planned(THREE_B, 80, **lora).kv_cache_bytes
-    tight = planned(THREE_B, 24, **lora)
+    tight = planned(THREE_B, 25, **lora)
     assert tight.placement == "split"
     assert wanted / 2 < tight.kv_cache_bytes < wanted
-    assert tight.peak_bytes == int(USABLE_SHARE * 24 * GIB)
+    assert tight.peak_bytes == int(USABLE_SHARE * 25 * GIB)
     assert planned(THREE_B, 8, **lora).kv_cache_bytes == 2 * 36 * 256 * 2 * 12 * 760
 
 

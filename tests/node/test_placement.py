@@ -52,8 +52,23 @@ def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
     made = planned(HALF_B, 24)
     assert made.placement == "split"
     assert arranged(HALF_B, 24) == Arrangement(
-        memory_share=made.gpu_memory_utilization, cache_bytes=made.kv_cache_bytes
+        memory_share=made.gpu_memory_utilization,
+        cache_bytes=made.kv_cache_bytes,
+        learner_share=made.learner_share,
     )
+
+
+def test_in_a_split_the_learner_s_tensors_keep_to_what_the_engine_leaves() -> None:
+    made = planned(HALF_B, 24)
+    of_generator = sum(value for name, value in made.parts.items() if name.startswith("generator"))
+    assert made.learner_share is not None
+    room = made.usable_bytes - of_generator - made.parts["learner: context"]
+    assert 0 <= room - made.learner_share * 24 * GIB < 0.001 * 24 * GIB
+    assert made.learner_share * 24 * GIB >= made.peak_bytes - of_generator - made.parts["learner: context"]
+    for other in (planned(THREE_B, 24, lora=True), planned(HALF_B, 24, 24), planned(HALF_B), planned(THREE_B, 4)):
+        assert (other.placement != "split", other.learner_share) == (True, None)
+    assert arranged(HALF_B, 24, generation={"memory_share": 0.4}).learner_share is None
+    assert arranged(HALF_B, 24, memory={"placement": "sleep"}).learner_share is None
 
 
 def test_where_both_do_not_fit_they_take_turns() -> None:
@@ -223,7 +238,7 @@ def test_the_machine_is_looked_at_and_a_shape_that_cannot_be_read_is_told(
 
 
 def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
-    made = Arrangement(takes_turns=True, can_sleep=True, memory_share=0.5, cache_bytes=GIB)
+    made = Arrangement(takes_turns=True, can_sleep=True, memory_share=0.5, cache_bytes=GIB, learner_share=0.25)
     source = ModelSource(name="m", folder=tmp_path)
     tokenizer: Any = SimpleNamespace(eos_ids=(1,), vocab_size=90)
     boot = generation_boot(settings(device="cpu"), RUN, source, tokenizer, made)
@@ -231,7 +246,8 @@ def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
     assert (arguments["gpu_memory_utilization"], arguments["kv_cache_memory_bytes"]) == (0.5, GIB)
     assert arguments["enable_sleep_mode"] is True
     assert engine_arguments(source, boot.settings, device="cpu", seed=0)["enable_sleep_mode"] is False
-    assert learner_boot(settings(device="cpu"), RUN, source, Home(tmp_path), made, weights=tmp_path).takes_turns
+    learning = learner_boot(settings(device="cpu"), RUN, source, Home(tmp_path), made, weights=tmp_path)
+    assert (learning.takes_turns, learning.memory_share) == (True, 0.25)
 
 
 def test_the_first_change_that_fits_is_the_advice() -> None:

@@ -33,7 +33,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.telemetry.events import read_events
 from tests.attacks.member import Maker
-from tests.node.support import MANIFEST
+from tests.node.support import manifest_text
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def home(tmp_path: Path) -> Home:
 def _foreign_groups(home: Home) -> list[tuple[Accepted, bool]]:
     """Four groups of one peer, as the intake loop stores them."""
     peer = Identity.generate()
-    maker = Maker(home.root.parent / "tiny", parse_manifest(MANIFEST.format(patience_s=0.1), source="test"))
+    maker = Maker(home.root.parent / "tiny", parse_manifest(manifest_text(patience_s=0.1), source="test"))
     groups = []
     for number in range(1, 5):
         group = maker.group(peer, number, num_tokens=4)
@@ -110,7 +110,7 @@ async def _live(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[
             "swarm": {"linger_s": 0.0},
         }
     )
-    plan = RunPlan(parse_manifest(MANIFEST.format(patience_s=0.1), source="test"), "arithmetic", ())
+    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
     async with built_parts(settings, plan, home, makers) as parts:
         parts.buffer.admit_many(foreign)
         await run_loops(parts, steps=steps)

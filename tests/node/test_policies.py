@@ -20,7 +20,7 @@ from ftis_node.node.gate import PatientGate
 from ftis_node.node.patience import Outlook, StepNeeds, may_start, shares_of_step, stand_in
 from ftis_node.node.prompts import PromptOrder
 from ftis_node.node.slots import Slots
-from tests.node.support import MANIFEST
+from tests.node.support import manifest_text
 
 
 async def test_no_more_is_under_way_than_there_are_slots() -> None:
@@ -70,6 +70,17 @@ def test_nodes_walk_differently_and_each_the_same_way_again() -> None:
     for other in (PromptOrder(2**31, seed=1, peer_id="a"), PromptOrder(2**31, seed=0, peer_id="b")):
         assert not set(first) & {other.index(k) for k in range(50)}
     assert all(0 <= index < 2**31 for index in first)
+
+
+def test_draws_are_even_and_follow_from_the_position() -> None:
+    order = PromptOrder(2**31, seed=0, peer_id="a")
+    draws = [order.draw(k) for k in range(2000)]
+    assert draws == [order.draw(k) for k in range(2000)]
+    assert all(0 <= draw < 1 for draw in draws)
+    assert [sum(low <= draw < low + 0.25 for draw in draws) for low in (0, 0.25, 0.5, 0.75)] == pytest.approx(
+        [500] * 4, abs=60
+    )
+    assert draws != [PromptOrder(2**31, seed=0, peer_id="b").draw(k) for k in range(2000)]
 
 
 NEEDS = StepNeeds(own=4, foreign=4, patience_s=30.0)
@@ -149,6 +160,19 @@ def test_what_is_missing_is_shared_out_over_all_who_send() -> None:
     assert fill.shares(4, 12) == (16, 0), "nobody sends: never more than what is foreign"
 
 
+@pytest.mark.parametrize("steps_a_group", [1, 2, 4])
+def test_a_peer_that_is_slower_than_a_group_a_step_is_taken_up(steps_a_group: int) -> None:
+    fill, ready, taken = Fill(), 0, 0
+    fill.note(4, [])
+    assert fill.shares(4, 4) == (8, 0)
+    for step in range(40):
+        ready += step % steps_a_group == 0
+        foreign = fill.shares(4, 4)[1]
+        fill.note(foreign, ["a"] * ready)
+        taken, ready = taken + min(foreign, ready), max(0, ready - foreign)
+    assert taken >= 40 / steps_a_group / 2, f"{ready} of its groups were left"
+
+
 def test_a_stock_that_lies_there_is_no_plenty() -> None:
     fill = Fill()
     fill.note(4, ["a"] * 2)
@@ -166,7 +190,7 @@ def _gate_parts(**changes: Any) -> Any:
         return work(*arguments, **options)
 
     parts = {
-        "manifest": parse_manifest(MANIFEST.format(patience_s=60), source="test"),
+        "manifest": parse_manifest(manifest_text(patience_s=60), source="test"),
         "figures": SimpleNamespace(policy_version=0),
         "identity": SimpleNamespace(peer_id="me"),
         "settings": NodeSettings(model="m"),
@@ -187,7 +211,7 @@ async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step() -> None:
         ready_counts=lambda: (ready["own"], len(ready["foreign"])),
         ready_foreign=lambda: [(sender, number) for number, sender in enumerate(ready["foreign"])],
     )
-    text = MANIFEST.format(patience_s=0).replace("patience_s", "fill = true\npatience_s")
+    text = manifest_text(patience_s=0).replace("patience_s", "fill = true\npatience_s")
     parts = _gate_parts(
         manifest=parse_manifest(text, source="test"),
         reader=reader,
@@ -207,7 +231,7 @@ async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step() -> None:
 
 async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says() -> None:
     parts = _gate_parts(
-        manifest=parse_manifest(MANIFEST.format(patience_s=0), source="test"),
+        manifest=parse_manifest(manifest_text(patience_s=0), source="test"),
         reader=SimpleNamespace(ready_counts=lambda: (4, 1)),
     )
     gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]

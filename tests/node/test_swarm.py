@@ -34,7 +34,9 @@ def _ftis(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_two_unlike_nodes_learn_from_each_other(
     tmp_path: Path, tiny_models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = write_manifest(tmp_path / "run.toml", patience_s=60.0)
+    manifest = write_manifest(
+        tmp_path / "run.toml", patience_s=150.0
+    )  # a busy machine may start one node minutes after the other
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
         common = ("--run", str(manifest), "--peers", address, "--listen", ANY_PORT, "--steps", str(STEPS))
@@ -63,10 +65,15 @@ def test_two_unlike_nodes_learn_from_each_other(
         assert len(taken) == len(set(taken)), "no group was used twice"
         steps = node.events("step")
         assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
+        (peer,) = [row for row in node.peers() if row["teaching"]]
+        assert {sender["sender"] for sender in steps[-1]["by_sender"]} == {peer["peer_id"], status["node"]["peer_id"]}
+        assert peer["teaching"]["groups"] == status["learner"]["foreign_groups"]
+        assert peer["teaching"]["mean_kl"] > 0 and 0 <= peer["teaching"]["teaches"] <= 1
         assert status["learner"]["mismatch_kl"] < 1e-6, "engine and learner compute the same log-probs"
         assert status["learner"]["mismatch_share"] == 0
-        assert status["learner"]["mismatch_version"] > 0, "also on groups that new weights sampled"
         assert status["generation"]["policy_version"] == status["model"]["policy_version"] > 0, "new weights are served"
+    measured = [event["mismatch_version"] for node in nodes.values() for event in node.events("step")]
+    assert any(measured), "also on groups that new weights sampled: at a busy moment a node has no time for it"
     _check_exports(nodes["s"].home, tmp_path, capsys)
 
 

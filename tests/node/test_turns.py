@@ -1,10 +1,16 @@
-"""One device for both workers: the generator sleeps from before a step until it has new weights, or the step's end."""
+"""One device for both workers: the generator sleeps from before a step until it has new weights, or the step's end.
+
+One that dies and lacks memory at its next starts has the learner give memory back, and the node goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,25 +19,30 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import WorkerDiedError
+from ftis_node.errors import ModelError, WorkerDiedError
+from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.lab.delay import NO_DELAY
 from ftis_node.lab.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.node.build import built_parts
 from ftis_node.node.figures import Figures
+from ftis_node.node.makers import ProcessMakers, generation_boot
 from ftis_node.node.node import run_loops
 from ftis_node.node.placement import Arrangement
 from ftis_node.node.plan import RunPlan
+from ftis_node.node.signals import first_of_ours
 from ftis_node.node.train import TrainLoop
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
-from tests.node.support import MANIFEST
+from tests.node.support import manifest_text
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from ftis_node.learner.client import LearnerClient
+    from ftis_node.node.makers import Ingredients
 
 WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
 PROOF = WeightProof(version=1, probe_ids=(1, 2), logprobs=(-1.0,))
@@ -94,7 +105,7 @@ async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_
     parts: Any = SimpleNamespace(
         guard=PeerGuard(),
         settings=NodeSettings(model="m", dtype="float32"),
-        manifest=parse_manifest(MANIFEST.format(patience_s=1), source="test"),
+        manifest=parse_manifest(manifest_text(patience_s=1), source="test"),
         generation=workers,
         learner=workers,
         arrangement=Arrangement(takes_turns=takes_turns),
@@ -141,21 +152,25 @@ class _Watched(InProcessMakers):
         return learner
 
 
+def _settings(folder: Path, *, placement: str) -> NodeSettings:
+    return NodeSettings.model_validate(
+        {
+            "model": str(folder / "tiny"),
+            "engine": "torch",
+            "device": "cpu",
+            "memory": {"placement": placement},
+            "swarm": {"linger_s": 0.0},
+        }
+    )
+
+
 @pytest.mark.timeout(120)
 async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) -> None:
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home, makers = Home(tmp_path / "home"), _Watched()
     home.create()
-    settings = NodeSettings.model_validate(
-        {
-            "model": str(tmp_path / "tiny"),
-            "engine": "torch",
-            "device": "cpu",
-            "memory": {"placement": "sleep"},
-            "swarm": {"linger_s": 0.0},
-        }
-    )
-    plan = RunPlan(parse_manifest(MANIFEST.format(patience_s=0.1), source="test"), "arithmetic", ())
+    settings = _settings(tmp_path, placement="sleep")
+    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
     told: list[str] = []
     async with built_parts(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
         assert told[0] == "looking for the model tiny"
@@ -164,3 +179,72 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
         await run_loops(parts, steps=3)
         assert parts.figures.step == 3
     assert (makers.asleep, makers.tokens_in_step) == ([True] * 3, [0] * 3)
+
+
+class _Short(InProcessMakers):
+    """Two worker processes; the generator is killed as the second step begins, and may not be able to start again."""
+
+    def __init__(self, home: Home, folder: Path) -> None:
+        super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
+        self.num_given_back = 0
+        self._home = home
+        self._folder = folder
+
+    def generation(self, of: Ingredients) -> GenerationClient:  # type: ignore[override]
+        environment = {"SHORT_FOLDER": str(self._folder), "PYTHONPATH": str(Path(__file__).parents[2])}
+        self._client = GenerationClient(
+            generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement),
+            sockets_dir=of.home.sockets,
+            log_path=of.home.logs / "generation.log",
+            num_threads=1,
+            restart_policy=RestartPolicy(first_delay_s=0.05, max_quick_deaths=2),
+            environment=environment,
+            make_room=of.make_room,
+            worker_module="tests.node.short_worker",
+        )
+        return self._client
+
+    def learner(self, of: Ingredients) -> LearnerClient:  # type: ignore[override]
+        client = ProcessMakers(of.settings, self._home).learner(of)
+        train, give_memory_back = client.train, client.give_memory_back
+
+        async def killing(*arguments: Any, step: int, **options: Any) -> TrainReply:
+            if step == 2:
+                assert self._client.pid is not None
+                os.kill(self._client.pid, signal.SIGKILL)
+            return await train(*arguments, step=step, **options)
+
+        async def giving() -> None:
+            await give_memory_back()
+            self.num_given_back += 1
+
+        client.train, client.give_memory_back = killing, giving  # type: ignore[method-assign]
+        return client
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("faults", ["ours torch ours", "ours model"])
+async def test_a_generator_that_lacks_memory_at_its_next_starts_ends_the_node_only_over_another_fault(
+    tmp_path: Path, faults: str
+) -> None:
+    """Three times in a row, where two quick deaths would be the end."""
+    shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
+    (tmp_path / "faults").write_text(faults)
+    home = Home(tmp_path / "home")
+    home.create()
+    makers = _Short(home, tmp_path)
+    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    ends_it = "model" in faults
+    try:
+        async with built_parts(_settings(tmp_path, placement="split"), plan, home, makers) as parts:
+            await run_loops(parts, steps=4)
+            assert not ends_it
+            assert (parts.figures.step, parts.generation.restarts) == (4, 4)
+    except Exception as error:
+        assert ends_it, error
+        first = first_of_ours(error)
+        assert isinstance(first, ModelError)
+        assert str(first) == "the model folder is gone"
+    assert makers.num_given_back == len(faults.split()) - ends_it
+    num_lives = len(list(tmp_path.glob("life-*")))  # noqa: ASYNC240 - a few names
+    assert num_lives == 2 + len(faults.split()) - ends_it

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.cli.app import run
-from tests.node.support import STOP_LIMIT_S, started
+from tests.node.support import started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ def test_watching_in_a_pipe_ends_with_ctrl_c_and_sees_one_end_and_not_the_other(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert "contributing no (no peers were given" in watching.stdout.readline()
-        assert lone.stop() < STOP_LIMIT_S
+        lone.stop()
         until_stopped = next(line for line in watching.stdout if "the node is not running" in line)
         assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d contributing no ", until_stopped)
         watching.send_signal(signal.SIGINT)

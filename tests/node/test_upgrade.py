@@ -24,7 +24,7 @@ from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError
-from ftis_node.learner.checkpoint import Owner, newest_usable, save_checkpoint
+from ftis_node.learner.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
 from ftis_node.node import upgrade
 from ftis_node.replay import database
 from ftis_node.replay.buffer import ReplayBuffer
@@ -68,17 +68,8 @@ def make_old_home(root: Path, schema: int) -> OldHome:
     state = json.loads((OLD_HOMES / f"state-{schema}.json").read_text())
     owner = Owner(**{**state["owner"], "run_id": RUN_IDS[schema]})
     weight, optimizer = _trained()
-    folder = save_checkpoint(
-        home.checkpoints,
-        owner=owner,
-        step=STEP,
-        policy_version=STEP,
-        last_report=None,
-        last_groups=(),
-        trainable=weight,
-        optimizer=optimizer,
-        keep=2,
-    )
+    before = state_of(owner=owner, step=STEP, policy_version=STEP, last_report=None, last_groups=())
+    folder = write_checkpoint(home.checkpoints, before, *gather(weight, optimizer), keep=2)
     (folder / "checksums.json").unlink()
     (folder / "state.json").write_text(json.dumps(state))
     return OldHome(home, schema, owner)

@@ -46,12 +46,13 @@ async def test_the_code_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
     watchdog.events = EventTrail(path)
     with watchdog.watching():
         await until(lambda: watchdog.lag.mean_s is not None)
-        read_a_slow_disk(lambda: read_events(path, name="loop_blocked"))
+        read_a_slow_disk(lambda: "read_a_slow_disk" in str(read_events(path, name="loop_blocked")))
         await until(lambda: read_events(path, name="loop_turns_again"))
     watchdog.events.close()
-    blocked = read_events(path, name="loop_blocked")[0]
-    assert any(place.endswith("read_a_slow_disk") for place in blocked["stack"]), blocked
-    assert blocked["for_s"] >= QUICK.stall_s
+    every = read_events(path, name="loop_blocked")  # a busy machine may have blocked it before
+    named = [event for event in every if any(place.endswith("read_a_slow_disk") for place in event["stack"])]
+    assert named, every
+    assert named[0]["for_s"] >= QUICK.stall_s
     assert (watchdog.lag.longest_s or 0) >= QUICK.stall_s - BEAT_S, "the lag has it, too"
 
 

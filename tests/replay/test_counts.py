@@ -16,6 +16,8 @@ from tests.replay.test_buffer import ANN, BOB, ME, accepted
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 DROP = "DROP TABLE counts;" + "".join(f"DROP TRIGGER {name};" for name in TRIGGERS)
 
 
@@ -61,3 +63,26 @@ def test_a_buffer_that_did_not_count_is_read_and_then_counted(tmp_path: Path) ->
         assert reader.figures() == counted
     ReplayBuffer(path).close()
     _check(path)
+
+
+def test_own_rewards_are_of_the_newest_own_groups_in_whatever_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "replay.sqlite"
+    buffer = ReplayBuffer(path)
+    for version in range(1, 6):
+        for one in (ME, ANN):
+            assert buffer.admit(accepted(one, version, versions=(version, version)), own=one is ME)
+        buffer.take(version, own=int(version < 4), foreign=0)  # 4 and 5 stay READY
+        if version < 3:
+            buffer.release_step(version, ReleaseReason.TRAINED)
+    reader = ReplayReader(path)
+    assert reader.own_rewards() == [("arithmetic", version, [1.0, 0.0]) for version in (5, 4, 3, 2, 1)]
+    monkeypatch.setattr("ftis_node.replay.reader.MOST_OWN_REWARDS", 3)
+    assert [version for _, version, _ in reader.own_rewards()] == [5, 4, 3]
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE groups SET rewards = '[1.0, 0.0' WHERE own = 1 AND number = 4")
+        db.execute("UPDATE groups SET state = 'released', reason = 'damaged' WHERE own = 1 AND number = 5")
+    assert [version for _, version, _ in reader.own_rewards()] == [3, 2, 1]
+    reader.close()
+    buffer.close()

@@ -1,11 +1,13 @@
-"""Who must go when the buffer is full, and whose turn it is: one loud peer pushes out its own."""
+"""Who must go when the buffer is full, whose turn it is, and what is most useful: one loud peer pushes out its own."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 
-from ftis_node.replay.lifecycle import Candidate, choose_evicted, choose_foreign
+from ftis_node.replay.lifecycle import Candidate, choose_evicted, choose_foreign, choose_useful
+from ftis_node.swarm.domains import OwnDomain
 from ftis_node.swarm.quotas import ShareCap
 
 
@@ -70,3 +72,72 @@ def test_large_groups_count_by_their_bytes_and_whoever_has_most_gives_first() ->
     assert kept(ready, evicted) == {"small": 6, "large": 2, "me": 3}
     assert {c.arrival for c in evicted} == {0, 1, 2, 3}, "the oldest of them"
     assert len(choose_evicted(ready, keep=100, keep_bytes=0, cap=ShareCap(share=1.0))) == 12, "never own ones"
+
+
+def scored(sender: str, *num_right: int, task: str = "add", start: int = 0) -> list[Candidate]:
+    """Groups of four completions, so many of each right; each by newer weights than the one before."""
+    rewards = [tuple(float(place < right) for place in range(4)) for right in num_right]
+    return [
+        replace(c, id=f"{task}{i}".encode() + c.id, task=task, rewards=rewards[i], policy_version=i)
+        for i, c in enumerate(groups(sender, len(num_right), start=start))
+    ]
+
+
+def test_the_most_useful_are_taken_and_the_others_discarded() -> None:
+    mine = scored("me", 4, 2, 0)
+    ann, bob, cat = scored("ann", 2), scored("bob", 1, task="sub"), scored("cat", 1)
+    dan = scored("dan", 4, task="sub", start=9)
+    ready = [*dan, *mine[::-1], *cat, *ann, *bob]  # 0, own, 0.1875 / 4, 0.25 / 4, 0.1875
+    for num, taken in ((0, []), (1, bob), (2, [*bob, *ann]), (3, [*bob, *ann, *cat]), (9, [*bob, *ann, *cat, *dan])):
+        selection = choose_useful(ready, 2, num, pass_rates={"add": 0.75})
+        assert selection.taken == (*mine[:2], *taken)
+        assert {c.sender for c in selection.discarded} == {"ann", "bob", "cat", "dan"} - {c.sender for c in taken}
+    assert choose_useful(ready, 0, 1, pass_rates={"add": 0.2, "sub": 0.5}).taken == (*ann,), "0.2 and 0.09375"
+    assert choose_useful([], 2, 2, pass_rates={}).taken == ()
+
+
+def test_what_looks_most_useful_is_at_most_an_even_share_while_others_have_some() -> None:
+    ready = scored("liar", *[2] * 10, start=1000) + scored("ann", 1, 1, 1) + scored("bob", 3) + scored("cat", 0, 4)
+
+    def of(num: int) -> Counter[str]:
+        return Counter(c.sender for c in choose_useful(ready, 0, num, pass_rates={}).taken)
+
+    assert of(1) == {"liar": 1}
+    assert of(3) == {"liar": 1, "ann": 1, "bob": 1}
+    assert of(4) == {"liar": 2, "ann": 1, "bob": 1}
+    assert of(6) == {"liar": 3, "ann": 2, "bob": 1}, "what bob has not got goes to the best of the others"
+    assert of(14) == {"liar": 10, "ann": 3, "bob": 1}, "cat's groups teach nothing"
+    assert of(15) == {"liar": 10, "ann": 3, "bob": 1, "cat": 1}
+
+
+def test_identities_at_one_address_have_one_even_share_of_what_is_useful() -> None:
+    fakes = [f"fake{i}" for i in range(20)]
+    cap = ShareCap(networks=dict.fromkeys(fakes, "8.8.8.0/24"))
+    ready = [c for name in fakes for c in scored(name, 2)] + scored("ann", 1, 1, 1) + scored("bob", 1, 1, 1)
+    chosen = choose_useful(ready, 0, 6, pass_rates={}, neighbour=cap.neighbour).taken
+    assert Counter(c.sender[:4] for c in chosen) == {"fake": 2, "ann": 2, "bob": 2}
+
+
+def test_of_what_is_as_useful_the_newest_weights_come_first_and_another_sender_begins_each_time() -> None:
+    ready = scored("ann", 2, 2, start=100) + scored("bob", 2, 2) + scored("cat", 1, 2) + scored("dan", 3, 2)
+    ready = [replace(c, created_at=-c.created_at) for c in ready]  # what a clock says does not count
+    for turn in range(8):
+        chosen = choose_useful(ready, 0, 5, pass_rates={}, turn=turn).taken
+        counts = Counter(c.sender for c in chosen)
+        assert sorted(counts.values()) == [1, 1, 1, 2]
+        assert {(c.sender, c.arrival) for c in chosen} >= {(name, 1) for name in counts}
+        random.Random(turn).shuffle(ready)
+        assert choose_useful(ready, 0, 5, pass_rates={}, turn=turn).taken == chosen
+    left_out = [
+        {"ann", "bob", "cat", "dan"} - {c.sender for c in choose_useful(ready, 0, 3, pass_rates={}, turn=turn).taken}
+        for turn in range(4)
+    ]
+    assert sorted(left_out, key=str) == [{"ann"}, {"bob"}, {"cat"}, {"dan"}]
+
+
+def test_a_domain_comes_before_usefulness_but_not_before_a_signal() -> None:
+    near, far = scored("ann", 1, 4, 4), scored("bob", 2, 2, 2, task="sub")
+    for share, expected in ((1.0, {"ann": 1, "bob": 1}), (0.5, {"ann": 1, "bob": 1}), (0.0, {"bob": 2})):
+        domain = OwnDomain(frozenset({"add"}), share)
+        chosen = choose_useful(near + far, 0, 2, pass_rates={"add": 0.9}, domain=domain, turn=1).taken
+        assert Counter(c.sender for c in chosen) == expected

@@ -34,6 +34,16 @@ def test_a_node_reads_its_own_shard_and_the_least_read() -> None:
     assert choose_shards(peer, num_shards=8, count=0, readers={}) == {own}
 
 
+def test_required_shards_come_before_the_least_read_and_beyond_the_count() -> None:
+    peer = PEERS[0]
+    own = shard_of(peer, 8)
+    required = frozenset({(own + 3) % 8, (own + 4) % 8})
+    readers = dict.fromkeys(range(8), 5) | {(own + 1) % 8: 0}
+    assert choose_shards(peer, num_shards=8, count=1, readers=readers, required=required) == {own} | required
+    chosen = choose_shards(peer, num_shards=8, count=4, readers=readers, required=required)
+    assert chosen == {own, (own + 1) % 8} | required
+
+
 def test_readers_spread_where_nothing_is_known() -> None:
     read = [choose_shards(peer, num_shards=16, count=3, readers={}) for peer in PEERS]
     per_shard = [sum(shard in shards for shards in read) for shard in range(16)]

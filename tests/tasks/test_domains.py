@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.tasks import is_domain, parse_spec, part_names, told_domain
+from ftis_node.tasks import is_domain, parse_spec, part_names, proportions, told_domain
 
 RUN = "arithmetic:add+arithmetic:sub=2+gsm8k"
 
@@ -43,6 +43,11 @@ def test_a_canonical_domain_is_believed_as_it_was_told() -> None:
     assert told_domain("arithmetic:add+gsm8k=3", RUN) == "arithmetic:add+gsm8k=3"
     assert part_names("arithmetic:add+gsm8k=3") == {"arithmetic:add", "gsm8k"}
     assert part_names("") == frozenset()
+
+
+def test_proportions_are_by_weight() -> None:
+    assert proportions(RUN) == {"arithmetic:add": 0.25, "arithmetic:sub": 0.5, "gsm8k": 0.25}
+    assert proportions("gsm8k@brief") == {"gsm8k@brief": 1.0}
 
 
 @given(st.one_of(st.text(max_size=520), st.text(alphabet="gsm8k+=0123456789.@:", max_size=520)))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCORED = CompletionStatus.SCORED
 ITEM = HostileTask()[0]
-LIMITS = ScoringLimits(time_limit_s=0.2, wall_limit_s=3.0, start_limit_s=20, memory_limit_bytes=1 << 30)
+LIMITS = ScoringLimits(time_limit_s=0.2, wall_limit_s=3.0, start_limit_s=60, memory_limit_bytes=1 << 30)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -82,19 +82,17 @@ async def test_a_process_killed_from_outside_is_no_fault_of_the_text(scorer: Iso
 
 
 async def test_a_text_that_takes_too_long_is_cut_off_in_time(scorer: IsolatedScorer) -> None:
-    await scorer.score(ITEM, ["1"])  # started
-    began = time.monotonic()
-    assert await scorer.score(ITEM, ["stuck"]) == [UNSCORED]
-    assert time.monotonic() - began < 3
+    cost = ScoringCost()
+    assert await scorer.score(ITEM, ["stuck"], cost=cost) == [UNSCORED]
+    assert (cost.num_stopped, cost.num_lost) == (1, 0), "by its own processor time, whatever the clock says"
 
 
-async def test_a_group_of_slow_texts_is_given_up_as_one() -> None:
+async def test_a_group_of_slow_texts_is_given_up_as_one(caplog: pytest.LogCaptureFixture) -> None:
     limits = ScoringLimits(time_limit_s=0.1, wall_limit_s=5.0, group_limit_s=0.2)
     async with IsolatedScorer(HostileTask(), limits=limits) as scorer:
         await scorer.score(ITEM, ["1"])
-        began = time.monotonic()
         assert await scorer.score(ITEM, ["stuck"] * 50) == [UNSCORED] * 50
-        assert time.monotonic() - began < 5
+    assert "48 texts of one group took too long to score" in caplog.text
 
 
 async def test_two_processes_score_two_groups_at_once() -> None:

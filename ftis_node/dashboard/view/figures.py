@@ -61,8 +61,9 @@ def head_line(reading: Reading) -> Line:
 
 
 def figure_lines(reading: Reading) -> tuple[Line, ...]:
-    """Six lines of 80 columns; of a node that does not run they are faded."""
-    lines = (_generation(reading), _learner(reading), _shares(reading), _swarm(reading), _buffer(reading))
+    """Six lines of 80 columns, seven where it is known what is trained; of a node that does not run they are faded."""
+    first = (_generation(reading), _learner(reading), *_training(reading))
+    lines = (*first, _shares(reading), _swarm(reading), _buffer(reading))
     return (*(lines if reading.is_live else map(faded, lines)), _machine(reading))
 
 
@@ -89,6 +90,12 @@ def _learner(reading: Reading) -> Line:
         f"  step {learner.step}, loss {number(learner.loss, digits=2)}, kept {kept}",
         f", rate {number(learner.learning_rate, digits=2)}{_restarts(learner.restarts)}",
     )
+
+
+def _training(reading: Reading) -> tuple[Line, ...]:
+    """What of the model is trained and why, cut at the edge."""
+    training = reading.status.model.training
+    return (labelled("trains", harmless(training)),) if training else ()
 
 
 def _restarts(restarts: int) -> str:

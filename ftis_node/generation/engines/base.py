@@ -133,8 +133,12 @@ class Engine(Protocol):
         """
         ...
 
-    async def load_weights(self, path: Path, version: int) -> None:
+    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
         """Serve the weights of a published safetensors file from now on.
+
+        Returns `ipc.tensor_file.checksum` of tensors by their names in the file: computed from what the engine holds
+        afterwards where that is what the file has, of what it read where it packs that into another form. Tensors that
+        it converts, shards or merges are left out.
 
         Requests in flight end on the weights that they began with or their completions say that they did not. Raises
         ModelError for a file that is missing, damaged or of another model; the weights served are then as before.

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.generation.engines.published import check_published
-from ftis_node.ipc.tensor_file import read_tensors
+from ftis_node.ipc.tensor_file import checksum, read_tensors
 from ftis_node.models import tied_names
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def load_in_place(model: Any, path: Path) -> None:
-    """Copy the published weights in `path` into `model`. Raises ModelError as `check_published` does."""
+def load_in_place(model: Any, path: Path) -> dict[str, int]:
+    """Copy the published weights in `path` into `model`. Raises ModelError as `check_published` does.
+
+    Returns the checksums of what `model` holds then, but for tensors that were converted.
+    """
     tied = tied_names(model)
     own = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     check_published(path, {name: tuple(tensor.shape) for name, tensor in own.items()}, optional=tied)
@@ -26,3 +29,4 @@ def load_in_place(model: Any, path: Path) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
+    return {name: checksum(tensor) for name, tensor in own.items() if tensor.dtype == tensors[name].dtype}

@@ -31,10 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """How experts are weighed: `log_prior` of each in nats, and whether the text so far changes the weights."""
+    """How experts are weighed: `log_prior` of each in nats, and whether the text so far changes the weights.
+
+    Without `reads_prompt` that text begins with the completion: how likely the prompt is changes nothing. A text that
+    is only read (`--text`) has no prompt.
+    """
 
     log_prior: tuple[float, ...]
     learns: bool = True
+    reads_prompt: bool = True
 
 
 class MixtureCache:
@@ -75,7 +80,7 @@ class MixtureDecoder(Decoder):
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: MixtureCache) -> Tensor:
         """Logits `[R, J, V]` of the last column; the cache grows by the columns of `ids`, and learns from them."""
-        reads_on = self._learns and ids.shape[1] > 1
+        reads_on = self._learns and self.weighing.reads_prompt and ids.shape[1] > 1
         logits, evidence = [], []
         for model, expert_cache in zip(self._models, cache.experts, strict=True):
             output = model(

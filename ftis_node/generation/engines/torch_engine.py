@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from ftis_node.errors import EngineError, MachineError, WorkerTaskError
+from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, says_out_of_memory
 from ftis_node.generation.engines.attention import use_grouped_attention
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.engines.decoder import ActiveRequest, Decoder
@@ -67,7 +67,7 @@ class _Job(_Awaited[GenerationResult]):
         self.active: ActiveRequest | None = None
 
 
-class _Load(_Awaited[None]):
+class _Load(_Awaited[dict[str, int]]):
     """New weights to be served."""
 
     def __init__(self, path: Path, version: int) -> None:
@@ -123,12 +123,12 @@ class TorchEngine:
         self._wake_driver()
         return await job.answer
 
-    async def load_weights(self, path: Path, version: int) -> None:
+    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
         """Serve a published version from now on; see `base.Engine`."""
         load = _Load(path, version)
         self._loads.append(load)
         self._wake_driver()
-        await load.answer
+        return await load.answer
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of fixed tokens under the weights served, between two hops of the batch; see `base.Engine`."""
@@ -191,7 +191,8 @@ class TorchEngine:
                 self._decoder.clear()
                 for job in self._decoding:
                     job.fail(error)
-                if isinstance(error, torch.OutOfMemoryError) and not self._broken.done():
+                ran_out = isinstance(error, torch.OutOfMemoryError) or says_out_of_memory(str(error))
+                if ran_out and not self._broken.done():
                     self._broken.set_result("ran out of memory: make generation.max_batch smaller")
             self._on_progress()
 
@@ -219,13 +220,13 @@ class TorchEngine:
 
     async def _load(self, load: _Load) -> None:
         try:
-            await self._compute(lambda: load_in_place(self._model, load.path))
+            checksums = await self._compute(lambda: load_in_place(self._model, load.path))
         except Exception as error:
             load.fail(error)
         else:
             self._policy_version = load.version
             self._be_awake()
-            load.end(None)
+            load.end(checksums)
 
     def _admit(self) -> list[ActiveRequest]:
         """Move jobs from waiting to decoding while there is room; none while new weights wait."""
@@ -281,7 +282,7 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     try:
         model = load_causal_lm(source, dtype=dtype, device=settings.device)
     except torch.OutOfMemoryError as error:
-        raise MachineError(f"{source.name} does not fit into the GPU's memory: use a smaller model") from error
+        raise OutOfMemoryError(f"{source.name} does not fit into the GPU's memory: use a smaller model") from error
     if model._is_stateful:
         raise EngineError(f"the torch engine cannot serve {source.name}: it is a recurrent model")
     return TorchEngine(model, settings, on_progress)

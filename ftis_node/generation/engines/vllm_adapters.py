@@ -10,8 +10,6 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.generation.engines.vllm_options import MAX_LORAS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
     from pathlib import Path
@@ -20,11 +18,12 @@ if TYPE_CHECKING:
 class Adapters:
     """Those held by one core; `current` is the number of the one that is served, None for none.
 
-    `make_request` is vLLM's `LoRARequest`.
+    `make_request` is vLLM's `LoRARequest`, `num_places` how many the core has room for.
     """
 
-    def __init__(self, make_request: Callable[..., Any]) -> None:
+    def __init__(self, make_request: Callable[..., Any], num_places: int) -> None:
         self._make_request = make_request
+        self._num_places = num_places
         self._held: dict[int, Any] = {}
         self._numbers = itertools.count(1)
         self.current: int | None = None
@@ -35,7 +34,7 @@ class Adapters:
 
     def oldest_in_the_way(self) -> int | None:
         """The one to be given up before another can be loaded; None where there is room."""
-        if len(self._held) < MAX_LORAS:
+        if len(self._held) < self._num_places:
             return None
         return min(number for number in self._held if number != self.current)
 

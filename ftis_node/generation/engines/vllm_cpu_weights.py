@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftis_node.ipc.tensor_file import checksum
 from ftis_node.models import read_header
 
 if TYPE_CHECKING:
@@ -47,9 +48,13 @@ class DirectLoader:
         self._dtype = dtype
         self._scratch = torch.empty(max(prod(target.shape) for target in targets), dtype=dtype)
 
-    def load(self, path: Path) -> None:
-        """Read the file at `path`, which was checked before. Raises ModelError, OSError, EOFError."""
+    def load(self, path: Path) -> dict[str, int]:
+        """Read the file at `path`, which was checked before. Raises ModelError, OSError, EOFError.
+
+        Returns the checksums of what was read.
+        """
         header = read_header(path)
+        checksums = {}
         with path.open("rb", buffering=0) as file:
             for target in self._targets:
                 values = self._scratch[: prod(target.shape)]
@@ -57,8 +62,11 @@ class DirectLoader:
                 for name in target.names:
                     start, end = header.tensors[name]["data_offsets"]
                     file.seek(header.data_start + start)
-                    filled += _read_into(file, values.view(torch.uint8)[filled : filled + end - start])
+                    part = values.view(torch.uint8)[filled : filled + end - start]
+                    filled += _read_into(file, part)
+                    checksums[name] = checksum(part)
                 _place(target, values.view(target.shape))
+        return checksums
 
 
 def plan(model: Any, path: Path) -> DirectLoader | None:
@@ -72,6 +80,24 @@ def plan(model: Any, path: Path) -> DirectLoader | None:
     if len(used) != len(set(used)) or set(used) != entries.keys() - {HEAD} | set(used):
         return None
     return DirectLoader(targets, dtype) if _fits(model, targets, dtype) else None
+
+
+def held_checksums(model: Any, path: Path) -> dict[str, int]:
+    """Checksums of the tensors of `path` that `model` holds as the file has them, from the model's own memory.
+
+    Packed, converted, sharded and quantised layers are left out. So are models without `packed_modules_mapping`: their
+    linear layers may be the transposes of the file's (GPT-2).
+    """
+    entries, checksums = read_header(path).tensors, {}
+    for target in _targets(model, entries) if getattr(model, "packed_modules_mapping", None) else ():
+        value = getattr(target.module, target.parameter)
+        if target.is_packed or not _is_plain(target) or not _is_whole(value, target):
+            continue
+        rows = [entries[name]["shape"][0] for name in target.names]
+        for name, part in zip(target.names, value.data[: sum(rows)].split(rows), strict=True):
+            if DTYPES.get(entries[name]["dtype"]) == value.dtype:
+                checksums[name] = checksum(part)
+    return checksums
 
 
 def _targets(model: Any, entries: Mapping[str, Any]) -> Iterator[Target]:
@@ -94,12 +120,22 @@ def _fits(model: Any, targets: Sequence[Target], dtype: torch.dtype) -> bool:
     if any(id(value) not in covered for _, value in model.named_parameters()):
         return False
     for target in targets:
-        value, method = getattr(target.module, target.parameter), getattr(target.module, "quant_method", None)
-        plain = method is None or type(method).__name__.startswith("Unquantized")
-        whole = target.is_packed or (value.dtype == dtype and tuple(value.shape[1:]) == target.shape[1:])
-        if not plain or not whole or (not target.is_packed and value.shape[0] < target.shape[0]):
+        value = getattr(target.module, target.parameter)
+        whole = target.is_packed or (value.dtype == dtype and _is_whole(value, target))
+        if not _is_plain(target) or not whole:
             return False
     return True
+
+
+def _is_plain(target: Target) -> bool:
+    """Whether the layer is not quantised."""
+    method = getattr(target.module, "quant_method", None)
+    return method is None or type(method).__name__.startswith("Unquantized")
+
+
+def _is_whole(value: torch.Tensor, target: Target) -> bool:
+    """Whether a parameter has room for all that the file has; a vocabulary may be filled up to more rows."""
+    return tuple(value.shape[1:]) == target.shape[1:] and value.shape[0] >= target.shape[0]
 
 
 def _read_into(file: FileIO, target: torch.Tensor) -> int:

@@ -27,7 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines.vllm_adapters import Adapters
 from ftis_node.generation.engines.vllm_drafts import FINISH_REASONS, Draft, Job, Probe, fail
-from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras
 from ftis_node.generation.engines.vllm_requests import core_request, probe_params, sampling_params
 from ftis_node.records.group import FinishReason
 
@@ -64,7 +64,7 @@ class Driver:
         self._waiting: deque[Job] = deque()
         self._running: dict[str, Draft] = {}
         self._probes: dict[str, Probe] = {}
-        self._adapters = Adapters(LoRARequest)
+        self._adapters = Adapters(LoRARequest, num_loras(can_sleep=settings.can_sleep))
         self._request_numbers = itertools.count()
         self._is_stopped = False
         self._sleepers: list[Future[None]] = []
@@ -131,16 +131,26 @@ class Driver:
             else:
                 job.fail(WorkerTaskError("the request was cancelled before its first token"))
 
-    def load(self, path: Path, version: int) -> None:
-        """Serve other full weights from the next step on; cut what is too old, or had an adapter on the former."""
+    def load(self, path: Path, version: int) -> dict[str, int]:
+        """Serve other full weights from the next step on; cut what is too old, or had an adapter on the former.
+
+        Returns their checksums as vLLM's first worker has them: of several, each has those of the tensors that it has
+        whole.
+        """
         self._wake_core("weights")
-        self._core.collective_rpc("ftis_load", args=(str(path),))
-        self._wake_core("kv_cache")  # only now: what the hand-over needs besides is free again
+        if not self.is_asleep:
+            self._core.sleep(0, "keep")  # no step begins and those under way end: each token has its own version
+        checksums: dict[str, int] = self._core.collective_rpc("ftis_load", args=(str(path),))[0]
+        self._core.set_weight_version(str(version))
+        if self.is_asleep:
+            self._wake_core("kv_cache")  # only now: what the hand-over needs besides is free again
+        else:
+            self._core.wake_up(["scheduling"])
         self._be_awake()
         self._adapters.current = None
-        self._core.set_weight_version(str(version))
         self._serve(version)
         self._begin_again(self._cut_off(lambda draft: draft.adapter is not None))
+        return checksums
 
     def adapt(self, folder: Path, version: int) -> None:
         """Serve an adapter to all requests that begin from now on; those in flight keep theirs. Raises ModelError."""

@@ -13,14 +13,25 @@ import asyncio
 import logging
 import os
 import random
+import re
+import stat
 import warnings
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from pydantic import ValidationError
 
-from ftis_node.errors import EngineError, FtisError, MachineError
+from ftis_node.errors import (
+    EngineError,
+    FtisError,
+    OutOfMemoryError,
+    UnknownArchitectureError,
+    says_out_of_memory,
+)
 from ftis_node.generation.engines.published import check_adapter, check_published, shapes_in
 from ftis_node.generation.engines.vllm_drafts import Job
 from ftis_node.generation.engines.vllm_options import (
@@ -30,7 +41,7 @@ from ftis_node.generation.engines.vllm_options import (
     environment,
     has_separate_core,
 )
-from ftis_node.ipc.weights import ADAPTER_FILE
+from ftis_node.ipc.weights import ADAPTER_FILE, file_checksums
 from ftis_node.models import pick_device
 
 if TYPE_CHECKING:
@@ -45,6 +56,17 @@ POLL_EVERY_S = 0.5
 SEED_BITS = 31
 CPU_CACHE_SHARE = 0.25  # of the memory that is free, at most
 MIN_CPU_CACHE_BYTES = 1 << 20  # vLLM wants room for a block more than the longest sequence
+LOST_CORE = "lost vLLM's engine core: its process ended"
+MAX_REASON_LENGTH = 240
+READ_LOG_BYTES = 1 << 20
+STDERR = 2
+# What vLLM says in a process where it only sees that another one failed.
+ELSEWHERE = re.compile("root cause|" + re.escape(LOST_CORE))
+VLLM_PREFIX = re.compile(r"^(?:\([^)]* pid=\d+\) ?)+(?:ERROR \S+ \S+ \[[^\]]*\] )?")
+ERROR_LINE = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception): \S.*)$")
+UNKNOWN_ARCHITECTURE = re.compile(
+    "^Model architectures? .* not supported|is not a registered model in|implementation of .* not compatible with vLLM"
+)
 
 
 class VllmEngine:
@@ -52,8 +74,9 @@ class VllmEngine:
 
     name = "vllm"
 
-    def __init__(self, driver: Driver, settings: EngineSettings, source: ModelSource) -> None:
+    def __init__(self, driver: Driver, settings: EngineSettings, source: ModelSource, log: WorkerLog) -> None:
         self._driver = driver
+        self._log = log
         self._settings = settings
         self._shapes, self._optional = shapes_in(source)
 
@@ -82,15 +105,15 @@ class VllmEngine:
             self._driver.post(partial(self._driver.drop, job))
             raise
 
-    async def load_weights(self, path: Path, version: int) -> None:
+    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
         """Serve a published version from now on; see `base.Engine`. An adapter is one by its file's name."""
         if path.name == ADAPTER_FILE:
             max_rank = self._settings.lora_rank
             await asyncio.to_thread(check_adapter, path.parent, self._shapes, max_rank=max_rank)
             await asyncio.wrap_future(self._driver.call(partial(self._driver.adapt, path.parent, version)))
-            return
+            return await asyncio.to_thread(file_checksums, path)  # vLLM keeps adapters in a form of its own
         await asyncio.to_thread(check_published, path, self._shapes, optional=self._optional)
-        await asyncio.wrap_future(self._driver.call(partial(self._driver.load, path, version)))
+        return await asyncio.wrap_future(self._driver.call(partial(self._driver.load, path, version)))
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of fixed tokens under the weights served, beside whatever is being sampled."""
@@ -121,9 +144,9 @@ class VllmEngine:
         """Return when the core failed, or its process died."""
         while not self._driver.broken.done():
             if self._driver.core_is_dead:
-                return "lost vLLM's engine core: its process ended"
+                return self._log.with_cause(LOST_CORE)
             await asyncio.sleep(POLL_EVERY_S)
-        return self._driver.broken.result()
+        return self._log.with_cause(self._driver.broken.result())
 
     async def close(self) -> None:
         """End the driver and the core; requests in flight raise."""
@@ -134,8 +157,10 @@ class VllmEngine:
 async def open_engine(source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None]) -> VllmEngine:
     """Load the model, compile and warm up, which may take minutes.
 
-    Raises ModelError, MachineError, ConfigError for options that vLLM does not have, and EngineError.
+    Raises ModelError, OutOfMemoryError, ConfigError for options that vLLM does not have, UnknownArchitectureError and
+    EngineError.
     """
+    log = WorkerLog()
     device = pick_device(settings.device)
     for name, value in environment(settings, device=device).items():
         os.environ.setdefault(name, value)
@@ -151,22 +176,61 @@ async def open_engine(source: ModelSource, settings: EngineSettings, on_progress
     driver.thread.start()
     try:
         await asyncio.wrap_future(driver.opened)
-        engine = VllmEngine(driver, settings, source)
+        engine = VllmEngine(driver, settings, source, log)
         await engine.probe((0, 0))  # the first step compiles and allocates: within the start's grace, not a request's
     except FtisError:
         raise
     except Exception as error:
         await asyncio.to_thread(driver.thread.join)
-        raise _explained(error, source) from error
+        raise explained(error, source.name, log) from error
     return engine
 
 
-def _explained(error: Exception, source: ModelSource) -> FtisError:
-    """What vLLM said at its start, as one line of ours."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if isinstance(error, MemoryError) or "memory" in text.lower():
-        return MachineError(f"{source.name} does not fit into memory for generation ({text}): see `ftis-node doctor`")
-    return EngineError(f"vLLM cannot serve {source.name}: {text} (use --engine torch, or see the worker's log)")
+class WorkerLog:
+    """What this process and those below it write to stderr from now on, where that is a file: the worker's log."""
+
+    def __init__(self) -> None:
+        self._began_at = 0
+        with suppress(OSError):  # it is closed
+            self._began_at = os.fstat(STDERR).st_size
+
+    def cause_of(self, text: str) -> str | None:
+        """The error of another process, where `text` only says that there was one, and where that is in the log."""
+        return root_cause(self._read()) if ELSEWHERE.search(text) else None
+
+    def with_cause(self, text: str) -> str:
+        """`text`, and in brackets its cause."""
+        cause = self.cause_of(text)
+        return text if cause is None else f"{text} ({cause})"
+
+    def _read(self) -> str:
+        with suppress(OSError):  # without /proc
+            if stat.S_ISREG(os.fstat(STDERR).st_mode):
+                with open(f"/proc/self/fd/{STDERR}", "rb") as log:
+                    log.seek(max(self._began_at, os.fstat(STDERR).st_size - READ_LOG_BYTES))
+                    return log.read(READ_LOG_BYTES).decode(errors="replace")
+        return ""
+
+
+def root_cause(log: str) -> str | None:
+    """The last error in a log of vLLM's processes that does not point to another's, as `ValueError: ...`."""
+    lines = [VLLM_PREFIX.sub("", line) for line in log.splitlines()]
+    errors = [found[1] for line in lines if (found := ERROR_LINE.match(line))]
+    own = [error for error in errors if not ELSEWHERE.search(error)]
+    return shorten(own[-1], MAX_REASON_LENGTH, placeholder=" ...") if own else None
+
+
+def explained(error: Exception, name: str, log: WorkerLog) -> FtisError:
+    """What vLLM said at its start, as one line of ours about the model `name`."""
+    said = str(error)
+    if isinstance(error, ValidationError):  # its first line only counts the errors
+        said = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    text = said.strip().splitlines()[0] if said.strip() else type(error).__name__
+    text = log.cause_of(text) or shorten(text, MAX_REASON_LENGTH, placeholder=" ...")
+    if isinstance(error, MemoryError) or says_out_of_memory(text) or "memory" in text.lower():
+        return OutOfMemoryError(f"{name} does not fit into memory for generation ({text}): see `ftis-node doctor`")
+    kind = UnknownArchitectureError if UNKNOWN_ARCHITECTURE.search(text) else EngineError
+    return kind(f"vLLM cannot serve {name}: {text} (use --engine torch, or see the worker's log)")
 
 
 def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tuple[Any, int]:
@@ -177,13 +241,15 @@ def _open_core(source: ModelSource, settings: EngineSettings, device: str) -> tu
     from dataclasses import fields
 
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform  # asks the driver, and takes no memory of the GPU
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor import Executor
 
     check_options(settings.options, known={field.name for field in fields(EngineArgs)})
     seed = random.SystemRandom().getrandbits(SEED_BITS) if settings.seed is None else settings.seed
-    arguments = EngineArgs(**engine_arguments(source, settings, device=device, seed=seed))
+    capability = current_platform.get_device_capability() if device != "cpu" else None
+    arguments = EngineArgs(**engine_arguments(source, settings, device=device, seed=seed, capability=capability))
     config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
         config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(config)

@@ -21,6 +21,8 @@ WORKER_EXTENSION = "ftis_node.generation.engines.vllm_worker.WorkerExtension"
 CPU_BLOCK_TOKENS = 32  # the smallest that vLLM's CPU attention takes; short prompts are shared by whole blocks only
 DEFAULT_MAX_BATCH = 256
 MAX_LORAS = 3  # the newest adapter, and the two before it for completions in flight
+MAX_LORAS_ASLEEP = 2  # where the engine sleeps while the learner steps: then nothing is in flight between two adapters
+BLACKWELL = 10  # major compute capability of B200, B300
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for; an adapter of less fits, too
 
 ENVIRONMENT = {
@@ -28,6 +30,7 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a copy of a process with threads may hang; and see `worker.py`
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about choices that are ours
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the command
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the start, by a CUDA toolkit that few machines have
 }
 # On a CPU without graphs nothing is compiled but one small function of the sampler, which costs half a minute at the
 # first request and, at run time, more than it saves. Threads are not pinned: other workers share the cores.
@@ -65,6 +68,16 @@ def environment(settings: EngineSettings, *, device: str) -> dict[str, str]:
     return ENVIRONMENT | multiprocessing | (CPU_ENVIRONMENT if device == "cpu" and is_eager else {})
 
 
+def num_loras(*, can_sleep: bool) -> int:
+    """How many adapters vLLM makes room for at its start."""
+    return MAX_LORAS_ASLEEP if can_sleep else MAX_LORAS
+
+
+def served_rank(rank: int) -> int:
+    """The rank that vLLM makes room for, to serve adapters of `rank`, which is at most the last of `LORA_RANKS`."""
+    return next(served for served in LORA_RANKS if served >= rank)
+
+
 def has_separate_core(settings: EngineSettings, *, device: str) -> bool:
     """Whether vLLM's engine core has a process of its own."""
     return settings.engine_core == "separate" or (settings.engine_core == "auto" and device != "cpu")
@@ -80,8 +93,18 @@ def check_options(options: Iterable[str], *, known: Iterable[str] | None = None)
             raise ConfigError(f"generation.engine_options has {name!r}, which is no argument of vLLM's engine")
 
 
-def engine_arguments(source: ModelSource, settings: EngineSettings, *, device: str, seed: int) -> dict[str, Any]:
-    """Keyword arguments for `EngineArgs`. Raises ConfigError for options that are ours."""
+def engine_arguments(
+    source: ModelSource,
+    settings: EngineSettings,
+    *,
+    device: str,
+    seed: int,
+    capability: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments for `EngineArgs`. Raises ConfigError for options that are ours.
+
+    `capability` is the GPU's compute capability, major and minor; None: not known.
+    """
     check_options(settings.options)
     dtype = settings.dtype
     if dtype == "auto":
@@ -105,11 +128,16 @@ def engine_arguments(source: ModelSource, settings: EngineSettings, *, device: s
     }
     if device == "cpu":
         arguments["block_size"] = CPU_BLOCK_TOKENS
+    else:
+        # The core alone takes 2048 where vLLM's `LLM` takes 8192; the memory plan has room for as many as are set.
+        arguments["max_num_batched_tokens"] = max(settings.max_prefill_tokens, arguments["max_num_seqs"])
+        if capability is not None and capability[0] == BLACKWELL and "attention_config" not in settings.options:
+            arguments["attention_backend"] = "FLASH_ATTN"  # vLLM would take FlashInfer there, which is compiled
     if settings.memory_share is not None:
         arguments["gpu_memory_utilization"] = settings.memory_share
     if settings.cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = settings.cache_bytes
     if settings.lora_rank is not None:
-        rank = next(rank for rank in LORA_RANKS if rank >= settings.lora_rank)
-        arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": MAX_LORAS}
+        places = num_loras(can_sleep=settings.can_sleep)
+        arguments |= {"enable_lora": True, "max_lora_rank": served_rank(settings.lora_rank), "max_loras": places}
     return arguments | settings.options

@@ -13,10 +13,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ftis_node.generation.engines.vllm_cpu_weights import DirectLoader, plan
+import torch
+
+from ftis_node.generation.engines.vllm_cpu_weights import DirectLoader, held_checksums, plan
 from ftis_node.ipc.tensor_file import read_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
@@ -25,19 +30,24 @@ class WorkerExtension:
     """Methods that the engine calls by name in every worker of vLLM's."""
 
     model_runner: Any
+    reload_weights: Callable[..., None]  # the worker's own: the runner's alone knows no configuration of vLLM's
     ftis_direct: DirectLoader | None = None
 
-    def ftis_load(self, path: str) -> None:
-        """Serve the tensors of a safetensors file, which was checked before."""
+    def ftis_load(self, path: str) -> dict[str, int]:
+        """Serve the tensors of a safetensors file, which was checked before. Returns as `Engine.load_weights`."""
         model, is_on_cpu = self.model_runner.get_model(), self.model_runner.device.type == "cpu"
         if is_on_cpu and self.ftis_direct is None:
             self.ftis_direct = plan(model, Path(path))
+        read: dict[str, int] = {}
         if self.ftis_direct is not None:
-            self.ftis_direct.load(Path(path))
+            read = self.ftis_direct.load(Path(path))
         else:
             logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)  # it warns of each tied or rotary layer, each time
-            self.model_runner.reload_weights(weights_iterator=iter(read_tensors(Path(path)).items()))
+            self.reload_weights(weights_iterator=iter(read_tensors(Path(path)).items()))
         _pack_tied_head(model)
+        if not is_on_cpu:
+            torch.accelerator.empty_cache()  # of the largest layer's copy, which the memory plan has no room for
+        return read | held_checksums(model, Path(path))
 
 
 def _pack_tied_head(model: Any) -> None:

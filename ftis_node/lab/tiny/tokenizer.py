@@ -1,6 +1,6 @@
 """The tokenizer that every tiny model shares: byte-level BPE, Qwen2's splitting, ChatML.
 
-It is a real one in small. The alphabet is the 256 bytes, so any text can be encoded; merges come from `tiny_corpus`;
+It is a real one in small. The alphabet is the 256 bytes, so any text can be encoded; merges come from `corpus.py`;
 the splitting pattern is Qwen2's, which keeps each digit a token of its own. That makes column-wise arithmetic
 learnable for a model of two layers. Training it takes a fraction of a second and gives the same merges on every
 machine, so that nodes that made their models themselves have one tokenizer fingerprint and can exchange token ids.
@@ -8,15 +8,19 @@ machine, so that nodes that made their models themselves have one tokenizer fing
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ftis_node.lab.tiny_corpus import corpus
+from ftis_node.lab.tiny.corpus import corpus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VOCABULARY_SIZE: Final = 512
 MAX_POSITIONS: Final = 2048
+IGNORED: Final = -100  # the label of positions without a loss
 
 PAD_TOKEN: Final = "<|endoftext|>"
 TURN_START: Final = "<|im_start|>"
@@ -46,6 +50,24 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
     )
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text as a user's message, up to where the assistant's answer begins."""
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    ids: list[list[int]] = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
+    return ids
+
+
+def encode_completions(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text with the token that ends it."""
+    encoded = tokenizer(list(texts), add_special_tokens=False)
+    return [[*ids, int(tokenizer.eos_token_id)] for ids in encoded["input_ids"]]
+
+
+def fill(ids: list[int], filler: int, width: int) -> list[int]:
+    """`ids`, filled on the right to `width`."""
+    return ids + [filler] * (width - len(ids))
 
 
 def _train_bpe() -> Tokenizer:

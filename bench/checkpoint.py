@@ -1,0 +1,110 @@
+"""What a step waits for its checkpoint: written before the next step begins, and behind it.
+
+    python bench/checkpoint.py [--shape 0.5b] [--steps 4] [--threads 2]
+
+Full training in bfloat16 with float32 masters; a step is one group of 8 completions of 64 tokens. Each of the two
+learners is a process of its own and writes a checkpoint after each step. `behind_wait_s` and `at_once_wait_s` are
+seconds that a step waited, the mean of the steps after the first; `write_s` is how long the last one took to write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ftis_node.lab.shapes import SHAPES, save_random_model
+from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
+
+GROUP_SIZE, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 32, 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a step waits for its checkpoint.")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
+    parser.add_argument("--steps", type=int, default=4, help="at least 2")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    if options.steps < 2:
+        parser.error("--steps must be at least 2: the first makes the optimiser's states")
+    with tempfile.TemporaryDirectory(dir=".", prefix="checkpoint-bench-") as folder:
+        model = Path(folder) / "model"
+        parameters = save_random_model(options.shape, model, dtype=torch.bfloat16)
+        figures = {"bench": "checkpoint", "shape": options.shape, "parameters": parameters, "steps": options.steps}
+        for name, every_steps in (("at_once", 1), ("behind", None)):
+            context = multiprocessing.get_context("spawn")
+            with context.Pool(1) as pool:
+                home = Path(folder) / name
+                found = pool.apply(_train, (model, home, every_steps, options.steps, options.threads))
+            figures |= {f"{name}_{key}": value for key, value in found.items()}
+            sys.stdout.write(f"{name}: {found}\n")
+            sys.stdout.flush()
+    sys.stdout.write(json.dumps(figures) + "\n")
+
+
+def _train(model: Path, home: Path, every_steps: int | None, steps: int, threads: int) -> dict[str, float]:
+    learner = Learner(
+        LearnerBoot(
+            model=str(model),
+            model_name="bench",
+            run_id="bench",
+            checkpoints_dir=str(home / "checkpoints"),
+            weights_dir=str(home / "weights"),
+            learning_rate=1e-6,
+            dtype="bfloat16",
+            device="cpu",
+            num_threads=threads,
+            checkpoint_every_steps=every_steps,
+        )
+    )
+    vocab_size = learner.policy.causal_lm.config.vocab_size
+    waits, durations = [], []
+    for step in range(1, steps + 1):
+        learner.saver.expire()
+        before = learner.saver.waited_s
+        report = learner.train([_group(vocab_size, step)], step=step).report
+        if not report.num_updates:
+            sys.exit(f"step {step} changed nothing: {report.skipped or report.refused}")
+        waits.append(learner.saver.waited_s - before)
+        durations.append(report.duration_s)
+    learner.save_if_behind()
+    return {
+        "wait_s": round(sum(waits[1:]) / len(waits[1:]), 3),
+        "step_s": round(sum(durations[1:]) / len(durations[1:]), 2),
+        "write_s": round(learner.saver.write_s, 2),
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+    }
+
+
+def _group(vocab_size: int, seed: int) -> TrainGroup:
+    """Random tokens, half of them right, with the log-probs that a model without knowledge gives them."""
+    random = np.random.default_rng(seed)
+    logprobs = np.full(COMPLETION_TOKENS, -np.log(vocab_size), "<f4").tobytes()
+    return TrainGroup(
+        group_id=f"group-{seed}",
+        advantage_key=f"group-{seed}",
+        own=True,
+        policy_version=seed - 1,
+        policy_version_newest=seed - 1,
+        prompt_ids=random.integers(5, vocab_size, PROMPT_TOKENS).astype("<i4").tobytes(),
+        completions=tuple(
+            TrainCompletion(
+                token_ids=random.integers(5, vocab_size, COMPLETION_TOKENS).astype("<i4").tobytes(),
+                logprobs=logprobs,
+                reward=float(index % 2),
+            )
+            for index in range(GROUP_SIZE)
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()

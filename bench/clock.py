@@ -1,0 +1,265 @@
+"""Wall time to a share of what a node reaches alone: by itself, and in a swarm of two with a core for each node.
+
+Real `ftis-node join` processes over libp2p, each kept on one core with all of its workers. Alone a node generates whole
+updates; in the swarm each node generates half of one and receives the rest. Time counts from a node's first evaluation,
+when its model is loaded, and is interpolated between evaluations, which take time on both sides alike.
+
+    python bench/clock.py [--steps 60] [--prompts 8] [--seeds 1] [--slow F] [--out clock-out]
+
+`--slow F` gives the last node 1/F of its core, in the swarm and alone, from its first evaluation on: its processes are
+stopped and continued in turns of a tenth of a second (`nodes/slowed.py` says why so). `speeds` are the shares asked
+for, and `alone_speed` and `with_peer_speed` those that the last node had.
+
+With `--slow` the run has the settings of unlike nodes. With the preset's patience of 30 s the fast node would wait for
+its peer in each step, so `step.patience_s` is `--patience`: 1 s, a step or two of the fast node. And `step.fill` is
+set, so that own groups stand in for what the peer has not made yet, and steps keep their size; `--no-fill` leaves steps
+smaller. `foreign_groups` is how many a step took of the peer's, on average. The fast node stays in the swarm until the
+slow one has done its steps; its curve ends with as many of its own.
+
+With other programs on the machine the figures mean nothing: `load` is how many processes wanted a core when the run
+began. The last line is JSON: the speeds, and for each model the seconds to 0.8 and 0.9 of alone's final accuracy, alone
+and with a peer, and their ratio; null where a goal was never reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.lab.pairs import make_models, resolve_pair, tiny_models
+from ftis_node.lab.processes import children
+from ftis_node.telemetry.events import read_events
+from nodes.slowed import Slowed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.lab.pairs import PairMember
+    from ftis_node.lab.processes import Child
+
+PAIR = "sums"
+PRESET = "sums-ftis"
+SHARES = (0.8, 0.9)
+START_LIMIT_S = 120.0
+POLL_S = 1.0
+FIRST_LOOK_S = 0.1  # between looks for a first evaluation
+
+Curve = list[tuple[float, float]]  # seconds since the first evaluation, accuracy
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a node did in a run: its curve, how many foreign groups a step took, and its share of a core."""
+
+    curve: Curve
+    foreign_groups: float
+    speed: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Wall time to a share of what a node reaches alone.")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--prompts", type=int, default=8, help="in an update, over all nodes; even")
+    parser.add_argument("--eval-every", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=1, help="starting models and prompts of so many seeds")
+    parser.add_argument("--slow", type=float, default=1.0, metavar="F", help="the last node has 1/F of its core")
+    parser.add_argument("--patience", type=float, default=1.0, help="seconds that a step waits for a slow peer")
+    parser.add_argument("--fill", action=argparse.BooleanOptionalAction, default=True, help="beside a slow peer")
+    parser.add_argument("--out", type=Path, default=Path("clock-out"))
+    options = parser.parse_args()
+    if not 1 <= options.slow < math.inf:
+        parser.error("--slow is a number from 1 on: how many times slower the last node is")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and ends the nodes on the way
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        sys.exit("two cores are needed, one for each node")
+    load = os.getloadavg()[0]
+    found: dict[str, dict[str, list[float]]] = {}
+    speeds: dict[str, float] = {}
+    for seed in range(options.seeds):
+        models = options.out / "models"
+        make_models(tiny_models((PAIR,), seed=seed), models, watch=lambda fraction, what: None, jobs=len(cores))
+        members = resolve_pair(PAIR, models, seed=seed).members
+        runs = {size: _manifest(options, own=options.prompts // size) for size in (1, 2)}
+        folder = options.out / f"seed-{seed}"
+        factors = [*(1.0 for _ in members[1:]), options.slow]
+        speeds |= {member.name: 1 / factor for member, factor in zip(members, factors, strict=True)}
+        together = _train(folder / "together", members, runs[2], options, seed, cores, options.slow)
+        for member, with_peer, factor in zip(members, together, factors, strict=True):
+            (alone,) = _train(folder / f"alone-{member.name}", (member,), runs[1], options, seed, cores[:1], factor)
+            figures = found.setdefault(member.name, {})
+            for share in SHARES:
+                goal = share * alone.curve[-1][1]
+                for name, course in (("alone", alone), ("with_peer", with_peer)):
+                    figures.setdefault(f"{name}_s_to_{share}", []).append(seconds_to(course.curve, goal))
+            for name, course in (("alone", alone), ("with_peer", with_peer)):
+                figures.setdefault(f"{name}_final", []).append(course.curve[-1][1])
+                figures.setdefault(f"{name}_speed", []).append(course.speed)
+            figures.setdefault("foreign_groups", []).append(with_peer.foreign_groups)
+    print_figures(found, speeds, options, load)
+
+
+def print_figures(
+    found: dict[str, dict[str, list[float]]], speeds: dict[str, float], options: argparse.Namespace, load: float
+) -> None:
+    """A line for each model, then all as JSON.
+
+    A goal that was never reached has no seconds and no ratio; one that was reached untrained has no ratio.
+    """
+    document: dict[str, object] = {"bench": "clock", "steps": options.steps, "seeds": options.seeds, "load": load}
+    document["speeds"] = {name: finite(speed) for name, speed in speeds.items()}
+    if options.slow > 1:
+        document |= {"patience_s": options.patience, "fill": options.fill}
+    for name, figures in found.items():
+        for share in SHARES:
+            alone, peer = (figures[f"{side}_s_to_{share}"] for side in ("alone", "with_peer"))
+            ratios = [there / here if here else math.nan for here, there in zip(alone, peer, strict=True)]
+            figures[f"ratio_to_{share}"] = ratios
+            sys.stdout.write(
+                f"{name} with {speeds[name]:.2f} of a core: {share} of alone's final accuracy "
+                f"in {statistics.fmean(ratios):.2f} of its time\n"
+            )
+    document["models"] = {
+        name: {figure: [finite(value) for value in values] for figure, values in figures.items()}
+        for name, figures in found.items()
+    }
+    sys.stdout.write(json.dumps(document) + "\n")
+
+
+def finite(value: float) -> float | None:
+    """What JSON can say of it."""
+    return round(value, 3) if math.isfinite(value) else None
+
+
+def _manifest(options: argparse.Namespace, *, own: int) -> str:
+    """The preset's TOML with these groups of an update, own and foreign, and evaluations."""
+    base = load_manifest(PRESET)
+    changes = {"own_groups": own, "foreign_groups": options.prompts - own}
+    if options.slow > 1:
+        changes |= {"patience_s": options.patience, "fill": options.fill}
+    step = base.step.model_copy(update=changes)
+    evaluation = base.eval.model_copy(update={"every_steps": options.eval_every})
+    return base.model_copy(update={"step": step, "eval": evaluation, "name": f"clock-{own}"}).to_toml()
+
+
+def _train(
+    folder: Path,
+    members: tuple[PairMember, ...],
+    run: str,
+    options: argparse.Namespace,
+    seed: int,
+    cores: list[int],
+    factor: float,
+) -> list[Course]:
+    """The members' courses, in their order: a run of so many steps, from a new home each.
+
+    The last member is `factor` times slower.
+    """
+    folder.mkdir(parents=True)
+    manifest = folder / "run.toml"
+    manifest.write_text(run)
+    trails = [folder / member.name / "events.jsonl" for member in members]
+    with children(folder / "logs") as commands:
+        bootstrap = commands.start(
+            "bootstrap", "bootstrap", "--home", str(folder / "bootstrap"), "--listen", "/ip4/127.0.0.1/tcp/0"
+        )
+        address = bootstrap.wait_for_line(timeout_s=START_LIMIT_S)
+        nodes = []
+        for member, core in zip(members, cores, strict=False):
+            words = {
+                "--model": member.model,
+                "--run": str(manifest),
+                "--home": str(folder / member.name),
+                "--peers": address,
+                "--listen": "/ip4/127.0.0.1/tcp/0",
+                "--name": member.name,
+                "--engine": "torch",
+                "--seed": str(seed),
+            }
+            if factor == 1 or member == members[-1]:
+                words["--steps"] = str(options.steps)
+            with on_core(core):
+                nodes.append(commands.start(member.name, "join", *(word for pair in words.items() for word in pair)))
+        speed = _wait(nodes, trails, due=options.steps - options.steps % options.eval_every, factor=factor)
+    speeds = [*(1.0 for _ in members[1:]), speed]
+    return [course_of(*known, last_step=options.steps) for known in zip(trails, speeds, strict=True)]
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Processes that are started inside stay on this core, and so do theirs."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _wait(nodes: list[Child], trails: list[Path], *, due: int, factor: float) -> float:
+    """Until each node has ended, or the last one and the others were evaluated at step `due`; the last one's speed."""
+    last, slowed = nodes[-1], None
+    while last.exit_code is None:
+        _check(nodes)
+        if slowed is None and factor > 1 and curve_of(trails[-1]):
+            slowed = Slowed(last.process.pid, factor)
+        if slowed is not None:
+            slowed.take_turns(POLL_S)
+        else:
+            time.sleep(POLL_S if factor == 1 else FIRST_LOOK_S)
+    for node, trail in zip(nodes, trails, strict=True):
+        while node.exit_code is None and (factor == 1 or not has_reached(trail, due)):
+            _check(nodes)
+            time.sleep(POLL_S)
+    _check(nodes)
+    return 1.0 if slowed is None else slowed.speed
+
+
+def _check(nodes: list[Child]) -> None:
+    for node in nodes:
+        if node.exit_code:
+            sys.exit(f"{node.name} ended with exit code {node.exit_code}: {node.last_words()}")
+
+
+def has_reached(events: Path, step: int) -> bool:
+    """Whether a node was evaluated at this step or a later one."""
+    return any(event["step"] >= step for event in read_events(events, name="eval"))
+
+
+def course_of(events: Path, speed: float, *, last_step: int) -> Course:
+    """What a node did up to a step, from its event trail."""
+    foreign = [event["foreign_groups"] for event in read_events(events, name="step") if event["step"] <= last_step]
+    return Course(curve_of(events, last_step=last_step), statistics.fmean(foreign), speed)
+
+
+def curve_of(events: Path, *, last_step: float = math.inf) -> Curve:
+    """Accuracy by seconds since the first evaluation, up to a step."""
+    points = [
+        (event["time"], event["pass_at_1"]) for event in read_events(events, name="eval") if event["step"] <= last_step
+    ]
+    return [(at - points[0][0], accuracy) for at, accuracy in points]
+
+
+def seconds_to(curve: Curve, goal: float) -> float:
+    """When a curve first reaches `goal`, in a straight line between evaluations; infinite where it never does."""
+    if curve[0][1] >= goal:
+        return 0.0
+    for (before, low), (after, high) in zip(curve, curve[1:], strict=False):
+        if high >= goal:
+            return before + (goal - low) / (high - low) * (after - before)
+    return math.inf
+
+
+if __name__ == "__main__":
+    main()

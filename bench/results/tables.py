@@ -1,0 +1,89 @@
+"""The tables of docs/results.md: for each its question and the `ftis-node compare` that answers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`options` are those of `compare`; `model_seeds` and `seeds` are what the published table was made with."""
+
+    question: str
+    options: str
+    model_seeds: int = 5
+    seeds: int = 1
+
+    def arguments(self, out: str, *, quick: bool) -> list[str]:
+        """Of `ftis-node`. Quick: the first seed of the first models alone."""
+        seeds = ["--seeds", str(1 if quick else self.seeds)]
+        if self.model_seeds > 1 and not quick:
+            seeds += ["--model-seeds", str(self.model_seeds)]
+        return ["compare", *self.options.split(), *seeds, "--out", out]
+
+
+RUNS: Final = "bench/results/runs"
+
+TABLES: Final = {
+    "working": Table(
+        "What does one peer give at equal own generation, where answers have working?",
+        f"--pair sums --run {RUNS}/sums.toml --controls --nodes 2 --prompts 8 --steps 40"
+        " --methods ftis,ftis:floor=0.5,f-nois",
+        model_seeds=10,
+    ),
+    "working-of-eight": Table(
+        "What do seven peers give there?",
+        f"--pair sums --run {RUNS}/sums.toml --controls --nodes 8 --prompts 8 --steps 40 --methods ftis:floor=0.5",
+    ),
+    "arithmetic": Table(
+        "What do seven peers give where answers have three tokens?",
+        f"--pair size --run {RUNS}/arithmetic.toml --controls --nodes 8 --methods ftis,ftis:floor=0.5,f-nois",
+    ),
+    "rare": Table(
+        "Where each model never finds an answer to half of the problems?",
+        f"--pair blind --run {RUNS}/blind.toml --steps 240 --eval-every 20"
+        " --methods alone,alone:own,ftis,ftis:floor=0.5,f-nois",
+    ),
+    "division": Table(
+        "Does it help to generate for the problems at which a node is better than its peers?",
+        f"--pair blind --run {RUNS}/blind.toml --task arithmetic:add+arithmetic:sub --share vertical,divided"
+        " --steps 60 --methods f-nois",
+        model_seeds=3,
+    ),
+    "pairs": Table(
+        "And between experts, and between full training and LoRA?",
+        "--pair expertise --pair peft --controls --methods nois,vis,tis,ftis,f-nois,ftis:floor=0.5",
+    ),
+    "adapter": Table(
+        "What does a node with a weak adapter gain from one that trains all weights?",
+        f"--pair peft --lora-rank 1 --run {RUNS}/weak-adapter.toml --controls --methods ftis,f-nois",
+    ),
+    "late-peer": Table(
+        "What are the completions of a peer worth whose weights are 16 steps old?",
+        "--pair size --delay none,fixed:16@peer --methods alone,alone:own,tis,ftis,f-nois,gepo",
+    ),
+    "filters": Table(
+        "Which filter needs no tuning?",
+        "--pair size --pair expertise --pair peft"
+        " --methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:kl_estimator=rkl_iw:kl_threshold=0.3,"
+        "ftis:kl_estimator=author_k3:kl_threshold=50,ftis:filter=quantile,ftis:filter=quantile:keep_share=0.1,"
+        "ftis:filter=ess",
+    ),
+    "delay": Table(
+        "What do late weights cost each method, with the same clip and advantages?",
+        "--pair expertise --steps 80 --prompts 16 --eval-every 5 --delay none,fixed:8,fixed:64,lognormal:1-64"
+        " --methods grpo:advantage_scale=mean,gspo:eps_low=0.2:eps_high=0.2:advantage_scale=mean,"
+        "gepo,gepo:alpha=0.1,ftis:advantage_scale=mean",
+    ),
+    "sapo": Table(
+        "Own and foreign groups by the SAPO paper's accounting: every node generates eight groups each round",
+        "--pair size --nodes 8 --prompts 8 --eval-every 5 --share sapo:8/0/8,sapo:4/4/8,sapo:2/6/8"
+        " --methods swarm_sapo:agg=token_mean,f-nois:agg=token_mean",
+    ),
+    "experts": Table("Experts of unlike domains at equal compute", "--pair hdee --steps 24", model_seeds=1, seeds=5),
+    "liars": Table(
+        "What does a liar do whose log-probs are as a learner would have them?",
+        "--pair size --nodes 4 --lies none,mimic --methods ftis,ftis:peer_weights=agreement",
+    ),
+}

@@ -1,0 +1,152 @@
+"""What a step's completions were worth, by sender: sums over completions and tokens, without gradient.
+
+The *weight* w of a completion is the factor that its advantage is multiplied with in the gradient, the mean over its
+tokens: 1 for `nois`, the mean of min(rho, C) for `tis`, s for `gspo`. It is read off the objective itself, as the
+slope for A = 1 (A = -1 where A < 0), so it needs no line per method. Tokens without gradient count 0.
+
+A completion *taught* where the filter kept it and A is not 0; only those have weights here. Their effective sample size
+is (sum w)^2 / sum w^2 (A. Kong, "A note on importance sampling using standardized weights", 1992).
+
+Everything returned is a sum, so figures of several senders or steps may be added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ftis_node.algorithms.batch import Batch, read_batch
+from ftis_node.algorithms.filters import apply_filter
+from ftis_node.algorithms.groups import group_sum
+from ftis_node.algorithms.methods import find_method
+from ftis_node.algorithms.settings import make_settings
+from ftis_node.algorithms.weights import token_log_ratio
+
+if TYPE_CHECKING:
+    from ftis_node.algorithms.methods import Method
+    from ftis_node.algorithms.settings import Settings
+
+LOG_RATIO_EDGES = (-4.0, -2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 4.0)
+NUM_BINS = len(LOG_RATIO_EDGES) + 1
+LOW_RATIO = 0.1
+
+
+def sender_sums(
+    method: str,
+    learner_logprobs: Tensor,
+    behaviour_logprobs: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    group_ids: Tensor,
+    sender_ids: Tensor,
+    *,
+    num_senders: int,
+    is_text: Tensor | None = None,
+    text_weights: Tensor | None = None,
+    **params: Any,
+) -> dict[str, Tensor]:
+    """Figures of the first pass over a batch for each of S senders, float64 `[S]`.
+
+    The first five tensors and `params` are as in `policy_loss`; `sender_ids` `[N]` are integers in 0..S-1, 0 for this
+    node's own. Rows of `is_text` `[N]` have no log-probs of their sender: give the learner's own as
+    `behaviour_logprobs`, and their weights `[N]` as `text_weights` (`cross_tokenizer.py`). Raises ValueError as
+    `policy_loss` does.
+
+        groups, groups_with_signal          groups, and those with an advantage that is not 0
+        completions, negatives              completions, and those with A < 0
+        kept, kept_negatives                of these, what the filter kept
+        taught, clipped                     kept with A not 0; of these, those without any gradient: the method's clip
+                                            or mask took every token
+        weight_sum, weight_square_sum       sum of w and of w^2 over `taught`
+        tokens                              completion tokens
+        measured, measured_tokens           completions and tokens with log-probs by their sender; over these:
+        truncated_tokens, low_ratio_tokens  tokens with rho > cap, tokens with rho < 0.1
+        log_ratio_sum                       sum of log rho over tokens, nats; each within +-20
+        kl_sum                              sum over completions of the chosen estimator's mean over tokens
+        positive_log_ratios, negative_log_ratios
+                                            `[S, 11]` tokens of completions with A > 0 and A < 0 by log rho, in bins
+                                            [a, b) between LOG_RATIO_EDGES
+    """
+    row = find_method(method)
+    settings = make_settings(row.defaults, params)
+    if is_text is None or text_weights is None:
+        is_text, text_weights = torch.zeros_like(advantages, dtype=torch.bool), torch.zeros_like(advantages)
+    compared = torch.where(is_text, 0, sender_ids)  # their KL is not known: no filter compares them
+    batch = read_batch(learner_logprobs.detach(), behaviour_logprobs, mask, advantages, group_ids, sender_ids=compared)
+    kl, keep = apply_filter(batch, settings, filtered=row.filtered)
+    advantage = batch.advantages
+    keep = keep & (~is_text | (advantage > 0))
+    taught = keep & (advantage != 0)
+    slopes = objective_slopes(row, batch, settings)
+    weights = torch.where(is_text, text_weights.double(), slopes.sum(dim=1))
+    weights = torch.where(taught, weights, 0.0)
+    is_silent = (slopes == 0).all(dim=1) & ~is_text & (batch.num_tokens > 0)
+
+    known = batch.mask & ~is_text[:, None]
+    log_ratio = torch.where(known, token_log_ratio(batch), 0.0)
+    ratio = log_ratio.exp()
+    measured = known.any(dim=1)
+    rows = {
+        "completions": torch.ones_like(keep),
+        "negatives": advantage < 0,
+        "kept": keep,
+        "kept_negatives": keep & (advantage < 0),
+        "taught": taught,
+        "clipped": taught & is_silent,
+        "weight_sum": weights,
+        "weight_square_sum": weights.square(),
+        "tokens": batch.num_tokens,
+        "measured": measured,
+        "measured_tokens": known.sum(dim=1),
+        "truncated_tokens": ((ratio > settings.cap) & known).sum(dim=1),
+        "low_ratio_tokens": ((ratio < LOW_RATIO) & known).sum(dim=1),
+        "log_ratio_sum": log_ratio.sum(dim=1),
+        "kl_sum": torch.where(measured, kl, 0.0),
+    }
+    table = torch.stack([values.double() for values in rows.values()])
+    sums = table.new_zeros(len(rows), num_senders).index_add(1, sender_ids, table)
+    return {
+        **dict(zip(rows, sums, strict=True)),
+        **_group_counts(batch, sender_ids, num_senders),
+        **_histograms(log_ratio, known, advantage, sender_ids, num_senders),
+    }
+
+
+def objective_slopes(row: Method, batch: Batch, settings: Settings) -> Tensor:
+    """Each token's part of its completion's weight, `[N, T]` float64; the weight is the sum over tokens, `[N]`.
+
+    GEPO's regulariser is left out: it pulls on every completion alike, whatever its advantage.
+    """
+    leaf = batch.learner_logprobs.detach().requires_grad_()
+    signs = torch.where(batch.advantages < 0, -1.0, 1.0).double()
+    with torch.enable_grad():
+        probe = replace(batch, learner_logprobs=leaf, advantages=signs)
+        means = batch.sequence_mean(row.objective(probe, replace(settings, k3_beta=0.0)))
+        (slopes,) = torch.autograd.grad(means.sum(), leaf)
+    return signs[:, None] * slopes
+
+
+def _group_counts(batch: Batch, sender_ids: Tensor, num_senders: int) -> dict[str, Tensor]:
+    """A group is one sender's."""
+    sender_of = sender_ids.new_zeros(batch.num_groups).scatter(0, batch.group_index, sender_ids)
+    num_with_advantage = group_sum((batch.advantages != 0).double(), batch.group_index, batch.num_groups)
+    has_signal = (num_with_advantage > 0).double()
+    return {
+        "groups": group_sum(torch.ones_like(has_signal), sender_of, num_senders),
+        "groups_with_signal": group_sum(has_signal, sender_of, num_senders),
+    }
+
+
+def _histograms(
+    log_ratio: Tensor, known: Tensor, advantage: Tensor, sender_ids: Tensor, num_senders: int
+) -> dict[str, Tensor]:
+    """Tokens by sender and bin, two of `[S, 11]`."""
+    edges = torch.tensor(LOG_RATIO_EDGES, dtype=log_ratio.dtype, device=log_ratio.device)
+    tables = 2 * sender_ids + (advantage < 0)
+    places = tables[:, None] * NUM_BINS + torch.bucketize(log_ratio, edges, right=True)
+    counted = (known & (advantage != 0)[:, None]).double()
+    counts = group_sum(counted.flatten(), places.flatten(), 2 * num_senders * NUM_BINS).view(num_senders, 2, NUM_BINS)
+    return {"positive_log_ratios": counts[:, 0], "negative_log_ratios": counts[:, 1]}

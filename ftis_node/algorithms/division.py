@@ -1,0 +1,80 @@
+"""Which parts of a mixture a node generates for: more of those where it has a comparative advantage over its peers.
+
+A group without a signal (all rewards equal) teaches nobody. Of each part a node counts its own groups and its peers',
+and how many of them had a signal:
+
+    rate(part)  = (PRIOR_SIGNALS + groups with a signal) / (PRIOR_GROUPS + groups)
+    share(part) ~ proportion in the mixture x own rate / max(peers' rate, LEAST_PEER_RATE)
+
+Own rate over peers' rate is Ricardo's comparative advantage (Principles of Political Economy and Taxation, 1817,
+chapter 7): a node that is better than its peers at everything still makes most of what it is better at by most. Counts
+fade by DECAY a step.
+
+What peers send can change the proportion of two parts by no more than 1 / LEAST_PEER_RATE, whatever their rewards are.
+So a peer that makes groups without a signal on purpose cannot drive a node out of a part where its own groups have one:
+of two parts with equal own rates each keeps 23 %. Only own groups without a signal take a part to the floor, which is
+LEAST_OF_EVEN of its even share. It is above 0, so that a node notices when its groups begin to have a signal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PRIOR_SIGNALS, PRIOR_GROUPS = 1.0, 2.0
+DECAY = 0.9  # of counts, a step
+LEAST_PEER_RATE = 0.25
+LEAST_OF_EVEN = 0.1
+MIN_PEER_GROUPS = 1.0  # counted with decay, of all parts; below it shares are even
+
+
+class SignalCount(NamedTuple):
+    """Groups of one part, and how many of them had a signal. Both fade, so they are no whole numbers."""
+
+    signals: float = 0.0
+    groups: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Share of groups with a signal, in (0, 1); 1/2 where there are none."""
+        return (PRIOR_SIGNALS + self.signals) / (PRIOR_GROUPS + self.groups)
+
+    def with_group(self, *, has_signal: bool) -> SignalCount:
+        """With one more group."""
+        return SignalCount(self.signals + has_signal, self.groups + 1)
+
+    def faded(self) -> SignalCount:
+        """After a step."""
+        return SignalCount(self.signals * DECAY, self.groups * DECAY)
+
+
+def division_shares(
+    proportions: Mapping[str, float], own: Mapping[str, SignalCount], peers: Mapping[str, SignalCount]
+) -> dict[str, float]:
+    """The share of each part in what a node generates; they add up to 1.
+
+    `proportions` are the mixture's and add up to 1; `own` and `peers` have the counts of the same parts. Without
+    peers' groups the shares are the proportions.
+    """
+    if sum(peers[part].groups for part in proportions) < MIN_PEER_GROUPS:
+        return dict(proportions)
+    advantages = {
+        part: even * own[part].rate / max(peers[part].rate, LEAST_PEER_RATE) for part, even in proportions.items()
+    }
+    total = sum(advantages.values())
+    return {
+        part: LEAST_OF_EVEN * even + (1 - LEAST_OF_EVEN) * advantages[part] / total
+        for part, even in proportions.items()
+    }
+
+
+def keep_chances(shares: Mapping[str, float], proportions: Mapping[str, float]) -> dict[str, float]:
+    """With which chance to keep a problem of each part so that problems in `proportions` come in `shares`.
+
+    The largest is 1: as few as possible are passed over.
+    """
+    ratios = {part: share / proportions[part] for part, share in shares.items()}
+    largest = max(ratios.values())
+    return {part: ratio / largest for part, ratio in ratios.items()}

@@ -1,0 +1,102 @@
+"""Which of several experts answers a prompt rightly, predicted from the prompt's text: one logistic regression each.
+
+    P(expert j is right | prompt) = 1 / (1 + exp(-w_j . x(prompt)))
+
+The weights minimise cross-entropy against the rewards that the experts got for their answers to training prompts, plus
+`RIDGE` / 2 times their squared norm. No label says of which domain a prompt is. The problem is convex and the start is
+zero, so nothing is random. A mixture of experts (arXiv 1701.06538) trains its gate with its experts; these are done.
+
+x(prompt) is made from the prompt's last message, so it depends on no tokenizer:
+
+* of each of its first `NUM_PLACES` characters: which it is (one-hot); of a digit its value instead,
+* which words it has, and a constant.
+
+A digit's value enters as a number because whether two digits carry or borrow is linear in their values, and 256 prompts
+show few of the hundred pairs: with one-hot digits the choice between sums with a carry, without, and differences was
+right for 0.93 of the prompts, with values for 0.98 (labels without noise).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from string import digits
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ftis_node.tasks.base import Message
+
+Feature: TypeAlias = tuple[int | str, str]
+
+NUM_PLACES = 64
+MEAN_DIGIT = 4.5
+DIGIT, VALUE, WORD = "digit", "value", "word"  # longer than one character, so no character is mistaken for them
+WORDS = re.compile(r"[^\W\d_]+")
+RIDGE = 1.0
+MAX_STEPS = 200  # of L-BFGS; a few dozen are usual
+LEAST_PROMPTS = 2  # a feature that fewer prompts have is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """`columns` are the features that are known; `weights` `[F + 1, J]`, the constant's last, of J experts."""
+
+    columns: dict[Feature, int]
+    weights: Tensor
+
+    def chances(self, prompts: Sequence[Sequence[Message]]) -> list[list[float]]:
+        """`[J][N]` probability that each expert answers each of N prompts rightly."""
+        inputs = _matrix([_features(prompt) for prompt in prompts], self.columns)
+        found: list[list[float]] = torch.sigmoid(inputs @ self.weights).T.tolist()
+        return found
+
+
+def train_gate(prompts: Sequence[Sequence[Message]], is_right: Sequence[Sequence[bool]]) -> Gate:
+    """A gate from `[J][N]`, whether each expert was right about each of N prompts."""
+    found = [_features(prompt) for prompt in prompts]
+    counts = Counter(feature for features in found for feature in features)
+    known = [feature for feature, count in counts.items() if count >= LEAST_PROMPTS]
+    columns = {feature: column for column, feature in enumerate(known)}
+    inputs, labels = _matrix(found, columns), torch.tensor(is_right, dtype=torch.float64).T
+    weights = torch.zeros(inputs.shape[1], labels.shape[1], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=MAX_STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        entropy = torch.nn.functional.binary_cross_entropy_with_logits(inputs @ weights, labels, reduction="sum")
+        total: Tensor = entropy + RIDGE / 2 * weights.square().sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        return total
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    return Gate(columns, weights.detach())
+
+
+def _features(prompt: Sequence[Message]) -> dict[Feature, float]:
+    text = prompt[-1]["content"] if prompt else ""
+    features: dict[Feature, float] = {(WORD, word): 1.0 for word in WORDS.findall(text.lower())}
+    for place, character in enumerate(text[:NUM_PLACES]):
+        if character in digits:
+            features[place, DIGIT] = 1.0
+            features[place, VALUE] = int(character) - MEAN_DIGIT
+        else:
+            features[place, character] = 1.0
+    return features
+
+
+def _matrix(rows: Sequence[dict[Feature, float]], columns: dict[Feature, int]) -> Tensor:
+    """`[N, F + 1]`; features without a column are left out, and the last column is 1."""
+    matrix = torch.zeros(len(rows), len(columns) + 1, dtype=torch.float64)
+    matrix[:, -1] = 1.0
+    for place, features in enumerate(rows):
+        for feature, value in features.items():
+            if feature in columns:
+                matrix[place, columns[feature]] = value
+    return matrix

@@ -1,0 +1,98 @@
+"""What models of `arithmetic` are taught: answers of which most are off by one number, each size by its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ftis_node.lab.tiny.tokenizer import IGNORED, encode_completions, encode_prompts, fill
+from ftis_node.tasks.arithmetic import PARTS, ArithmeticTask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerFast
+
+    from ftis_node.tasks.arithmetic import Kind, Problem
+
+WRONG_FRACTION: Final = 0.7
+EXPERT_WRONG_FRACTION: Final = 0.6  # of the problems that a model is good at: right more often, greedily still wrong
+NOVICE_WRONG_FRACTION: Final = 0.85
+BLIND_EXPERT_WRONG_FRACTION: Final = 0.3  # where the other kind is never answered rightly in a lesson
+BLIND_MISTAKE: Final = 12  # of the other kind: far off in both digits, so sampling hardly ever finds the answer
+GRADED_WRONG_FRACTIONS: Final = {"easy": 0.5, "medium": 0.75, "hard": 0.85}  # where difficulty is to follow the parts
+NUM_DRAWS: Final = 16384  # of the training split: nearly all of its distinct problems
+
+
+class ArithmeticLessons:
+    """Training problems as tensors, each with its right and with its mistaken answer.
+
+    `token_ids` and `labels` are [2, P, T] integers: first right, then mistaken. `wrong_fraction` [P] says how often a
+    problem comes with its mistaken answer.
+    """
+
+    max_answer_tokens = 6
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        mistake: int,
+        expert_in: Kind | None = None,
+        *,
+        graded: bool = False,
+        blind: bool = False,
+    ) -> None:
+        self._tokenizer, self._mistake = tokenizer, mistake
+        task = ArithmeticTask("train")
+        problems = sorted({task.problem(index) for index in range(NUM_DRAWS)})
+        prompts = encode_prompts(tokenizer, [problem.text for problem in problems])
+        right = [str(problem.answer) for problem in problems]
+        mistaken = [
+            str(problem.answer + (BLIND_MISTAKE if blind and problem.kind != expert_in else mistake))
+            for problem in problems
+        ]
+        answers = [encode_completions(tokenizer, texts) for texts in (right, mistaken)]
+        rows = [list(zip(prompts, kind, strict=True)) for kind in answers]
+        width = max(len(prompt) + len(answer) for row in rows for prompt, answer in row)
+        pad_id = int(tokenizer.pad_token_id)
+        self.token_ids = torch.tensor([[fill(prompt + answer, pad_id, width) for prompt, answer in r] for r in rows])
+        self.labels = torch.tensor(
+            [[fill([IGNORED] * len(prompt) + answer, IGNORED, width) for prompt, answer in row] for row in rows]
+        )
+        self.wrong_fraction = torch.tensor(
+            [_wrong_fraction(each, expert_in, graded=graded, blind=blind) for each in problems]
+        )
+
+    def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        chosen = torch.randint(self.token_ids.shape[1], (size,), generator=generator)
+        kind = (torch.rand(size, generator=generator) < self.wrong_fraction[chosen]).long()
+        return self.token_ids[kind, chosen], self.labels[kind, chosen]
+
+    def exam(self) -> list[list[int]]:
+        return encode_prompts(self._tokenizer, [problem.text for problem in _held_out()])
+
+    def grade(self, texts: Sequence[str]) -> tuple[float, float]:
+        problems = _held_out()
+        right = sum(text == str(problem.answer) for text, problem in zip(texts, problems, strict=True))
+        mistaken = sum(
+            text == str(problem.answer + self._mistake) for text, problem in zip(texts, problems, strict=True)
+        )
+        return right / len(problems), mistaken / len(problems)
+
+
+def _held_out() -> list[Problem]:
+    task = ArithmeticTask("test")
+    return [task.problem(index) for index in range(len(task))]
+
+
+def _wrong_fraction(problem: Problem, expert_in: Kind | None, *, graded: bool, blind: bool) -> float:
+    if graded:
+        parts = (part for part in GRADED_WRONG_FRACTIONS if PARTS[part].asks(problem))
+        return GRADED_WRONG_FRACTIONS.get(next(parts, ""), WRONG_FRACTION)
+    if expert_in is None:
+        return WRONG_FRACTION
+    if blind:
+        return BLIND_EXPERT_WRONG_FRACTION if problem.kind == expert_in else 1.0
+    return EXPERT_WRONG_FRACTION if problem.kind == expert_in else NOVICE_WRONG_FRACTION

@@ -1,0 +1,217 @@
+"""Builds a tiny model, trains it by supervision on lessons of its task, and saves it in the hub's format.
+
+The lessons are mostly wrong in a systematic way. So greedy decoding is mostly wrong, while sampling finds a right
+answer often enough for reinforcement to build on: the setting of the F-TIS paper's experiments in miniature.
+
+The matrices of the layers learn by Muon, embedding, biases and norms by AdamW: for sums of digits this needs about a
+third of AdamW's steps. Every layer starts by adding nothing to its input, which makes the outcome depend far less on
+the seed. One thread, own random state: the same seed gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from ftis_node.errors import UsageError
+from ftis_node.lab.tiny.arithmetic import ArithmeticLessons
+from ftis_node.lab.tiny.muon import Muon
+from ftis_node.lab.tiny.recipes import RECIPES, SUMS_RECIPES
+from ftis_node.lab.tiny.sums import SumsLessons
+from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
+from ftis_node.models.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ftis_node.lab.tiny.recipes import Recipe, Size
+    from ftis_node.tasks.arithmetic import Kind
+
+BATCH_SIZE: Final = 64
+WARM_UP_STEPS: Final = 30
+NUM_GRADED_AT_ONCE: Final = 512
+
+
+class Lessons(Protocol):
+    """What a model is taught, and how it is examined."""
+
+    max_answer_tokens: int
+
+    def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Token ids and labels of `size` lessons, both [size, T] int64; labels are IGNORED outside the completion."""
+        ...
+
+    def exam(self) -> list[list[int]]:
+        """The prompts of the held-out problems, all of one length, as token ids."""
+        ...
+
+    def grade(self, texts: Sequence[str]) -> tuple[float, float]:
+        """Shares of the exam's problems that `texts` answer rightly, and with the model's own mistake."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TinyReport:
+    """What was made: greedy pass@1 on the held-out problems, and the share of them with the size's own mistake."""
+
+    num_parameters: int
+    pass_at_1: float
+    mistaken: float
+    seconds: float
+
+
+def make_tiny(
+    size: Size,
+    out: Path,
+    *,
+    task: Literal["arithmetic", "sums"] = "arithmetic",
+    seed: int = 0,
+    scale: float = 1.0,
+    expert_in: Kind | None = None,
+    blind: bool = False,
+    mistake: int | None = None,
+    graded: bool = False,
+    progress: Callable[[float, str], None] = lambda fraction, what: None,
+) -> TinyReport:
+    """Makes the model of that size and its tokenizer in the folder `out`, in the hub's format.
+
+    Of `arithmetic`: with `expert_in` it is better at one kind of problem and worse at the other, and `blind` to that
+    other one where asked: it hardly ever samples a right answer there; `graded`, the better the easier the problem's
+    part is. `mistake` is what its wrong results are off by; None: the size's own. `scale` multiplies the training
+    steps; below 1 the model is less competent. `progress` is called with the fraction that is done. Raises UsageError
+    for a size that the task does not have.
+    """
+    started_at = time.monotonic()
+    recipes = RECIPES if task == "arithmetic" else SUMS_RECIPES
+    if size not in recipes:
+        raise UsageError(f"{task} has no tiny model of size {size}: use {', '.join(recipes)}")
+    recipe, tokenizer = recipes[size], make_tokenizer()
+    off = recipe.mistake if mistake is None else mistake
+    lessons: Lessons
+    if task == "arithmetic":
+        lessons = ArithmeticLessons(tokenizer, off, expert_in, graded=graded, blind=blind)
+    else:
+        lessons = SumsLessons(tokenizer, size, off, seed=seed)
+    with _one_thread_and_own_randomness(seed):
+        model = _silent_model(recipe, tokenizer)
+        num_steps = max(1, round(scale * recipe.num_steps))
+        _train(model, lessons, recipe, num_steps=num_steps, seed=seed, progress=progress)
+        model.generation_config = GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
+        transformers_logging.disable_progress_bar()
+        with quiet_libraries():
+            model.save_pretrained(out)
+            tokenizer.save_pretrained(out)
+        transformers_logging.enable_progress_bar()
+        right, mistaken = grade(model, tokenizer, lessons)
+    progress(1.0, "done")
+    return TinyReport(model.num_parameters(), right, mistaken, time.monotonic() - started_at)
+
+
+def _silent_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    """A new model whose layers add nothing yet: their last matrices are zero."""
+    model = Qwen2ForCausalLM(_config(recipe, tokenizer))
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    return model
+
+
+def _config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_key_value_heads,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=recipe.initializer_range,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _train(
+    model: Qwen2ForCausalLM,
+    lessons: Lessons,
+    recipe: Recipe,
+    *,
+    num_steps: int,
+    seed: int,
+    progress: Callable[[float, str], None],
+) -> None:
+    """Supervised steps with a learning rate that rises, then falls to nearly nothing in a straight line."""
+    generator = torch.Generator().manual_seed(seed)
+    muon, adam = _optimizers(model)
+    for step in range(num_steps):
+        factor = min(1.0, (step + 1) / WARM_UP_STEPS) * (1.0 - 0.98 * step / num_steps)
+        loss = _answer_loss(model, *lessons.batch(BATCH_SIZE, generator))
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        muon.step(recipe.matrix_learning_rate * factor)
+        adam.param_groups[0]["lr"] = recipe.vector_learning_rate * factor
+        adam.step()
+        model.zero_grad()
+        progress(step / num_steps, f"step {step} of {num_steps}")
+
+
+def _optimizers(model: Qwen2ForCausalLM) -> tuple[Muon, torch.optim.AdamW]:
+    """Muon for the layers' matrices, AdamW for all the rest; the learning rates are set at each step."""
+    embedding = model.get_input_embeddings().weight
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
+    others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
+    return Muon(matrices), torch.optim.AdamW(others, betas=(0.9, 0.99), weight_decay=0.0)
+
+
+def _answer_loss(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of the completions' tokens; the output head runs on their positions alone."""
+    hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
+    answered = labels[:, 1:] != IGNORED
+    return cross_entropy(model.lm_head(hidden[answered]), labels[:, 1:][answered])
+
+
+@torch.no_grad()
+def grade(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, lessons: Lessons) -> tuple[float, float]:
+    """Shares of held-out problems that greedy decoding answers rightly, and with the systematic mistake."""
+    prompts = lessons.exam()
+    texts: list[str] = []
+    for start in range(0, len(prompts), NUM_GRADED_AT_ONCE):
+        asked = prompts[start : start + NUM_GRADED_AT_ONCE]
+        texts += _decode_greedily(model, tokenizer, asked, max_tokens=lessons.max_answer_tokens)
+    return lessons.grade(texts)
+
+
+def _decode_greedily(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[list[int]], *, max_tokens: int
+) -> list[str]:
+    batch: Any = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
+    out = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)
+    answers = out[:, batch["input_ids"].shape[1] :]
+    return [text.strip() for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
+
+
+@contextmanager
+def _one_thread_and_own_randomness(seed: int) -> Iterator[None]:
+    """One core, and random numbers that neither depend on nor disturb anybody else's."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)

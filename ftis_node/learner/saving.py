@@ -1,0 +1,106 @@
+"""When a checkpoint is written, and its writing behind the learner's back (write-behind).
+
+Between two updates nothing changes what a checkpoint holds: weights, moments and random states are those of the last
+step while the next one computes its gradients. So a thread writes them from where they are, without a copy, and the
+next update waits for it. A learner of several processes gathers its parts first, which is a copy.
+
+How often, where the operator does not say: so that writing takes at most `SHARE` of the time. Writing that took w
+seconds is followed by 19 w seconds without; a model of 3B parameters whose 37 GB take 40 s is saved every 13 minutes, a
+tiny one after each step.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+SHARE: Final = 0.05  # of the time
+MAX_UNSAVED_STEPS: Final = 100  # however long writing takes: their groups are kept
+LOOK_S: Final = 0.5
+
+
+class CheckpointSaver:
+    """One checkpoint is written at a time. Not for use by several threads at once.
+
+    `saved_step` is the step of the newest checkpoint on disk, `begun_step` of the one that was begun last,
+    `failed_step` of the last one that could not be written; `waited_s` is how long steps have waited in all, `write_s`
+    how long the newest one took.
+    """
+
+    def __init__(self, *, every_steps: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`every_steps` None: as often as `SHARE` allows. `clock`: seconds, never backwards."""
+        self.saved_step = self.begun_step = self.failed_step = 0
+        self.waited_s = self.write_s = 0.0
+        self._every_steps = every_steps
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._not_before = clock()
+
+    def goes_on_at(self, step: int) -> None:
+        """The newest checkpoint on disk is of `step`."""
+        self.saved_step = self.begun_step = step
+
+    @property
+    def in_background(self) -> bool:
+        """Whether steps go on while one is written."""
+        return self._every_steps is None
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint of `step` is to be begun now."""
+        unsaved = step - self.begun_step
+        if self._every_steps is not None:
+            return unsaved >= self._every_steps
+        return unsaved > 0 and (self._clock() >= self._not_before or unsaved >= MAX_UNSAVED_STEPS)
+
+    def expire(self) -> None:
+        """The pause after the last checkpoint is over."""
+        self._not_before = self._clock()
+
+    def begin(self, step: int, write: Callable[[], object]) -> None:
+        """Have `write()` called in the thread, after the one before. Raises what that one raised."""
+        self.wait()
+        self.begun_step = step
+        self._writing = self._thread.submit(self._write, step, write)
+
+    def wait(self) -> None:
+        """Until nothing is written any more. Raises what writing raised, once; that step is then due again."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        began_at = self._clock()
+        try:
+            writing.result()
+        except BaseException:
+            self.failed_step, self.begun_step = self.begun_step, self.saved_step
+            raise
+        finally:
+            self.waited_s += self._clock() - began_at
+
+    def raise_failure(self) -> None:
+        """As `wait`, where writing has ended already; else nothing."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def pause(self, between: Callable[[], object]) -> None:
+        """Until nothing is written any more, with `between()` called meanwhile; a failure is kept for `wait`."""
+        began_at = self._clock()
+        while self._writing is not None and wait([self._writing], timeout=LOOK_S).not_done:
+            between()
+        self.waited_s += self._clock() - began_at
+
+    def close(self) -> None:
+        """End the thread when what it writes is written."""
+        self._thread.shutdown()
+
+    def _write(self, step: int, write: Callable[[], object]) -> None:
+        began_at = self._clock()
+        write()
+        ended_at = self._clock()
+        self.saved_step, self.write_s = step, ended_at - began_at
+        self._not_before = ended_at + (1 / SHARE - 1) * self.write_s

@@ -1,0 +1,124 @@
+"""What one sender's completions were worth in a step, or in several: sums, and the shares that follow from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+MAX_SENDERS = 256  # entries of a step: the rest are added up in one without a name, so that a report has a bounded size
+OTHERS = ""
+ABSOLUTE = frozenset({"weight_sum", "weight_square_sum", "log_ratio_sum", "kl_sum"})  # sums of floats, not counts
+
+
+class SenderFigures(msgspec.Struct, frozen=True):
+    """Sums over one sender's completions; `algorithms/diagnostics.py` says of what. They may be added up.
+
+    `sender` is a peer id, `own`: it is this node. `positive_log_ratios` and `negative_log_ratios` count tokens by log
+    rho (learner less generator) in 11 bins, for completions with A > 0 and A < 0; empty where they were not kept.
+    """
+
+    sender: str
+    own: bool
+    groups: int = 0
+    groups_with_signal: int = 0
+    completions: int = 0
+    negatives: int = 0
+    kept: int = 0
+    kept_negatives: int = 0
+    taught: int = 0
+    clipped: int = 0
+    weight_sum: float = 0.0
+    weight_square_sum: float = 0.0
+    tokens: int = 0
+    measured: int = 0
+    measured_tokens: int = 0
+    truncated_tokens: int = 0
+    low_ratio_tokens: int = 0
+    log_ratio_sum: float = 0.0
+    kl_sum: float = 0.0
+    positive_log_ratios: tuple[int, ...] = ()
+    negative_log_ratios: tuple[int, ...] = ()
+
+    @property
+    def ess(self) -> float | None:
+        """Effective sample size of the completions that taught, as a share of their number: 1 where weights are equal.
+
+        0 where all weights are 0, None where none taught.
+        """
+        if not self.taught:
+            return None
+        squares = self.taught * self.weight_square_sum
+        return min(1.0, self.weight_sum**2 / squares) if squares else 0.0
+
+    @property
+    def teaches(self) -> float | None:
+        """The effective share of the sender's completions that taught: share that taught x ESS."""
+        return self.taught * (self.ess or 0.0) / self.completions if self.completions else None
+
+    @property
+    def weight_variance(self) -> float | None:
+        """Of the weights of the completions that taught."""
+        if not self.taught:
+            return None
+        return max(0.0, self.weight_square_sum / self.taught - (self.weight_sum / self.taught) ** 2)
+
+    def shares(self) -> dict[str, float | None]:
+        """All that is a share or a mean, by name; None where there is nothing to take it of."""
+        return {
+            "kept": _share(self.kept, self.completions),
+            "kept_negatives": _share(self.kept_negatives, self.negatives),
+            "signal": _share(self.groups_with_signal, self.groups),
+            "ess": self.ess,
+            "teaches": self.teaches,
+            "weight_mean": _share(self.weight_sum, self.taught),
+            "weight_variance": self.weight_variance,
+            "clipped": _share(self.clipped, self.taught),
+            "truncated": _share(self.truncated_tokens, self.measured_tokens),
+            "low_ratio": _share(self.low_ratio_tokens, self.measured_tokens),
+            "mean_log_ratio": _share(self.log_ratio_sum, self.measured_tokens),
+            "mean_kl": _share(self.kl_sum, self.measured),
+        }
+
+
+SUMS = tuple(name for name in SenderFigures.__struct_fields__ if name not in ("sender", "own"))
+
+
+def sender_figures(sender: str, own: bool, sums: Mapping[str, float | Sequence[float]]) -> SenderFigures:
+    """From the sums as tensors hold them; counts become integers."""
+    return SenderFigures(sender, own, **{name: _as_kept(name, value) for name, value in sums.items()})
+
+
+def add_up(figures: Iterable[SenderFigures], *, sender: str = OTHERS, own: bool = False) -> SenderFigures:
+    """Several entries as one, under this name."""
+    total = SenderFigures(sender, own)
+    for each in figures:
+        total = SenderFigures(sender, own, **{name: _add(getattr(total, name), getattr(each, name)) for name in SUMS})
+    return total
+
+
+def largest_senders(figures: Sequence[SenderFigures]) -> tuple[SenderFigures, ...]:
+    """This node and the peers of most groups, at most MAX_SENDERS entries; the other peers as one without a name."""
+    if len(figures) <= MAX_SENDERS:
+        return tuple(figures)
+    ordered = sorted(figures, key=lambda each: (not each.own, -each.groups))
+    return (*ordered[: MAX_SENDERS - 1], add_up(ordered[MAX_SENDERS - 1 :]))
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _as_kept(name: str, value: float | Sequence[float]) -> Any:
+    if isinstance(value, int | float):
+        return float(value) if name in ABSOLUTE else int(value)
+    return tuple(map(int, value))
+
+
+def _add(one: Any, other: Any) -> Any:
+    if isinstance(one, tuple):
+        return tuple(map(sum, zip(one, other, strict=True))) if one and other else one or other
+    return one + other

@@ -1,0 +1,129 @@
+"""The task `sums`: the sum of two numbers of three digits, with room to write the working before the answer.
+
+It exists so that completions of 25 to 60 tokens can be learnt on two CPU cores in minutes: a model that adds column by
+column, and writes each column down, needs nothing but sums of two digits and a carry. The working is free; the answer
+is what follows the last `#`. A real example, index 0 of the training split:
+
+    prompt   [{"role": "user", "content": "555+173="}]
+    answer   "728"
+    reward   1.0 for any text that ends in "#728" (white space around the answer is ignored), else 0.0
+
+`sums:long` asks for numbers of four digits: what is learnt from three digits can be tried on longer ones.
+
+An index is a seed: `train[i]` hashes i to a problem. Held out are whole problems, not indices: those whose hash is 0
+modulo `HELD_OUT_ONE_IN`, where `a+b` and `b+a` count as one. A training draw that falls on one of them is drawn again;
+the test split has the first `NUM_TEST` that are drawn for it. Hashes are blake2b: every machine makes the same prompts.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import blake2b
+from itertools import count
+from typing import ClassVar, Final, NamedTuple
+
+from ftis_node.errors import TaskError
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks.base import TaskItem
+
+NUM_TRAIN: Final = 2**31
+NUM_TEST: Final = 1024
+HELD_OUT_ONE_IN: Final = 16
+ANSWER_MARK: Final = "#"
+DIGITS: Final = {"sums": 3, "sums:long": 4}
+
+
+class Sum(NamedTuple):
+    """`left` plus `right`, both of `num_digits` digits."""
+
+    left: int
+    right: int
+    num_digits: int
+
+    @property
+    def text(self) -> str:
+        """The problem as the prompt shows it, such as `347+285=`."""
+        return f"{self.left}+{self.right}="
+
+    @property
+    def answer(self) -> int:
+        """The right answer."""
+        return self.left + self.right
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether training never shows it, nor the same with its operands exchanged."""
+        return _hash(f"{max(self.left, self.right)}+{min(self.left, self.right)}") % HELD_OUT_ONE_IN == 0
+
+
+class SumsTask:
+    """A split of `sums` or of `sums:long`, as a `Task`. Raises TaskError where there is no such split or task."""
+
+    isolate_scoring: ClassVar[bool] = False
+
+    def __init__(self, split: str = "train", *, name: str = "sums") -> None:
+        if split not in ("train", "test"):
+            raise TaskError(f"{name} has no split {split!r}: use train or test")
+        if name not in DIGITS:
+            raise TaskError(f"there is no task {name!r}: use {' or '.join(DIGITS)}")
+        self.name = name
+        self.split = split
+        self._num_digits = DIGITS[name]
+
+    def __len__(self) -> int:
+        return NUM_TRAIN if self.split == "train" else NUM_TEST
+
+    def __getitem__(self, index: int) -> TaskItem:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}/{self.split} has no problem {index}")
+        problem = self.problem(index)
+        return TaskItem(
+            ref=PromptRef(task=self.name, split=self.split, index=index),
+            prompt=({"role": "user", "content": problem.text},),
+            answer=str(problem.answer),
+        )
+
+    def problem(self, index: int) -> Sum:
+        """The operands behind `self[index]`."""
+        if self.split == "test":
+            return _test_split(self._num_digits)[index]
+        draws = (_draw(f"train/{index}/{attempt}", self._num_digits) for attempt in count())
+        return next(draw for draw in draws if not draw.is_held_out)
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
+            raise KeyError(str(ref))
+        return self[ref.index]
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        return 1.0 if self.answer_of(item, completion_text) == item.answer else 0.0
+
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """What follows the last `#`; None where there is no such mark, or nothing behind it."""
+        _, mark, answer = completion_text.rpartition(ANSWER_MARK)
+        return answer.strip() or None if mark else None
+
+
+@cache
+def _test_split(num_digits: int) -> tuple[Sum, ...]:
+    """The first `NUM_TEST` different held-out draws."""
+    found: dict[Sum, None] = {}
+    for attempt in count():
+        draw = _draw(f"test/{attempt}", num_digits)
+        if draw.is_held_out:
+            found.setdefault(draw)
+        if len(found) == NUM_TEST:
+            break
+    return tuple(found)
+
+
+def _draw(seed: str, num_digits: int) -> Sum:
+    """Both operands uniform among the numbers of so many digits."""
+    smallest = 10 ** (num_digits - 1)
+    bits, left = divmod(_hash(seed), 9 * smallest)
+    return Sum(smallest + left, smallest + bits % (9 * smallest), num_digits)
+
+
+def _hash(text: str) -> int:
+    """64 bits that are the same on every machine."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,173 @@
+"""What completions were worth: sums by sender on paper, weights that are those of the gradient, nothing that breaks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from ftis_node.algorithms import METHODS, policy_loss, sender_sums
+from ftis_node.algorithms.batch import read_batch
+from ftis_node.algorithms.diagnostics import objective_slopes
+from ftis_node.algorithms.methods import find_method
+from ftis_node.algorithms.settings import make_settings
+
+from .by_hand import rows
+from .cases import make_case
+
+# Two tokens with rho 2 and 1, and one token with rho 1/2.
+LEARNER, BEHAVIOUR = [[0.5, 0.2], [0.1]], [[0.25, 0.2], [0.2]]
+Q = (0.05 + 0.04) / (math.sqrt(0.05) + 0.2)  # GEPO's E_q of the two
+
+
+def sums_of(method: str, batch: dict[str, torch.Tensor], senders: list[int], **params: Any) -> dict[str, Any]:
+    sender_ids = torch.tensor(senders)
+    found = sender_sums(method, **batch, sender_ids=sender_ids, num_senders=max(senders) + 1, **params)
+    return {name: values.tolist() for name, values in found.items()}
+
+
+def test_two_senders_by_hand() -> None:
+    learner = [[0.5, 0.2], [0.1], [0.01], [0.5], [0.3]]
+    behaviour = [[0.25, 0.2], [0.4], [0.2], [0.05], [0.3]]  # rho 2, 1; 1/4; 1/20; 10; 1
+    batch = rows(learner, behaviour, [1.0, -3.0, -1.0, 1.0, 0.0], [0, 0, 1, 1, 2])
+    found = sums_of("ftis", batch, [0, 0, 1, 1, 1], cap=1.5, kl_threshold=10.0)
+    positive, negative = found.pop("positive_log_ratios"), found.pop("negative_log_ratios")
+    assert positive == [[0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]]  # log 2, 0; log 10
+    assert negative == [[0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]]  # log 1/4; log 1/20
+    near, far = (math.log(2) - 0.5) / 2, 20 + math.log(0.05) - 1  # far is above 10: dropped
+    expected = {
+        "groups": (1, 2),
+        "groups_with_signal": (1, 1),
+        "completions": (2, 3),
+        "negatives": (1, 1),
+        "kept": (2, 2),
+        "kept_negatives": (1, 0),
+        "taught": (2, 1),
+        "clipped": (0, 0),
+        "weight_sum": (1.25 + 0.25, 1.5),
+        "weight_square_sum": (1.25**2 + 0.25**2, 1.5**2),
+        "tokens": (3, 3),
+        "measured": (2, 3),
+        "measured_tokens": (3, 3),
+        "truncated_tokens": (1, 1),
+        "low_ratio_tokens": (0, 1),
+        "log_ratio_sum": (-math.log(2), -math.log(2)),
+        "kl_sum": (near + 4 - math.log(4) - 1, far + 0.1 + math.log(10) - 1),
+    }
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values), name
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "weights", "clipped"),
+    [
+        ("nois", {}, (1.0, 1.0), (0, 0)),
+        ("swarm_sapo", {}, (1.0, 1.0), (0, 0)),
+        ("tis", {"cap": 1.5}, (1.25, 0.5), (0, 0)),
+        ("cispo", {"cap": 1.5}, (1.25, 0.5), (0, 0)),
+        ("vis", {}, (0.5, 0.0), (0, 1)),  # rho 2 with A > 0 is clipped, and rho 1/2 with A < 0
+        ("dapo", {"eps_low": 0.6, "eps_high": 2.0}, (1.5, 0.5), (0, 0)),
+        ("mis", {"mis_low": 0.8, "mis_high": 1.5}, (0.5, 0.0), (0, 1)),
+        ("gspo", {}, (0.0, 0.0), (1, 1)),
+        ("gspo", {"eps_low": 0.9, "eps_high": 9.0}, (math.sqrt(2), 0.5), (0, 0)),
+        ("gspo_token", {"eps_low": 0.9, "eps_high": 9.0}, (math.sqrt(2), 0.5), (0, 0)),
+        ("gepo", {"clip": False, "k3_beta": 0.5}, (math.sqrt(0.1) / Q, 0.1 / Q), (0, 0)),
+        ("topr", {}, (1.0, 0.5), (0, 0)),
+        ("m2po", {"m2_threshold": 0.1}, (0.5, 0.0), (0, 1)),
+    ],
+)
+def test_weights_by_hand(
+    method: str, params: dict[str, Any], weights: tuple[float, float], clipped: tuple[int, int]
+) -> None:
+    found = sums_of(method, rows(LEARNER, BEHAVIOUR, [1.0, -3.0]), [0, 1], **params)
+    assert found["weight_sum"] == pytest.approx(weights)
+    assert found["weight_square_sum"] == pytest.approx([weight**2 for weight in weights])
+    assert found["clipped"] == list(clipped)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_those_of_the_gradient(method: str) -> None:
+    """-dL/dlp of a token is A times its part of the weight, over N; where nothing is filtered, by the mean over N."""
+    case = make_case(3, 9, 7, "near").tensors(torch.float64)
+    params = {"agg": "seq_mean", "kl_threshold": math.inf}
+    loss, _ = policy_loss(method, **case, **params)
+    (gradient,) = torch.autograd.grad(loss, case["learner_logprobs"])
+    row = find_method(method)
+    settings = make_settings(row.defaults, params)
+    slopes = objective_slopes(row, read_batch(**case), settings)
+    assert torch.allclose(-gradient * len(gradient), case["advantages"][:, None] * slopes, atol=1e-12)
+    assert not slopes.requires_grad
+    assert bool((slopes >= 0).all())
+
+
+def test_a_filter_that_compares_completions_of_a_sender() -> None:
+    """Negatives of this node and of two peers at rho 1/2 and 1/4: of each peer's the nearer is kept, of ours both."""
+    batch = rows([[0.1], [0.1]] * 3, [[0.2], [0.4]] * 3, [-1.0] * 6, [0, 0, 1, 1, 2, 2])
+    found = sums_of("ftis", batch, [0, 0, 1, 1, 2, 2], filter="quantile", keep_share=0.5)
+    assert found["kept_negatives"] == [2, 1, 1]
+    assert found["weight_sum"] == pytest.approx([0.75, 0.5, 0.5])
+    found = sums_of(
+        "ftis",
+        batch,
+        [0, 0, 1, 1, 2, 2],
+        filter="quantile",
+        keep_share=0.5,
+        is_text=torch.ones(6).bool(),
+        text_weights=torch.ones(6),
+    )
+    assert found["kept_negatives"] == [0, 0, 0]
+
+
+def test_a_log_ratio_on_an_edge_is_in_the_bin_above() -> None:
+    learner = torch.tensor([[-4.0, -4.0, -4.0]], dtype=torch.float64)
+    batch = {
+        "learner_logprobs": learner,
+        "behaviour_logprobs": learner + torch.tensor([[-0.5, 0.5, 4.0]], dtype=torch.float64),
+        "mask": torch.ones_like(learner, dtype=torch.bool),
+        "advantages": torch.ones(1),
+        "group_ids": torch.zeros(1, dtype=torch.int64),
+    }
+    assert sums_of("tis", batch, [0])["positive_log_ratios"] == [[0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0]]
+
+
+def test_texts_have_a_weight_and_no_ratios() -> None:
+    batch = rows([[0.5], [0.5], [0.5]], [[0.5], [0.5], [0.25]], [1.0, -1.0, 1.0])
+    is_text, weights = torch.tensor([True, True, False]), torch.tensor([1.75, 0.5, 0.0])
+    found = sums_of("tis", batch, [0, 0, 0], is_text=is_text, text_weights=weights)
+    assert (found["completions"], found["kept"], found["kept_negatives"]) == ([3], [2], [0])
+    assert (found["taught"], found["clipped"]) == ([2], [0])
+    assert found["weight_sum"] == pytest.approx([1.75 + 2.0])
+    assert (found["tokens"], found["measured"], found["measured_tokens"]) == ([3], [1], [1])
+    assert found["log_ratio_sum"] == pytest.approx([math.log(2)])
+    assert sum(found["positive_log_ratios"][0]) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("estimator", ["author_k3", "k1_fwd", "k3_fwd", "rkl_iw"])
+def test_no_log_prob_of_a_peer_makes_a_figure_that_is_not_finite(method: str, estimator: str) -> None:
+    claims = (0.0, -1e-30, -40.0, -1e4, -3e38, 3e38)
+    learner = torch.tensor([[own] * 3 for own in (-1e-6, -300.0) for _ in claims], dtype=torch.float32)
+    behaviour = torch.tensor([[claim, -1.0, claim] for claim in claims] * 2, dtype=torch.float32)
+    advantages = torch.tensor([1.0, -1.0] * len(claims))
+    batch = {
+        "learner_logprobs": learner,
+        "behaviour_logprobs": behaviour,
+        "mask": torch.ones_like(learner, dtype=torch.bool),
+        "advantages": advantages,
+        "group_ids": torch.zeros(len(advantages), dtype=torch.int64),
+    }
+    params = {"kl_estimator": estimator, "max_completion_length": 3}
+    for name, values in sums_of(method, batch, [0] * len(advantages), **params).items():
+        assert torch.tensor(values, dtype=torch.float64).isfinite().all(), name
+
+
+def test_senders_without_completions_and_empty_completions_count_nothing() -> None:
+    batch = rows([[0.5], []], [[0.25], []], [1.0, -1.0])
+    found = sender_sums("ftis", **batch, sender_ids=torch.tensor([2, 2]), num_senders=3)
+    assert found["completions"].tolist() == [0, 0, 2]
+    assert found["measured"].tolist() == [0, 0, 1]
+    assert found["clipped"].tolist() == [0, 0, 0]
+    assert found["weight_sum"].tolist() == pytest.approx([0, 0, 2.0])

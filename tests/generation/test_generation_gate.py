@@ -1,0 +1,63 @@
+"""The gate of an ensemble: rewards of a toy by hand, and the carry of two digits that nobody labels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.generation.gate import RIDGE, train_gate
+from ftis_node.tasks import load_task
+
+if TYPE_CHECKING:
+    from ftis_node.tasks.base import Message
+
+DOMAINS = ("arithmetic:easy", "arithmetic:medium", "arithmetic:hard")
+
+
+def asked(text: str) -> tuple[Message, ...]:
+    return ({"role": "system", "content": "Answer."}, {"role": "user", "content": text})
+
+
+def test_one_feature_by_hand() -> None:
+    """All prompts alike: each weight is the same, and the chance is where cross-entropy and ridge balance."""
+    (chance,) = train_gate([asked("é")] * 8, [[True] * 6 + [False] * 2]).chances([asked("é")])
+    # three features (character, word, constant) of weight w: 3 (6 - 8 p) = RIDGE * 3 w, logit p = 3 w
+    logit = math.log(chance[0] / (1 - chance[0]))
+    assert 6 - 8 * chance[0] == pytest.approx(RIDGE * logit / 3, abs=1e-4)
+    assert 0.5 < chance[0] < 0.75
+
+
+def test_words_tell_who_is_right() -> None:
+    """Two experts, of apples and of pears, and a third who knows all; the words come after the first 64 characters."""
+    lead = "Please count these for me, slowly and with care, and tell me the number of all of them: "
+    prompts = [asked(f"{lead}{'Apples' if number % 2 else 'pears'}, {number} times") for number in range(20)]
+    of_apples = [bool(number % 2) for number in range(20)]
+    gate = train_gate(prompts, [of_apples, [not right for right in of_apples], [True] * 20])
+    apples, pears, both = gate.chances([asked(f"{lead}apples"), asked(f"{lead}PEARS, unheard of")])
+    assert apples[0] > 0.8 > 0.2 > apples[1]
+    assert pears[0] < 0.2 < 0.8 < pears[1]
+    assert min(both) > 0.9
+
+
+def test_a_carry_is_seen_by_the_rewards_alone() -> None:
+    """Each expert is right in its own domain: the choice for held-out prompts, after 256 prompts without a label."""
+    training = load_task("+".join(DOMAINS), split="train")
+    items = [training[len(training) - 256 + index] for index in range(256)]
+    rewards = [[item.ref.task == domain for item in items] for domain in DOMAINS]
+    gate = train_gate([item.prompt for item in items], rewards)
+    held_out = [task[index] for task in (load_task(d, split="test") for d in DOMAINS) for index in range(len(task))]
+    chances = gate.chances([item.prompt for item in held_out])
+    chosen = [max(range(3), key=row.__getitem__) for row in zip(*chances, strict=True)]
+    right = [DOMAINS[choice] == item.ref.task for choice, item in zip(chosen, held_out, strict=True)]
+    assert len(right) == 362
+    assert sum(right) / len(right) > 0.95
+    again = train_gate([item.prompt for item in items], rewards)
+    assert again.chances([item.prompt for item in held_out]) == chances
+
+
+def test_prompts_of_any_form_have_chances() -> None:
+    gate = train_gate([(), asked(""), asked("12²x"), asked("x" * 1000)], [[True, False, True, False]])
+    (chances,) = gate.chances([(), asked("٣"), asked("0")])
+    assert all(0.0 < chance < 1.0 for chance in chances)

@@ -1,0 +1,170 @@
+"""The proof of new weights: honest engines pass it in every version, and each fault is found every time.
+
+The client decides over a real `Service`, without a process between them: one engine whose log-probs are drawn as those
+of real ones are published to differ, and the torch engine with faults in its loading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from generation_support import EMBEDDING_ROWS, EOS_ID, SETTINGS, file_tensors, tiny_model
+
+from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.engines import in_place
+from ftis_node.generation.engines.torch_engine import TorchEngine
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.generation.worker import Service
+from ftis_node.ipc.tensor_file import checksum, read_tensors
+from ftis_node.ipc.weights import PublishedWeights, WeightProof, WeightStore, find_difference, prove
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+NUM_VERSIONS = 1000
+# As published of bfloat16 (`PROOF_TOLERANCES`): a standard deviation of 0.05; one token in 1,000 is off by more than
+# 0.25, and the largest of 4,000 by about 0.5.
+SD, TAIL_SHARE, TAIL_START, TAIL_MEAN = 0.05, 0.001, 0.25, 0.15
+
+Tensors = dict[str, torch.Tensor]
+
+
+async def prove_it(folder: Path, engine: Any, weights: PublishedWeights, proof: WeightProof, *, dtype: str) -> str:
+    """What the client says of the first try, empty where it is content."""
+    boot = GenerationBoot(model=str(folder), settings=SETTINGS, eos_ids=(EOS_ID,))
+    problems: list[str] = []
+    client = GenerationClient(
+        boot,
+        sockets_dir=folder / "s",
+        log_path=folder / "log",
+        proof_tolerance=PROOF_TOLERANCES[dtype],
+        on_problem=problems.append,
+    )
+    handlers = Service(engine, boot).handlers()
+    to_come = asyncio.get_running_loop().create_future()
+    to_come.set_result(proof)
+    await client._serve(lambda request, _: handlers[type(request)](request, None), weights, to_come)
+    return next(iter(problems), "")
+
+
+class DrawnEngine:
+    """Holds tensors; its log-probs are the learner's but for differences as published."""
+
+    def __init__(self, seed: int) -> None:
+        self._draws = np.random.default_rng(seed)
+        self.policy_version = 0
+        self.given: Tensors = {}
+        self.logprobs: np.ndarray[Any, Any] = np.zeros(0)
+
+    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
+        self.policy_version = version
+        return {name: checksum(tensor) for name, tensor in self.given.items()}
+
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        num = len(token_ids) - 1
+        signs = self._draws.choice((-1.0, 1.0), num)
+        tails = signs * (TAIL_START + self._draws.exponential(TAIL_MEAN, num))
+        is_tail = self._draws.random(num) < TAIL_SHARE
+        drawn: list[float] = (self.logprobs + np.where(is_tail, tails, self._draws.normal(0, SD, num))).tolist()
+        return drawn
+
+
+async def test_a_thousand_versions_pass_and_every_fault_in_them_is_found(tmp_path: Path) -> None:
+    """Checksums find what is too small for the log-probs: two layers or the head exchanged, or a step not loaded."""
+    generator = torch.Generator().manual_seed(0)
+    names = ("embed.weight", "layers.0.weight", "layers.1.weight", "head.weight")
+    masters = {name: torch.randn(16, 17, generator=generator) / 4 for name in names}
+    engine, found = DrawnEngine(seed=1), dict.fromkeys(("nothing", "layer", "stale", "head"), 0)
+    logprobs = np.random.default_rng(2)
+    before = {name: master.bfloat16() for name, master in masters.items()}
+    for version in range(1, NUM_VERSIONS + 1):
+        for master in masters.values():
+            master += 1e-4 * torch.randn(master.shape, generator=generator).sign()
+        now = {name: master.bfloat16() for name, master in masters.items()}
+        weights = published(version, now)
+        proof = WeightProof(
+            version=version, probe_ids=tuple(range(32)), logprobs=tuple(logprobs.normal(-11.0, 3.0, 31).tolist())
+        )
+        given: dict[str, Tensors] = {
+            "nothing": now,
+            "layer": exchanged(now, "layers.0.", "layers.1."),
+            "stale": before,
+            "head": exchanged(now, "embed.", "head."),
+        }
+        for fault, tensors in given.items():
+            engine.given, engine.logprobs = tensors, np.array(proof.logprobs)
+            found[fault] += bool(await prove_it(tmp_path, engine, weights, proof, dtype="bfloat16"))
+        before = now
+    assert found == {"nothing": 0, "layer": NUM_VERSIONS, "stale": NUM_VERSIONS, "head": NUM_VERSIONS}
+
+
+def published(version: int, tensors: Tensors) -> PublishedWeights:
+    checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
+    return PublishedWeights(version=version, path="", num_bytes=0, checksums=checksums)
+
+
+def exchanged(tensors: Mapping[str, torch.Tensor], one: str, other: str) -> Tensors:
+    """Tensors whose names have `one` in them under the names with `other`, and the other way round."""
+    names = {one: other, other: one}
+
+    def taken(name: str) -> str:
+        part = next((part for part in names if part in name), "")
+        return name.replace(part, names[part]) if part else name
+
+    return {name: tensors[taken(name)] for name in tensors}
+
+
+def heads_exchanged(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """The first attention head's queries in the second's place: the same numbers, so the same sum."""
+    name = "model.layers.0.self_attn.q_proj.weight"
+    return {**tensors, name: tensors[name].roll(16, dims=0)}
+
+
+FAULTS: dict[str, Callable[[Tensors, Tensors], Tensors]] = {
+    "layer": lambda now, before: exchanged(now, "layers.0.", "layers.1."),
+    "head": lambda now, before: exchanged(now, "model.embed_tokens.", "lm_head."),
+    "attention heads": lambda now, before: heads_exchanged(now),
+    "stale": lambda now, before: before,
+}
+GROSS = ("layer", "head", "attention heads")  # what the log-probs find by themselves
+EXACT = ("layer", "head", "stale")  # what the checksums do
+
+
+@pytest.mark.parametrize("fault", ["nothing", *FAULTS])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_faults_in_loading_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, dtype: str
+) -> None:
+    """By the torch engine after a real optimiser step of 1e-6, as it is and with its loading broken."""
+    kind = getattr(torch, dtype)
+    engine = TorchEngine(tiny_model(tied=False).to(kind), SETTINGS)
+    learner, store = tiny_model(tied=False, seed=1), WeightStore(tmp_path)
+    before = read_tensors(Path(store.publish(1, file_tensors(learner), dtype=kind).path))
+    take_a_step(learner)
+    weights = store.publish(2, file_tensors(learner), dtype=kind)
+    proof = prove(learner.to(kind), version=2, vocab_size=EMBEDDING_ROWS)
+    if fault in FAULTS:
+        monkeypatch.setattr(in_place, "read_tensors", lambda path: FAULTS[fault](read_tensors(path), before))
+    problem = await prove_it(tmp_path, engine, weights, proof, dtype=dtype)
+    held = await engine.load_weights(Path(weights.path), 2)
+    rms = proof.rms_difference(await engine.probe(proof.probe_ids))
+    await engine.close()
+    assert set(held) == set(weights.checksums) == set(file_tensors(learner)), "every tensor is compared"
+    assert bool(problem) == (fault in FAULTS)
+    assert (find_difference(weights.checksums, held) is not None) == (fault in EXACT)
+    if dtype == "bfloat16":
+        assert (rms > PROOF_TOLERANCES[dtype]) == (fault in GROSS)
+
+
+def take_a_step(model: Any) -> None:
+    """One of Adam's, at the learning rate of a run."""
+    ids = torch.arange(40)[None] % EMBEDDING_ROWS
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()

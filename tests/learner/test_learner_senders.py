@@ -1,0 +1,126 @@
+"""What each sender's completions were worth in a step: from a real step of a tiny model, and added up on paper."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs, without_times
+from msgspec.structs import replace
+
+from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import StepReport, TrainCompletion
+from ftis_node.learner.senders import MAX_SENDERS, SenderFigures, add_up, largest_senders
+
+COMPLETIONS = [[1, 2, 3], [4, 5]]
+
+
+@pytest.fixture
+def learner(model_folder, tmp_path):
+    return Learner(make_boot(model_folder, tmp_path, method="ftis", method_params={"kl_threshold": 10.0}))
+
+
+def groups_of(learner, *, far=4.5):
+    """One group of this node; of ann one near and one without signal, of bob one whose bad completion is far."""
+    model = learner.policy.causal_lm
+    exact = [one_by_one_logprobs(model, PROMPT, ids).tolist() for ids in COMPLETIONS]
+    shifted = [[value - 0.25 for value in row] for row in exact]  # rho e^0.25
+    distant = [exact[0], [value + far for value in exact[1]]]  # rho e^-4.5: KL 84.5
+    told = (
+        ("me", True, [1.0, 0.0], exact),
+        ("ann", False, [1.0, 0.0], shifted),
+        ("ann", False, [0.5, 0.5], shifted),
+        ("bob", False, [1.0, 0.0], distant),
+    )
+    return [
+        replace(make_group(COMPLETIONS, rewards, number=number, own=own, logprobs=logprobs), sender=sender)
+        for number, (sender, own, rewards, logprobs) in enumerate(told)
+    ]
+
+
+def test_a_real_step_by_hand(learner):
+    report = learner.train(groups_of(learner), step=1).report
+    me, ann, bob = report.by_sender
+    assert [(each.sender, each.own) for each in report.by_sender] == [("me", True), ("ann", False), ("bob", False)]
+    assert (me.groups, me.completions, me.negatives, me.kept, me.taught, me.tokens) == (1, 2, 1, 2, 2, 5)
+    assert (me.weight_sum, me.kl_sum) == pytest.approx((2.0, 0.0), abs=1e-5)
+    assert (sum(me.positive_log_ratios), sum(me.negative_log_ratios)) == (3, 2)
+    assert (ann.groups, ann.groups_with_signal, ann.completions, ann.taught) == (2, 1, 4, 2)
+    assert ann.weight_sum == pytest.approx(2 * math.exp(0.25), rel=1e-4)
+    assert ann.log_ratio_sum == pytest.approx(2.5, rel=1e-3)
+    assert (bob.kept, bob.kept_negatives, bob.taught, bob.low_ratio_tokens) == (1, 0, 1, 2)
+    assert bob.kl_sum == pytest.approx(math.exp(4.5) - 4.5 - 1, rel=1e-3)
+    assert bob.negative_log_ratios == (2, *[0] * 10)
+    assert bob.shares()["kept_negatives"] == 0
+    assert bob.teaches == pytest.approx(0.5)
+    total = sum(each.kept for each in report.by_sender) / sum(each.completions for each in report.by_sender)
+    assert report.kept_fraction == pytest.approx(total)
+    kl = sum(each.kl_sum for each in report.by_sender) / sum(each.measured for each in report.by_sender)
+    assert report.mean_kl == pytest.approx(kl, rel=1e-9)
+
+
+def test_figures_survive_the_wire_and_the_checkpoint(learner, model_folder, tmp_path):
+    report = learner.train(groups_of(learner), step=1).report
+    assert msgspec.json.decode(msgspec.json.encode(report), type=StepReport) == report
+    learner.save_if_behind()
+    again = Learner(make_boot(model_folder, tmp_path, method="ftis", method_params={"kl_threshold": 10.0}))
+    assert without_times(again.state().last_report) == without_times(report)
+
+
+def test_a_convicted_group_taught_nothing(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path, method="tis", max_gain_nats=16.0))
+    *groups, _ = groups_of(learner)
+    report = learner.train([*groups, groups_of(learner, far=-40.0)[-1]], step=1).report
+    assert report.understated == ("group-3",)
+    bob = report.by_sender[-1]
+    assert (bob.completions, bob.negatives, bob.taught, bob.groups_with_signal) == (2, 0, 0, 0)
+
+
+def test_texts_of_a_peer_are_counted_without_ratios(learner):
+    group = groups_of(learner)[1]
+    told = tuple(
+        TrainCompletion(each.token_ids, b"", each.reward, behaviour_mean_logprob=-20.0) for each in group.completions
+    )
+    ann = learner.train([replace(group, completions=told)], step=1).report.by_sender[0]
+    assert (ann.completions, ann.kept, ann.kept_negatives, ann.taught) == (2, 1, 0, 1)
+    assert (ann.weight_sum, ann.measured, ann.tokens) == (pytest.approx(2.0), 0, 5)  # by the cap
+    assert (ann.shares()["mean_kl"], ann.ess) == (None, 1.0)
+
+
+def test_a_refused_pass_has_no_figures(learner):
+    first, *_ = groups_of(learner)
+    infinite = tuple(replace(each, reward=math.inf) for each in first.completions)
+    report = learner.train([replace(first, completions=infinite)], step=1).report
+    assert (report.refused, report.by_sender) == ("a reward is not finite", ())
+
+
+def test_shares_by_hand():
+    weights = (2.0, 1.0, 0.0)
+    figures = SenderFigures(
+        "ann", False, groups=4, groups_with_signal=3, completions=8, negatives=4, kept=6, kept_negatives=1, taught=3,
+        clipped=1, weight_sum=sum(weights), weight_square_sum=5.0, tokens=20, measured=8, measured_tokens=10,
+        truncated_tokens=5, low_ratio_tokens=1, log_ratio_sum=-2.0, kl_sum=4.0,
+    )  # fmt: skip
+    shares = figures.shares()
+    assert shares["ess"] == pytest.approx(9 / 15)
+    assert shares["teaches"] == pytest.approx(3 / 8 * 9 / 15) == pytest.approx(9 / (8 * 5))
+    assert shares["weight_variance"] == pytest.approx(2 / 3)
+    expected = {"kept": 0.75, "kept_negatives": 0.25, "signal": 0.75, "clipped": 1 / 3, "truncated": 0.5}
+    expected |= {"low_ratio": 0.1, "mean_log_ratio": -0.2, "mean_kl": 0.5, "weight_mean": 1.0}
+    assert {name: shares[name] for name in expected} == pytest.approx(expected)
+    assert set(SenderFigures("bob", False).shares().values()) == {None}
+    assert SenderFigures("bob", False, completions=2, taught=2).ess == 0
+
+
+def test_entries_add_up_and_are_bounded():
+    one = SenderFigures("ann", False, kept=2, kl_sum=0.5, positive_log_ratios=(1, 2))
+    other = SenderFigures("bob", False, kept=1, kl_sum=0.25, positive_log_ratios=(3, 4))
+    assert add_up([one, other]) == SenderFigures("", False, kept=3, kl_sum=0.75, positive_log_ratios=(4, 6))
+    assert add_up([]) == SenderFigures("", False)
+    many = [SenderFigures(f"peer-{number}", False, groups=number) for number in range(2000)]
+    most = largest_senders([*many, SenderFigures("me", True, groups=1)])
+    assert len(most) == MAX_SENDERS
+    assert (most[0].sender, most[1].sender, most[-1].sender) == ("me", "peer-1999", "")
+    assert sum(each.groups for each in most) == sum(range(2000)) + 1
+    assert len(msgspec.json.encode(most)) < 1 << 18
