@@ -48,10 +48,12 @@ class Quota:
         self._rounds = rounds
         self._plans = plans
         self._own = {1: rounds.shares(1)[0]}
+        self._due = [0]  # by the end of each step; asked for at each look at the swarm
 
     def plan(self, step: int, own: int) -> None:
         """In `step` it makes `own` groups, and takes as many fewer or more of others."""
         self._own[step] = own
+        del self._due[step:]
 
     def is_known(self, step: int) -> bool:
         """Whether what it makes in `step` is settled."""
@@ -65,4 +67,6 @@ class Quota:
 
     def due(self, step: int) -> int:
         """Groups that it has made by the end of this step."""
-        return sum(self.shares(each)[0] for each in range(1, step + 1))
+        while len(self._due) <= step:
+            self._due.append(self._due[-1] + self.shares(len(self._due))[0])
+        return self._due[step]

@@ -79,6 +79,13 @@ async def test_whoever_sends_without_training_waits_only_for_those_who_still_tra
     await asyncio.wait_for(swarm.lockstep.begin(3), 30)
 
 
+def test_a_plan_changes_what_is_due_from_its_step_on() -> None:
+    quota = Quota(ROUNDS, plans=True)
+    before = [quota.due(step) for step in range(4)]
+    quota.plan(2, 4)
+    assert [quota.due(step) for step in range(4)] == [*before[:2], before[2] + 1, before[3] + 1]
+
+
 def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
     swarm = Swarm()
     quota = Quota(ROUNDS, plans=True)
