@@ -54,14 +54,17 @@ TABLES: Final = {
     "pairs": Table(
         "And between experts, and between full training and LoRA?",
         "--pair expertise --pair peft --controls --methods nois,vis,tis,ftis,f-nois,ftis:floor=0.5",
+        model_seeds=3,
     ),
     "adapter": Table(
         "What does a node with a weak adapter gain from one that trains all weights?",
         f"--pair peft --lora-rank 1 --run {RUNS}/weak-adapter.toml --controls --methods ftis,f-nois",
+        model_seeds=3,
     ),
     "late-peer": Table(
         "What are the completions of a peer worth whose weights are 16 steps old?",
         "--pair size --delay none,fixed:16@peer --methods alone,alone:own,tis,ftis,f-nois,gepo",
+        model_seeds=3,
     ),
     "filters": Table(
         "Which filter needs no tuning?",
@@ -75,15 +78,18 @@ TABLES: Final = {
         "--pair expertise --steps 80 --prompts 16 --eval-every 5 --delay none,fixed:8,fixed:64,lognormal:1-64"
         " --methods grpo:advantage_scale=mean,gspo:eps_low=0.2:eps_high=0.2:advantage_scale=mean,"
         "gepo,gepo:alpha=0.1,ftis:advantage_scale=mean",
+        model_seeds=3,
     ),
     "sapo": Table(
         "Own and foreign groups by the SAPO paper's accounting: every node generates eight groups each round",
         "--pair size --nodes 8 --prompts 8 --eval-every 5 --share sapo:8/0/8,sapo:4/4/8,sapo:2/6/8"
         " --methods swarm_sapo:agg=token_mean,f-nois:agg=token_mean",
+        model_seeds=3,
     ),
     "experts": Table("Experts of unlike domains at equal compute", "--pair hdee --steps 24", model_seeds=1, seeds=5),
     "liars": Table(
         "What does a liar do whose log-probs are as a learner would have them?",
         "--pair size --nodes 4 --lies none,mimic --methods ftis,ftis:peer_weights=agreement",
+        model_seeds=3,
     ),
 }
