@@ -2,9 +2,14 @@
 
 Real `ftis-node join` processes over libp2p, each kept on one core with all of its workers. Alone a node generates whole
 updates; in the swarm each node generates half of one and receives the rest. Time counts from a node's first evaluation,
-when its model is loaded, and is interpolated between evaluations, which take time on both sides alike.
+when its model is loaded, without the time of evaluations, and is interpolated between them.
 
-    python bench/clock.py [--steps 60] [--prompts 8] [--seeds 1] [--slow F] [--out clock-out]
+    python bench/clock.py [--steps 60] [--prompts 8] [--seeds 1] [--slow F | --slow-generation F] [--out clock-out]
+
+`--slow-generation F` gives the generation worker of every node 1/F of its core, alone and in the swarm: tiny models
+sample a batch in little of a step's time, models of billions of parameters in most of it. `step_s` is the time of a
+step. `predicted_ratio_to_*` is what a swarm of 4 and of 8 would take by `a + b / n` seconds a step, with `a` and `b`
+from the steps of one and two nodes, if it learns as much in a step as the swarm of two.
 
 `--slow F` gives the last node 1/F of its core, in the swarm and alone, from its first evaluation on: its processes are
 stopped and continued in turns of a tenth of a second (`nodes/slowed.py` says why so). `speeds` are the shares asked
@@ -36,6 +41,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from ftis_node.config.manifest import load_manifest
 from ftis_node.lab.pairs import make_models, resolve_pair, tiny_models
 from ftis_node.lab.processes import children
@@ -51,6 +58,8 @@ if TYPE_CHECKING:
 PAIR = "sums"
 PRESET = "sums-ftis"
 SHARES = (0.8, 0.9)
+SIZES = (4, 8)  # swarms whose time is predicted
+GENERATION_WORKER = "ftis_node.generation.worker"
 START_LIMIT_S = 120.0
 POLL_S = 1.0
 FIRST_LOOK_S = 0.1  # between looks for a first evaluation
@@ -65,6 +74,7 @@ class Course:
     curve: Curve
     foreign_groups: float
     speed: float
+    step_s: float
 
 
 def main() -> None:
@@ -74,12 +84,15 @@ def main() -> None:
     parser.add_argument("--eval-every", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=1, help="starting models and prompts of so many seeds")
     parser.add_argument("--slow", type=float, default=1.0, metavar="F", help="the last node has 1/F of its core")
+    parser.add_argument("--slow-generation", type=float, default=1.0, metavar="F", help="as said above")
     parser.add_argument("--patience", type=float, default=1.0, help="seconds that a step waits for a slow peer")
     parser.add_argument("--fill", action=argparse.BooleanOptionalAction, default=True, help="beside a slow peer")
     parser.add_argument("--out", type=Path, default=Path("clock-out"))
     options = parser.parse_args()
     if not 1 <= options.slow < math.inf:
         parser.error("--slow is a number from 1 on: how many times slower the last node is")
+    if not 1 <= options.slow_generation < math.inf or options.slow > 1 < options.slow_generation:
+        parser.error("--slow-generation is a number from 1 on, without --slow")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and ends the nodes on the way
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -106,6 +119,7 @@ def main() -> None:
             for name, course in (("alone", alone), ("with_peer", with_peer)):
                 figures.setdefault(f"{name}_final", []).append(course.curve[-1][1])
                 figures.setdefault(f"{name}_speed", []).append(course.speed)
+                figures.setdefault(f"{name}_step_s", []).append(course.step_s)
             figures.setdefault("foreign_groups", []).append(with_peer.foreign_groups)
     print_figures(found, speeds, options, load)
 
@@ -119,6 +133,7 @@ def print_figures(
     """
     document: dict[str, object] = {"bench": "clock", "steps": options.steps, "seeds": options.seeds, "load": load}
     document["speeds"] = {name: finite(speed) for name, speed in speeds.items()}
+    document["slow_generation"] = options.slow_generation
     if options.slow > 1:
         document |= {"patience_s": options.patience, "fill": options.fill}
     for name, figures in found.items():
@@ -126,6 +141,13 @@ def print_figures(
             alone, peer = (figures[f"{side}_s_to_{share}"] for side in ("alone", "with_peer"))
             ratios = [there / here if here else math.nan for here, there in zip(alone, peer, strict=True)]
             figures[f"ratio_to_{share}"] = ratios
+            for size in SIZES:
+                figures[f"predicted_ratio_to_{share}_of_{size}"] = [
+                    ratio * predicted_step_s(one, two, size) / two
+                    for ratio, one, two in zip(
+                        ratios, figures["alone_step_s"], figures["with_peer_step_s"], strict=True
+                    )
+                ]
             sys.stdout.write(
                 f"{name} with {speeds[name]:.2f} of a core: {share} of alone's final accuracy "
                 f"in {statistics.fmean(ratios):.2f} of its time\n"
@@ -135,6 +157,12 @@ def print_figures(
         for name, figures in found.items()
     }
     sys.stdout.write(json.dumps(document) + "\n")
+
+
+def predicted_step_s(one: float, two: float, size: int) -> float:
+    """Seconds of a step in a swarm of `size`, from those of one and two nodes: what sharing halves, it divides by n."""
+    shared = 2 * (one - two)
+    return one - shared + shared / size
 
 
 def finite(value: float) -> float | None:
@@ -191,7 +219,8 @@ def _train(
                 words["--steps"] = str(options.steps)
             with on_core(core):
                 nodes.append(commands.start(member.name, "join", *(word for pair in words.items() for word in pair)))
-        speed = _wait(nodes, trails, due=options.steps - options.steps % options.eval_every, factor=factor)
+        due = options.steps - options.steps % options.eval_every
+        speed = _wait(nodes, trails, due=due, factor=factor, generation_factor=options.slow_generation)
     speeds = [*(1.0 for _ in members[1:]), speed]
     return [course_of(*known, last_step=options.steps) for known in zip(trails, speeds, strict=True)]
 
@@ -207,23 +236,35 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _wait(nodes: list[Child], trails: list[Path], *, due: int, factor: float) -> float:
+def _wait(nodes: list[Child], trails: list[Path], *, due: int, factor: float, generation_factor: float = 1.0) -> float:
     """Until each node has ended, or the last one and the others were evaluated at step `due`; the last one's speed."""
     last, slowed = nodes[-1], None
+    awaited = trails if generation_factor > 1 else trails[-1:]
+    is_slowed = max(factor, generation_factor) > 1
     while last.exit_code is None:
         _check(nodes)
-        if slowed is None and factor > 1 and curve_of(trails[-1]):
-            slowed = Slowed(last.process.pid, factor)
+        if slowed is None and is_slowed and all(curve_of(trail) for trail in awaited):
+            pids = [last.process.pid] if factor > 1 else [_generation_worker(node) for node in nodes]
+            slowed = Slowed(pids, max(factor, generation_factor))
         if slowed is not None:
             slowed.take_turns(POLL_S)
         else:
-            time.sleep(POLL_S if factor == 1 else FIRST_LOOK_S)
+            time.sleep(FIRST_LOOK_S if is_slowed else POLL_S)
     for node, trail in zip(nodes, trails, strict=True):
         while node.exit_code is None and (factor == 1 or not has_reached(trail, due)):
             _check(nodes)
-            time.sleep(POLL_S)
+            if generation_factor > 1 and slowed is not None:
+                slowed.take_turns(POLL_S)
+            else:
+                time.sleep(POLL_S)
     _check(nodes)
-    return 1.0 if slowed is None else slowed.speed
+    return 1.0 if slowed is None or factor == 1 else slowed.speed
+
+
+def _generation_worker(node: Child) -> int:
+    """The process id of a node's generation worker."""
+    family = psutil.Process(node.process.pid).children(recursive=True)
+    return next(each.pid for each in family if GENERATION_WORKER in each.cmdline())
 
 
 def _check(nodes: list[Child]) -> None:
@@ -240,15 +281,25 @@ def has_reached(events: Path, step: int) -> bool:
 def course_of(events: Path, speed: float, *, last_step: int) -> Course:
     """What a node did up to a step, from its event trail."""
     foreign = [event["foreign_groups"] for event in read_events(events, name="step") if event["step"] <= last_step]
-    return Course(curve_of(events, last_step=last_step), statistics.fmean(foreign), speed)
+    curve = curve_of(events, last_step=last_step)
+    steps = [event["step"] for event in read_events(events, name="eval") if event["step"] <= last_step]
+    step_s = curve[-1][0] / steps[-1] if steps[-1] else math.nan
+    return Course(curve, statistics.fmean(foreign), speed, step_s)
 
 
 def curve_of(events: Path, *, last_step: float = math.inf) -> Curve:
-    """Accuracy by seconds since the first evaluation, up to a step."""
-    points = [
-        (event["time"], event["pass_at_1"]) for event in read_events(events, name="eval") if event["step"] <= last_step
-    ]
-    return [(at - points[0][0], accuracy) for at, accuracy in points]
+    """Accuracy by seconds since the first evaluation, up to a step, without the time that evaluations took."""
+    curve: Curve = []
+    first_at = evaluating_s = 0.0
+    for event in read_events(events, name="eval"):
+        if event["step"] > last_step:
+            continue
+        if curve:
+            evaluating_s += event["duration_s"]
+        else:
+            first_at = event["time"]
+        curve.append((event["time"] - first_at - evaluating_s, event["pass_at_1"]))
+    return curve
 
 
 def seconds_to(curve: Curve, goal: float) -> float:

@@ -1,4 +1,4 @@
-"""A node with a share of a core: its processes are stopped and continued by signals, in short turns.
+"""Processes with a share of a core: they are stopped and continued by signals, in short turns.
 
 A cgroup's quota (`cpu.max`) does the same in the kernel, but needs root. Weights by nice give no share: each worker is
 a session of its own, and with autogroups the kernel divides a core among sessions first. Unlike a quota, turns pass
@@ -10,36 +10,41 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TURN_S = 0.1  # runs and is stopped once in this time; a cgroup's usual period
 
 
 class Slowed:
-    """A process with its descendants that runs 1/`factor` of the time.
+    """Processes with their descendants that run 1/`factor` of the time, all in the same turns.
 
     Between calls it runs; later stops make up for that, and are shorter after one that took too long.
     """
 
-    def __init__(self, pid: int, factor: float) -> None:
+    def __init__(self, pids: Sequence[int], factor: float) -> None:
         """Counts from now on. Raises psutil.NoSuchProcess."""
-        self._root = psutil.Process(pid)
+        self._roots = [psutil.Process(pid) for pid in pids]
         self._factor = factor
         self._runs_since = time.monotonic()
         self._ran_s = self._stopped_s = 0.0
 
     @property
     def speed(self) -> float:
-        """The share of the time that it ran, 1 before the first turn."""
+        """The share of the time that they ran, 1 before the first turn."""
         return self._ran_s / (self._ran_s + self._stopped_s) if self._ran_s else 1.0
 
     def take_turns(self, seconds: float) -> None:
         """For about so long. Descendants that begin meanwhile are slowed by the next call."""
         until = time.monotonic() + seconds
-        family = [self._root]
-        with suppress(psutil.NoSuchProcess):
-            family += self._root.children(recursive=True)
+        family = list(self._roots)
+        for root in self._roots:
+            with suppress(psutil.NoSuchProcess):
+                family += root.children(recursive=True)
         while time.monotonic() < until:
             self._take_turn(family)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from ftis_node.generation.evaluate import evaluate
@@ -25,6 +26,7 @@ async def evaluate_tasks(parts: Parts, *, step: int) -> None:
 
 
 async def _evaluate(parts: Parts, task: Task, *, step: int) -> None:
+    began_at = time.monotonic()
     result = await evaluate(
         parts.evaluated,
         task,
@@ -35,6 +37,8 @@ async def _evaluate(parts: Parts, task: Task, *, step: int) -> None:
     )
     entry = EvalStatus(step=step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
     parts.figures.evaluated(entry)
-    parts.events.write("eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n)
+    duration_s = round(time.monotonic() - began_at, 3)
+    fields = {"step": entry.step, "task": entry.task, "pass_at_1": entry.pass_at_1, "n": entry.n}
+    parts.events.write("eval", **fields, duration_s=duration_s)
     track_evaluation(parts, entry)
     log.info("step %d: pass@1 %.3f on %d problems of %s", entry.step, entry.pass_at_1, entry.n, entry.task)

@@ -46,11 +46,12 @@ def curve(node: RunningNode, name: str) -> list[tuple[int, float]]:
 
 
 def recorded(node: RunningNode, name: str, record: type[StepReport | EvalStatus]) -> list[dict[str, float]]:
-    """The events of a name, which have every field of the record, and of a step the generator's speed beside it."""
+    """The events of a name, with every field of the record and one more: the generator's speed, or the duration."""
     events = node.events(name)
+    beside = "generation_tokens_per_s" if name == "step" else "duration_s"
     for event in events:
-        beside = {"generation_tokens_per_s"} if name == "step" else set()
-        assert set(event) == {"time", "event", *record.__struct_fields__} | beside
+        assert set(event) == {"time", "event", *record.__struct_fields__, beside}
+        assert event[beside] >= 0
     return events
 
 
