@@ -2,8 +2,8 @@
 
     python bench/results/run.py [TABLE ...] [--quick] [--out results-out] [--publish]
 
-Quick: the first seed of each. What is made already in the folder is not made again. `--publish` copies each table, its
-curves and its plots to docs/results/.
+Quick: the first seed of each. What is made already in the folder is not made again. Tables share their tiny models.
+`--publish` copies each table, its curves and its plots to docs/results/.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main() -> int:
     for name in options.tables or TABLES:
         began = time.monotonic()
         out = options.out / name
+        share_models(options.out, out)
         arguments = TABLES[name].arguments(str(out), quick=options.quick)
         sys.stdout.write(f"\n{name}: {TABLES[name].question}\n    ftis-node {' '.join(arguments)}\n")
         sys.stdout.flush()
@@ -48,6 +49,15 @@ def main() -> int:
     figures = {"bench": "results", "quick": options.quick, "seconds": seconds}
     sys.stdout.write(json.dumps(figures) + "\n")
     return 0
+
+
+def share_models(out: Path, table: Path) -> None:
+    """Lets a table use the tiny models of the others: one with the same name is the same model."""
+    models = out.resolve() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    table.mkdir(exist_ok=True)
+    if not (table / "models").exists():
+        (table / "models").symlink_to(models, target_is_directory=True)
 
 
 def _publish(name: str, out: Path) -> None:

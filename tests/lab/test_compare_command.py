@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,12 +18,23 @@ from ftis_node.cli import compare
 from ftis_node.cli.app import run
 from ftis_node.lab.scratch import MEMORY_DISK, PREFIX, scratch_folder
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 REPOSITORY = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("results_tables", REPOSITORY / "bench" / "results" / "tables.py")
-assert SPEC is not None and SPEC.loader is not None
-RESULTS = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = RESULTS  # dataclasses look their module up
-SPEC.loader.exec_module(RESULTS)
+
+
+def _load(name: str) -> ModuleType:
+    """A file of bench/results/, by the name that the others there import."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "bench" / "results" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+RESULTS, MAKE_RESULTS = _load("tables"), _load("run")
 pytestmark = pytest.mark.timeout(300)
 STOP_LIMIT_S = 20
 
@@ -118,3 +129,11 @@ def children_of(pid: int) -> list[int]:
     """Processes whose parent this is."""
     listed = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in listed for child in path.read_text().split()]
+
+
+def test_tables_share_their_models_but_keep_those_that_they_have(tmp_path: Path) -> None:
+    (tmp_path / "c" / "models").mkdir(parents=True)
+    for table in ("a", "b", "c"):
+        MAKE_RESULTS.share_models(tmp_path, tmp_path / table)
+    (tmp_path / "a" / "models" / "s-0").mkdir()
+    assert [len(list((tmp_path / table / "models").iterdir())) for table in ("a", "b", "c")] == [1, 1, 0]
