@@ -69,6 +69,7 @@ def choose_here(settings: NodeSettings, manifest: RunManifest, home: Home, sourc
     if not settings.learns:
         return Choice(settings, "")
     begun = begun_with(home, settings.model)
+    settings = _keep_rank(settings, begun)
     if settings.role != "full":
         return _without_plan(settings, begun)
     if settings.lora is not None:
@@ -190,6 +191,14 @@ def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool)
         smaller = _updated(smaller, "generation", max_batch=rows)
         smaller = _updated(smaller, "learner", micro_batch_tokens=tokens)
         yield f"{full_or_adapter(smaller)}, batches of {rows} completions and {tokens} tokens", smaller
+
+
+def _keep_rank(settings: NodeSettings, begun: Begun | None) -> NodeSettings:
+    """With `--lora` alone a home keeps the rank of its adapter, which may be smaller than the one that is set today."""
+    is_set = settings.lora_adapter.model_fields_set & {"rank", "alpha"}
+    if not settings.lora or begun is None or not begun.lora or is_set:
+        return settings
+    return _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
 
 
 def _without_plan(settings: NodeSettings, begun: Begun | None) -> Choice:

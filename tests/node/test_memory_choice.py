@@ -221,6 +221,14 @@ def test_join_chooses_by_the_card_and_a_later_start_does_not_choose_again(tmp_pa
     assert choose_here(settings(), RUN, Home(tmp_path / "new"), SOURCE).settings.lora is False
 
 
+def test_lora_alone_keeps_the_rank_of_the_home(tmp_path: Path, card: list[float]) -> None:
+    home = Home(tmp_path / "home")
+    begin(home, trains="LoRA of rank 32, alpha 64, dropout 0.0 on all", lora=True)
+    assert choose_here(settings(lora=True), RUN, home, SOURCE).settings.lora_adapter.rank == 32
+    asked = settings(lora=True, lora_adapter={"rank": 16})
+    assert choose_here(asked, RUN, home, SOURCE).settings.lora_adapter.rank == 16, "and the learner refuses it by name"
+
+
 def test_a_home_that_trains_all_weights_is_never_switched_for_lack_of_memory(
     tmp_path: Path, card: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
