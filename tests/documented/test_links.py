@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SOURCE_PATH = re.compile(r"`((?:ftis_node|tests|bench|proto|deploy|examples)/[\w./-]*)`")
 HEADING = re.compile(r"^#{1,6} (.+)$", flags=re.MULTILINE)
 
 
@@ -69,6 +70,12 @@ def test_the_drawing_is_one() -> None:
         for page in (PAGES[0], ROOT / "docs" / "how-it-works.md")
     )
     assert readme == how_it_works
+
+
+def test_every_path_that_a_page_names_is_there() -> None:
+    named = [(page, path) for page in PAGES for path in SOURCE_PATH.findall(page.read_text())]
+    assert len(named) > 100
+    assert not [(page.name, path) for page, path in named if not (ROOT / path).exists()]
 
 
 def test_no_path_of_a_machine() -> None:
