@@ -64,7 +64,7 @@ class FakeEngine:
         )
         return GenerationResult((completion,) * request.num_completions)
 
-    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
+    async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         if not path.exists():  # noqa: ASYNC240 - what engines say of it
             raise ModelError(f"{path} is damaged: No such file")
         text = path.read_text()  # noqa: ASYNC240 - a few bytes
@@ -87,7 +87,7 @@ class FakeEngine:
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         return [self._weights] * (len(token_ids) - 1)
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, discard: bool = False) -> None:
         self._awake.clear()
 
     async def wake(self) -> None:

@@ -55,13 +55,14 @@ class _Workers:
     """Generator and learner in one, and the order in which they are called; a train ends as it was told to."""
 
     tokens_per_s = 0.0
+    hand_over = "file"
 
     def __init__(self, outcome: TrainReply | WorkerDiedError) -> None:
         self.calls: list[str] = []
         self._outcome = outcome
 
-    async def sleep(self) -> None:
-        self.calls.append("sleep")
+    async def sleep(self, *, discard: bool = False) -> None:
+        self.calls.append("sleep, discarding" if discard else "sleep")
 
     async def wake(self) -> None:
         self.calls.append("wake")

@@ -1,0 +1,74 @@
+"""Where a generation worker's weights come from: the learner's memory, for as long as that works, or its files."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import FtisError, SharingError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ftis_node.ipc.weights import PublishedWeights
+
+logger = logging.getLogger(__name__)
+
+DIED_OVER_THEM = "the generation worker died over weights in the learner's memory"
+NO_FILES = "nobody here writes them to a file"
+
+
+class WeightSource:
+    """Notes how weights crossed, and has the learner write files where they cannot be shared.
+
+    `how` says it in words. A worker that ends between `begin` and `end` is taken to have died over shared memory.
+    """
+
+    def __init__(
+        self,
+        write_weights: Callable[[str], Awaitable[PublishedWeights | None]] | None,
+        on_fall_back: Callable[[str], None] | None,
+    ) -> None:
+        self.how = ""
+        self._write_weights = write_weights
+        self._on_fall_back = on_fall_back
+        self._under_way: PublishedWeights | None = None
+        self._told = ""
+
+    def begin(self, weights: PublishedWeights) -> str:
+        """These are to be loaded. Returns why they must not be, where they are shared and were loaded in vain."""
+        if weights.shared is None:
+            return ""
+        if self._under_way is not None:
+            return DIED_OVER_THEM
+        self._under_way = weights
+        return ""
+
+    def end(self, weights: PublishedWeights) -> None:
+        """They were loaded, whatever their proof says."""
+        self._under_way = None
+        self.how = weights.how()
+        self._tell(weights.fell_back)
+
+    async def write(self, reason: str) -> PublishedWeights | None:
+        """The learner's present weights in a file; None where it has none but the model's own.
+
+        With a `reason` all later versions come in files, too. Raises SharingError where there will be none.
+        """
+        self._under_way = None
+        self._tell(reason)
+        if self._write_weights is None:
+            raise SharingError(f"weights in the learner's memory are not served: {reason or NO_FILES}")
+        try:
+            return await self._write_weights(reason)
+        except FtisError as error:
+            raise SharingError(f"the learner writes no weights: {error}") from error
+
+    def _tell(self, reason: str) -> None:
+        """One line, once for each reason."""
+        if not reason or reason == self._told:
+            return
+        self._told = reason
+        logger.warning("weights do not cross as planned: %s", reason)
+        if self._on_fall_back is not None:
+            self._on_fall_back(reason)
