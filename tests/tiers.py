@@ -55,7 +55,10 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/node/test_vllm_node.py",
     ),
     "root": ("tests/network",),
-    "gpu": ("tests/learner/test_learner_attention.py::test_flash_attention_is_the_same",),
+    "gpu": (
+        "tests/ipc/test_ipc_shared_weights.py::test_the_real_thing_between_two_processes_on_one_gpu",
+        "tests/learner/test_learner_attention.py::test_flash_attention_is_the_same",
+    ),
 }
 ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"])
 SHARED: Final[dict[str, tuple[str, ...]]] = {
