@@ -56,6 +56,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "root": ("tests/network",),
     "gpu": (
+        "tests/ipc/test_ipc_page_locked.py::test_a_gpu_writes_and_reads_locked_pages",
         "tests/ipc/test_ipc_shared_weights.py::test_the_real_thing_between_two_processes_on_one_gpu",
         "tests/learner/test_learner_attention.py::test_flash_attention_is_the_same",
     ),

@@ -70,8 +70,11 @@ def open_storage(shared: SharedStorage, device: int) -> torch.UntypedStorage:
 
 
 def device_uuid(device: int) -> str:
-    """Names a GPU alike in every process, whatever CUDA_VISIBLE_DEVICES says there."""
-    return str(torch.cuda.get_device_properties(device).uuid)
+    """Names a GPU alike in every process, whatever CUDA_VISIBLE_DEVICES says there. Raises SharingError without one."""
+    try:
+        return str(torch.cuda.get_device_properties(device).uuid)
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        raise SharingError(f"there is no GPU whose memory could be shared: {_first_line(error)}") from error
 
 
 def grow_segments() -> bool:
