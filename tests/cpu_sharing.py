@@ -2,14 +2,12 @@
 
 `install()` replaces exactly those two, and the GPU's name; all that encodes, checks, keeps and falls back is the real
 code. A handle names an open file of the process that made it, so it is good only while that process lives, as CUDA's
-is. As a module, `python -m tests.cpu_sharing MODULE` installs them and runs a worker.
+is.
 """
 
 from __future__ import annotations
 
 import os
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,8 @@ def install(patch: Any = setattr) -> None:
     patch(cuda_ipc, "device_uuid", lambda device: UUID)
 
 
-if __name__ == "__main__":
-    install()
-    module = sys.argv.pop(1)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+def site_folder(folder: Path) -> str:
+    """A folder for PYTHONPATH: every Python that starts with it has installed them."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text("from tests import cpu_sharing\ncpu_sharing.install()\n")
+    return f"{folder}:{Path(__file__).parents[1]}"
