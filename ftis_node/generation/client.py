@@ -363,8 +363,9 @@ class GenerationClient:
         newest = self._newest
         assert newest is not None, "called with weights to serve"
         weights, to_come = newest
-        reason, problem = self._source.begin(weights), None
-        if not reason:
+        reason = self._source.begin(weights)
+        if reason is None:
+            reason = ""
             try:
                 problem = await self._serve(call, weights, to_come)
             except SharingError as error:

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DIED_OVER_THEM = "the generation worker died over weights in the learner's memory"
+DIED_OVER_THEM = "the generation worker died twice over weights in the learner's memory"
+MAX_DEATHS = 2  # one may be chance
 NO_FILES = "nobody here writes them to a file"
 
 
 class WeightSource:
     """Notes how weights crossed, and has the learner write files where they cannot be shared.
 
-    `how` says it in words. A worker that ends between `begin` and `end` is taken to have died over shared memory.
+    `how` says it in words. A worker that ends between `begin` and `end` may have died over shared memory: it takes a
+    file next, and the second time that is final.
     """
 
     def __init__(
@@ -32,21 +34,23 @@ class WeightSource:
         self.how = ""
         self._write_weights = write_weights
         self._on_fall_back = on_fall_back
-        self._under_way: PublishedWeights | None = None
+        self._is_under_way = False
+        self._num_deaths = 0
         self._told = ""
 
-    def begin(self, weights: PublishedWeights) -> str:
-        """These are to be loaded. Returns why they must not be, where they are shared and were loaded in vain."""
+    def begin(self, weights: PublishedWeights) -> str | None:
+        """These are to be loaded. Returns the reason for `write` where that must be from a file, else None."""
         if weights.shared is None:
-            return ""
-        if self._under_way is not None:
-            return DIED_OVER_THEM
-        self._under_way = weights
-        return ""
+            return None
+        if self._is_under_way:
+            self._num_deaths += 1
+            return DIED_OVER_THEM if self._num_deaths >= MAX_DEATHS else ""
+        self._is_under_way = True
+        return None
 
     def end(self, weights: PublishedWeights) -> None:
         """They were loaded, whatever their proof says."""
-        self._under_way = None
+        self._is_under_way = False
         self.how = weights.how()
         self._tell(weights.fell_back)
 
@@ -55,7 +59,7 @@ class WeightSource:
 
         With a `reason` all later versions come in files, too. Raises SharingError where there will be none.
         """
-        self._under_way = None
+        self._is_under_way = False
         self._tell(reason)
         if self._write_weights is None:
             raise SharingError(f"weights in the learner's memory are not served: {reason or NO_FILES}")

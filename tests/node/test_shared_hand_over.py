@@ -6,6 +6,7 @@ through the daemon into the engine.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
@@ -31,16 +33,18 @@ from tests.node.support import manifest_text
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ftis_node.generation.client import GenerationClient
     from ftis_node.learner.client import LearnerClient
-    from ftis_node.learner.messages import TrainReply
+    from ftis_node.learner.messages import TrainGroup, TrainReply
     from ftis_node.node.makers import Ingredients
 
 
 class _Makers(InProcessMakers):
-    """Worker processes as on one GPU; the generator is killed as the third step begins."""
+    """Worker processes as on one GPU; before the third step the generator is killed and starts again. So small a model
+    is never right: the learner is told that every second completion was, or no step would change anything."""
 
     def __init__(self, settings: NodeSettings, home: Home) -> None:
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
@@ -57,14 +61,21 @@ class _Makers(InProcessMakers):
         learner = self._workers.learner(of)
         train = learner.train
 
-        async def killing(*arguments: Any, step: int, **options: Any) -> TrainReply:
+        async def killing(groups: Sequence[TrainGroup], *, step: int, **options: Any) -> TrainReply:
             if step == 3:
                 assert self._client.pid is not None
                 os.kill(self._client.pid, signal.SIGKILL)
-            return await train(*arguments, step=step, **options)
+                while (self._client.restarts, self._client.state) != (1, "ready"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            return await train([half_right(group) for group in groups], step=step, **options)
 
         learner.train = killing  # type: ignore[method-assign]
         return learner
+
+
+def half_right(group: TrainGroup) -> TrainGroup:
+    rewarded = [replace(each, reward=float(index % 2)) for index, each in enumerate(group.completions)]
+    return replace(group, completions=tuple(rewarded))
 
 
 @pytest.mark.timeout(240)
