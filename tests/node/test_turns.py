@@ -125,6 +125,26 @@ async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_
     assert workers.calls == calls
 
 
+@pytest.mark.parametrize(("groups", "call"), [([object()], "sleep, discarding"), ([], "sleep")])
+async def test_weights_are_discarded_before_a_step_that_makes_new_ones(groups: list[Any], call: str) -> None:
+    """One without groups makes none."""
+    workers = _Workers(NEW)
+    parts: Any = SimpleNamespace(
+        settings=NodeSettings(model="m", dtype="float32"),
+        generation=workers,
+        arrangement=Arrangement(takes_turns=True),
+        figures=Figures(),
+    )
+    loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
+
+    async def train(taken: list[Any]) -> None:
+        workers.calls.append(f"train on {len(taken)}")
+
+    loop._train = train
+    await loop._train_in_turn(groups)
+    assert workers.calls == [call, f"train on {len(groups)}", "wake"]
+
+
 class _Watched(InProcessMakers):
     """A node's engine and learner in this process; `asleep` has whether the engine slept in each step."""
 
