@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 PROMPT = [3, 1, 4]
-FIRST_LENGTH, NUM_COMPLETIONS = 60, 40
+FIRST_LENGTH, NUM_COMPLETIONS = 60, 120
 
 Open = Callable[..., contextlib.AbstractAsyncContextManager[GenerationClient]]
 
@@ -76,12 +76,13 @@ async def test_completions_in_flight_say_which_weights_sampled_their_tokens(
 ) -> None:
     """Some completion ends at every step, also at the one that is under way when the weights come."""
     old, new = tiny_model(**VLLM_MODEL), tiny_model(seed=1, **VLLM_MODEL)
+    weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
+    proof = prove(new, version=1, vocab_size=EMBEDDING_ROWS)
     async with opened(core) as client:
         lengths = range(FIRST_LENGTH, FIRST_LENGTH + NUM_COMPLETIONS)
         running = [asyncio.create_task(draw(client, max_tokens=length)) for length in lengths]
         await eventually(lambda: any(task.done() for task in running))
-        weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
-        await client.update_weights(weights, prove(new, version=1, vocab_size=EMBEDDING_ROWS))
+        await client.update_weights(weights, proof)
         completions = await asyncio.gather(*running)
         assert client.restarts == 0
     versions = set()
