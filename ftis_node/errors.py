@@ -20,7 +20,8 @@ Each class is one sentence and one exit code. `str(error)` is the line that a us
     |   `-- SchemaRecordError     1  they are of another version of the wire, which `.schema` tells
     +-- WorkerError               1  a worker process failed
     |   +-- WorkerDiedError       1  it ended, or stopped answering, while we needed it
-    |   `-- WorkerTaskError       1  it is alive and says that one request failed
+    |   +-- WorkerTaskError       1  it is alive and says that one request failed
+    |   `-- SharingError          1  it cannot read weights in another process' memory
     `-- NonFiniteError            1  a loss, gradient or update is NaN or infinite; the step was refused
 
 Stale, refused and failed rollouts are not exceptions: they are counters (`records.Refusal`, `replay.ReleaseReason`).
@@ -124,6 +125,10 @@ class WorkerDiedError(WorkerError):
 
 class WorkerTaskError(WorkerError):
     """A worker is alive and says that one request failed."""
+
+
+class SharingError(WorkerError):
+    """It cannot read weights in another process' memory."""
 
 
 class NonFiniteError(FtisError):

@@ -50,12 +50,18 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/generation/test_generation_sleep.py::test_vllm_in_its_worker_sleeps_and_wakes_both_ways",
         "tests/generation/test_generation_vllm_engine.py",
         "tests/generation/test_generation_vllm_faults.py",
+        "tests/generation/test_generation_vllm_shared.py",
         "tests/generation/test_generation_vllm_parts.py::test_vllm_knows_every_variable_that_is_set_for_it",
         "tests/network/test_nobody_else.py::test_a_node_speaks_to_the_peers_it_was_given_and_to_nobody_else[vllm]",
         "tests/node/test_vllm_node.py",
     ),
     "root": ("tests/network",),
-    "gpu": ("tests/learner/test_learner_attention.py::test_flash_attention_is_the_same",),
+    "gpu": (
+        "tests/generation/test_generation_vllm_shared.py::test_vllm_on_a_gpu_serves_another_process_tensors",
+        "tests/ipc/test_ipc_page_locked.py::test_a_gpu_writes_and_reads_locked_pages",
+        "tests/ipc/test_ipc_shared_weights.py::test_the_real_thing_between_two_processes_on_one_gpu",
+        "tests/learner/test_learner_attention.py::test_flash_attention_is_the_same",
+    ),
 }
 ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"])
 SHARED: Final[dict[str, tuple[str, ...]]] = {

@@ -123,9 +123,11 @@ def _budget(budget: Document) -> str:
 def _generation(generation: Document) -> str:
     if generation["state"] == OFF:
         return "off: this role learns from what others generate"
+    way = generation.get("hand_over")
     return (
         f"{generation['state']} ({generation['engine']}), {generation['tokens_per_s']:.0f} tokens/s, "
         f"{generation['groups_made']} groups, version {generation['policy_version']}{_restarts(generation)}"
+        + (f", new weights by {way}" if way else "")
     )
 
 

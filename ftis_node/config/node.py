@@ -179,6 +179,11 @@ class MemorySection(Section):
         default="refuse",
         description="What becomes of a model that does not fit on a GPU; on a CPU there is only ever a warning.",
     )
+    hand_over: Literal["auto", "pinned", "file"] = Field(
+        default="auto",
+        description="How new weights may cross from learner to engine beside a GPU: auto: the fastest that works, in "
+        "the GPU's memory where both are on one; pinned: at most by a page-locked file; file: by a plain file.",
+    )
 
 
 class BufferSection(Section):

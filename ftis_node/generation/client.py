@@ -7,6 +7,10 @@ it. So a worker that is READY serves what it says.
 
 A worker that dies asleep stays away until it is woken: the memory that its start needs belongs to the learner now. One
 that lacks memory at a restart has `make_room` awaited before each new try.
+
+Weights may come without a file (`ipc/shared_weights.py`). Where the worker cannot map them the learner is asked for a
+file, of these and of all later versions. Asleep the worker may have discarded its weights: then those that it served
+last are loaded again before anything else, if no new ones come.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ftis_node.errors import FtisError, ModelError, WorkerDiedError, WorkerTaskError
+from ftis_node.errors import FtisError, ModelError, SharingError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.messages import (
     Asleep,
     Awake,
@@ -36,6 +40,7 @@ from ftis_node.generation.messages import (
     WeightsLoaded,
     unpack_result,
 )
+from ftis_node.generation.source import WeightSource
 from ftis_node.generation.throughput import Throughput
 from ftis_node.generation.time_limits import TimeLimits
 from ftis_node.ipc.spec import WorkerSpec
@@ -58,6 +63,7 @@ logger = logging.getLogger(__name__)
 Reply = TypeVar("Reply")
 CallWorker: TypeAlias = "Callable[[Any, type[Reply]], Awaitable[Reply]]"
 OnProblem: TypeAlias = Callable[[str], None]
+WriteWeights: TypeAlias = Callable[[str], Awaitable["PublishedWeights | None"]]
 ProofToCome: TypeAlias = "asyncio.Future[WeightProof | None]"  # None: it will never be known
 
 WORKER_MODULE = "ftis_node.generation.worker"
@@ -88,10 +94,13 @@ class GenerationClient:
         environment: Mapping[str, str] | None = None,
         on_problem: OnProblem | None = None,
         make_room: MakeRoom | None = None,
+        write_weights: WriteWeights | None = None,
+        on_fall_back: OnProblem | None = None,
         worker_module: str = WORKER_MODULE,
     ) -> None:
         """`proof_tolerance` is a root mean square in nats; `on_problem` gets one sentence for every failed proof;
-        `make_room` returns when others have given memory back."""
+        `make_room` returns when others have given memory back; `write_weights` has the learner write a file, as its
+        own `write_weights`; `on_fall_back` gets why weights do not cross as planned, once."""
         spec = WorkerSpec(
             name="generation",
             module=worker_module,
@@ -119,6 +128,9 @@ class GenerationClient:
         self._on_problem = on_problem
         self._handing_over = asyncio.Lock()
         self._newest: tuple[PublishedWeights, ProofToCome] | None = None
+        self._source = WeightSource(write_weights, on_fall_back)
+        self._has_discarded = False
+        self._may_discard = boot.settings.can_sleep and boot.settings.lora_rank is None
         self._throughput = Throughput()
         self.engine: str = boot.engine
         self.policy_version = 0
@@ -145,6 +157,11 @@ class GenerationClient:
     def is_asleep(self) -> bool:
         """Whether requests wait until `wake` or new weights."""
         return not self._awake.is_set()
+
+    @property
+    def hand_over(self) -> str:
+        """How the newest weights came, in words: `file`, or what there is faster; "" before any."""
+        return self._source.how
 
     @property
     def restarts(self) -> int:
@@ -226,16 +243,16 @@ class GenerationClient:
             to_come = proof if isinstance(proof, asyncio.Future) else _known(proof)
             previous, self._newest = self._newest, (weights, to_come)
             try:
-                problem = await self._serve(self._supervisor.call, weights, to_come)
-            except ModelError:
+                problem = await self._serve_newest(self._supervisor.call)
+            except (ModelError, SharingError):
                 self._newest = previous
+                await self._serve_again()
                 raise
             except WorkerTaskError as error:  # whatever it serves now, it is neither the old nor the new
                 problem = f"failed over weights {weights.version}: {error}"
                 self._report(problem)
             if problem is not None:
-                self._supervisor.restart(problem)
-                await self._supervisor.wait_ready()
+                await self._begin_again(problem)
 
     async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
         """As `update_weights`, for weights that somebody else made: where they fail, what was served before is again.
@@ -247,9 +264,10 @@ class GenerationClient:
             self._end_sleep()
             previous, self._newest = self._newest, (weights, _known(proof))
             try:
-                problem = await self._serve(self._supervisor.call, weights, self._newest[1])
-            except ModelError:
+                problem = await self._serve_newest(self._supervisor.call)
+            except (ModelError, SharingError):
                 self._newest = previous
+                await self._serve_again()
                 raise
             except WorkerDiedError:
                 self._newest = previous
@@ -260,21 +278,24 @@ class GenerationClient:
             if problem is None:
                 return
             self._newest = previous
-            self._supervisor.restart(problem)
-            await self._supervisor.wait_ready()
+            await self._begin_again(problem)
             raise ModelError(f"weights {weights.version} are not taken, because the worker {problem}")
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, discard: bool = False) -> None:
         """Return when the worker has ended what runs and given its memory back; requests wait from now on.
 
-        One that dies over it has given its memory back, too. Raises what made the supervisor give it up.
+        With `discard` new weights are to come before it is woken; where they do not, it takes the last ones again.
+        Weights that came with the model, and those of a worker that once failed over this, are kept all the same. One
+        that dies over it has given its memory back, too. Raises what made the supervisor give it up.
         """
         async with self._handing_over:
             if self.is_asleep:
                 return
             self._time_limits.halt()
+            discard = discard and self._may_discard and self._newest is not None
             try:
-                await self._supervisor.call(Sleep(), Asleep)
+                await self._supervisor.call(Sleep(discard=discard), Asleep)
+                self._has_discarded = discard
             except WorkerDiedError as error:
                 if not self.is_alive:
                     raise
@@ -289,10 +310,7 @@ class GenerationClient:
         async with self._handing_over:
             if self.is_asleep:
                 self._end_sleep()
-                try:
-                    await self._supervisor.call(Wake(), Awake)
-                except WorkerDiedError:  # a new life is awake
-                    await self._supervisor.wait_ready()
+                await self._serve_again()
 
     def _end_sleep(self) -> None:
         self._awake.set()
@@ -302,12 +320,13 @@ class GenerationClient:
         """What every life does before calls reach it."""
         self.engine = (await life.call(Describe(), Description)).engine
         self.policy_version = 0
+        self._has_discarded = False
         newest = self._newest
         if newest is None:
             return
         try:
-            problem = await self._serve(life.call, *newest)
-        except ModelError as error:
+            problem = await self._serve_newest(life.call, is_new_life=True)
+        except (ModelError, SharingError) as error:
             # A learner that died before its checkpoint has taken these weights back; it will publish others.
             self._report(f"serves the model as it came, until there are new weights: {error}")
             if self._newest is newest:  # others may wait at the gate already
@@ -316,11 +335,67 @@ class GenerationClient:
         if problem is not None:
             raise WorkerTaskError(f"generation: {problem}")  # a worker's fault, so that it is tried again
 
+    async def _serve_again(self) -> None:
+        """Be awake with the newest weights, which a sleeping worker may have discarded; where that fails, in a new
+        life."""
+        problem: str | None = None
+        try:
+            if self._has_discarded:
+                problem = await self._serve_newest(self._supervisor.call)
+            else:
+                await self._supervisor.call(Wake(), Awake)
+        except WorkerDiedError:
+            await self._supervisor.wait_ready()  # the new life has loaded them, and is awake
+        except FtisError as error:
+            problem = f"cannot take its former weights again: {error}"
+        if problem is not None:
+            await self._begin_again(problem)
+
+    async def _begin_again(self, problem: str) -> None:
+        """Another life takes over; after a failure to load discarded weights none are discarded any more."""
+        self._may_discard = self._may_discard and not self._has_discarded
+        self._supervisor.restart(problem)
+        await self._supervisor.wait_ready()
+
+    async def _serve_newest(self, call: CallWorker[Any], *, is_new_life: bool = False) -> str | None:
+        """As `_serve`, from wherever the newest weights can be had. A new life may find them changed in the learner's
+        memory, or have died over them before. Raises SharingError where they are nowhere."""
+        newest = self._newest
+        assert newest is not None, "called with weights to serve"
+        weights, to_come = newest
+        reason = self._source.begin(weights)
+        if reason is None:
+            reason = ""
+            try:
+                problem = await self._serve(call, weights, to_come)
+            except SharingError as error:
+                reason = str(error)
+            else:
+                self._source.end(weights)
+                if problem is None or weights.shared is None or not is_new_life:
+                    return problem
+        written = await self._source.write(reason)
+        if written is None:
+            raise SharingError(f"the learner has taken weights {weights.version} back")
+        if written.version != weights.version:
+            to_come = _known(None)  # its checksums prove it; the log-probs come with its own hand-over
+        if self._newest is newest:  # others may wait at the gate already
+            self._newest = written, to_come
+        problem = await self._serve(call, written, to_come)
+        self._source.end(written)
+        return problem
+
     async def _serve(self, call: CallWorker[Any], weights: PublishedWeights, to_come: ProofToCome) -> str | None:
         """Load and prove, twice at most. Returns None, or what is wrong with what the worker serves."""
         problem: str | None = None
         for _ in range(PROOF_ATTEMPTS):
-            load = LoadWeights(path=weights.path, version=weights.version, checksums=weights.checksums)
+            load = LoadWeights(
+                path=weights.path,
+                version=weights.version,
+                checksums=weights.checksums,
+                shared=weights.shared,
+                is_locked=weights.way == "pinned",
+            )
             loaded = await call(load, WeightsLoaded)
             self.load_s, problem = loaded.load_s, loaded.difference
             if loaded.version != weights.version:
@@ -330,6 +405,7 @@ class GenerationClient:
                 problem = await self._find_difference(partial(call, Probe(token_ids=proof.probe_ids), Probed), proof)
             if problem is None:
                 self.policy_version = weights.version
+                self._has_discarded = False
                 return None
             problem = f"{problem} after it was given version {weights.version}"
             self._report(problem)

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from ftis_node.generation.engines.base import EngineSettings, GenerationResult
+from ftis_node.ipc.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
 from ftis_node.ipc.wire import Message
 from ftis_node.records.group import Completion, FinishReason
 
@@ -50,12 +51,15 @@ class Generated(Message, frozen=True):
 class LoadWeights(Message, frozen=True):
     """Serve the safetensors file at `path` as `version`, and compare what is held then with `checksums`.
 
-    Where there are none, the file's own count.
+    Where there are none, the file's own count. With `shared` there is no file: the weights lie in the learner's memory.
+    `is_locked`: the file's pages are worth locking for the way to the GPU.
     """
 
     path: str
     version: int
     checksums: dict[str, int] = {}
+    shared: SharedWeights | None = None
+    is_locked: bool = False
 
 
 class WeightsLoaded(Message, frozen=True):
@@ -70,7 +74,12 @@ class WeightsLoaded(Message, frozen=True):
 
 
 class Sleep(Message, frozen=True):
-    """Admit nothing more, let what runs end, give memory back."""
+    """Admit nothing more, let what runs end, give memory back.
+
+    With `discard` the weights go, too: only `LoadWeights` wakes it then.
+    """
+
+    discard: bool = False
 
 
 class Asleep(Message, frozen=True):

@@ -12,11 +12,11 @@ import itertools
 import logging
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.errors import ModelError
+from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import GenerateRequest
 from ftis_node.generation.messages import (
@@ -78,12 +78,17 @@ class Service:
         return pack_result(result)
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
-        """New weights; the answer is the engine's own word for what it serves. It is awake then, also on ModelError."""
+        """New weights; the answer is the engine's own word for what it serves. It is awake then, also on ModelError,
+        unless it has discarded the old ones; on SharingError it is as it was."""
         began_s, path = time.monotonic(), Path(request.path)
         try:
-            held = await self._engine.load_weights(path, request.version)
+            if request.shared is not None:
+                held = await self._engine.load_shared(request.shared, request.version)
+            else:
+                held = await self._engine.load_weights(path, request.version, is_locked=request.is_locked)
         except ModelError:
-            await self._engine.wake()
+            with suppress(WorkerTaskError):
+                await self._engine.wake()
             raise
         load_s = time.monotonic() - began_s
         published = request.checksums or await asyncio.to_thread(file_checksums, path)
@@ -96,7 +101,7 @@ class Service:
 
     async def sleep(self, request: Sleep, emit: Emitter) -> Asleep:
         """The engine's memory for someone else."""
-        await self._engine.sleep()
+        await self._engine.sleep(discard=request.discard)
         return Asleep()
 
     async def wake(self, request: Wake, emit: Emitter) -> Awake:

@@ -11,6 +11,7 @@ Format: the safetensors README, section "Format" (eight bytes of header length, 
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +21,13 @@ from ftis_node.ipc.weights import WORD_BYTES
 from ftis_node.models.safetensors_file import read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from io import FileIO
     from pathlib import Path
 
     from torch import Tensor
+
+    from ftis_node.ipc.page_locked import LockedFiles
 
 DTYPES = {
     "F64": torch.float64,
@@ -51,15 +54,15 @@ def write_tensors(
     *,
     dtype: torch.dtype | None = None,
     change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+    locked: LockedFiles | None = None,
 ) -> dict[str, int]:
     """Write `tensors` by name as `dtype` (None: each its own), each after `change(name, tensor)` of the same shape.
 
-    Returns the checksum of each. A file that is there is written over. Raises ValueError for a dtype that the format
-    has not, and where others than floats were to become `dtype`; OSError where the disk is full: the file is then of
-    no use.
+    With `locked` they are copied straight into the file's pages, where those can be locked. Returns the checksum of
+    each. A file that is there is written over. Raises ValueError for a dtype that the format has not, and where others
+    than floats were to become `dtype`; OSError where the disk is full: the file is then of no use.
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    checksums: dict[str, int] = {}
     end = 0
     for name, tensor in tensors.items():
         kind = dtype or tensor.dtype
@@ -69,13 +72,37 @@ def write_tensors(
         entries[name] = {"dtype": NAMES[kind], "shape": list(tensor.shape), "data_offsets": [start, end]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-(LENGTH_BYTES + len(header)) % ALIGNMENT)
+    beginning = len(header).to_bytes(LENGTH_BYTES, "little") + header
+    values = (
+        (name, change(name, tensor).detach().to(dtype or tensor.dtype).contiguous()) for name, tensor in tensors.items()
+    )
     with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
-        _write_all(file, memoryview(len(header).to_bytes(LENGTH_BYTES, "little") + header))
-        for name, tensor in tensors.items():
-            value = change(name, tensor).detach().to(dtype or tensor.dtype).contiguous()
+        if locked is not None:
+            num_bytes = len(beginning) + end
+            os.posix_fallocate(file.fileno(), 0, num_bytes)  # a mapping of a full file system ends the process
+            file.truncate(num_bytes)
+            if (mapping := locked.lock(path)) is not None:
+                mapping[: len(beginning)] = torch.frombuffer(bytearray(beginning), dtype=torch.uint8)
+                return _copy_all(mapping[len(beginning) :], values)
+        checksums: dict[str, int] = {}
+        _write_all(file, memoryview(beginning))
+        for name, value in values:
             checksums[name] = checksum(value)  # on its device, so that the way to the file is checked, too
             _write_all(file, value.cpu().reshape(-1).view(torch.uint8).numpy().data)
         file.truncate()
+    return checksums
+
+
+def _copy_all(data: Tensor, values: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    """Copy tensors one behind the other into `data`; it has them when this returns."""
+    checksums, start = {}, 0
+    for name, value in values:
+        checksums[name] = checksum(value)
+        part = value.reshape(-1).view(torch.uint8)
+        data[start : start + part.numel()].copy_(part, non_blocking=True)
+        start += part.numel()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return checksums
 
 
@@ -99,14 +126,17 @@ def _write_all(file: FileIO, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, *, locked: LockedFiles | None = None) -> dict[str, Tensor]:
     """The tensors of a file, on the CPU: views of one private mapping, whose pages are read when they are touched.
 
+    With `locked`, where the file's pages can be locked, they are views of the file itself and must not be changed.
     Raises ModelError where the file is missing or damaged.
     """
     header = read_header(path)
     try:
-        mapped = torch.from_file(str(path), shared=False, size=header.num_bytes, dtype=torch.uint8)
+        mapped = None if locked is None else locked.lock(path)
+        if mapped is None:
+            mapped = torch.from_file(str(path), shared=False, size=header.num_bytes, dtype=torch.uint8)
         data = mapped[header.data_start :]
         return {name: _view(data, entry) for name, entry in header.tensors.items()}
     except (RuntimeError, ValueError, KeyError, TypeError) as error:

@@ -32,6 +32,7 @@ import numpy as np
 
 from ftis_node.errors import ModelError
 from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, newest_complete, take_oldest
+from ftis_node.ipc.shared_weights import WAYS, SharedWeights, Way
 from ftis_node.ipc.wire import Message
 from ftis_node.models.safetensors_file import read_header
 
@@ -53,6 +54,9 @@ PROBE_MULTIPLIER = 2_654_435_761  # Knuth's, near 2^32 divided by the golden rat
 class PublishedWeights(Message, frozen=True):
     """Where a version lies: `path` is the safetensors file, an adapter's by its name; `num_bytes` is its size.
 
+    `way` is how it crosses: "ipc" in `shared`, the learner's own tensors, without a file; "pinned" in a file whose
+    pages are locked. `fell_back` says why that is not the way that was planned.
+
     `step_done_at_s` is when the step that made it ended, by the monotonic clock that all processes of a machine share;
     None where it was published again later. `checksums` are those of its tensors by name, as `tensor_file.checksum`
     makes them; empty where they are not known.
@@ -63,6 +67,13 @@ class PublishedWeights(Message, frozen=True):
     num_bytes: int
     step_done_at_s: float | None = None
     checksums: dict[str, int] = {}
+    way: Way = "file"
+    shared: SharedWeights | None = None
+    fell_back: str = ""
+
+    def how(self) -> str:
+        """How it crosses, in words for people."""
+        return f"{WAYS[self.way]} ({self.fell_back})" if self.fell_back else WAYS[self.way]
 
 
 class WeightProof(Message, frozen=True):

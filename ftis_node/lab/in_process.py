@@ -63,6 +63,7 @@ class InProcessGeneration:
         self.policy_version = 0
         self.restarts = 0
         self.tokens_per_s = 0.0
+        self.hand_over = ""
 
     @property
     def newest(self) -> NewestWeights:
@@ -135,6 +136,7 @@ class InProcessGeneration:
                 problem = f"differs from the learner by {difference:.2g} nats (RMS) on the probe"
         if problem is not None:
             raise FtisError(f"the generator {problem}")
+        self.hand_over = weights.how()
         self._transit.send(weights.version, at=weights.version)
         if newest is not self._engines["late"]:
             shutil.copytree(Path(weights.path).parent, self._folder(weights.version), copy_function=os.link)
@@ -146,7 +148,7 @@ class InProcessGeneration:
         """As `update_weights`: nobody else's weights come here."""
         await self.update_weights(weights, proof)
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, discard: bool = False) -> None:
         """Ends what runs; requests wait."""
         for engine in set(self._engines.values()):
             await engine.sleep()
@@ -259,6 +261,10 @@ class InProcessLearner:
         """Frees what torch keeps for later."""
         if self._learner is not None:
             self._learner.give_memory_back(asked=True)
+
+    async def write_weights(self, refused: str = "") -> PublishedWeights | None:
+        """Nobody needs it: they are in files anyway."""
+        return None if self._learner is None else self._learner.write_weights(refused=refused)
 
     def export(self, out: Path) -> None:
         """Writes the model as it is now to the folder `out`, with an adapter merged."""

@@ -34,6 +34,8 @@ from ftis_node.learner.messages import (
     StateRequest,
     TrainReply,
     TrainRequest,
+    WeightsWritten,
+    WriteWeights,
 )
 
 if TYPE_CHECKING:
@@ -188,6 +190,14 @@ class LearnerClient:
         """
         await self._supervisor.call(GiveMemoryBack(), MemoryGivenBack)
 
+    async def write_weights(self, refused: str = "") -> PublishedWeights | None:
+        """Have the present weights written to a file; None for the model as it came. Waits for a step in progress.
+
+        `refused`, where it says why no engine can map shared weights: all later versions go through files, too. Raises
+        MachineError where the disk refuses, WorkerDiedError where the worker died meanwhile.
+        """
+        return (await self._supervisor.call(WriteWeights(refused=refused), WeightsWritten)).weights
+
     async def export(self, out: Path, *, merge: bool = True) -> ExportReply:
         """Write the trained model to `out`; `merge` False: the adapter alone. Raises ConfigError for a used folder."""
         return await self._supervisor.call(ExportRequest(out=str(out), merge=merge), ExportReply)
@@ -207,10 +217,11 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     A step frees and takes the same large blocks again and again. On a CPU glibc is told to keep them, or the kernel
     clears every page of them anew each time: in one arena, since a thread's own cannot hold a block above 64 MiB. With
     a GPU the large blocks are torch's own there, and the host's memory is better given back. Where the learner has a
-    share of a GPU its segments grow, unless somebody has set torch's allocator already.
+    share of a GPU its segments grow, unless somebody has set torch's allocator already; where an engine maps its
+    weights they do so only once these are allocated (`ipc/cuda_ipc.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
-    segments = {} if boot.memory_share is None or is_set else GROWING_SEGMENTS
+    segments = {} if boot.memory_share is None or is_set or boot.hand_over == "ipc" else GROWING_SEGMENTS
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
     return threads | blocks | segments | (COMMUNICATION if boot.num_processes > 1 else {})

@@ -33,7 +33,7 @@ from ftis_node.learner.agreement import AgreementMeter
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.check import CheckGroup
 from ftis_node.learner.export import adapter_state, export_policy
-from ftis_node.learner.fitting import Fitting
+from ftis_node.learner.fitting import Fitting, grow_segments_after_weights
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.mismatch import Mismatch, measure_mismatch
 from ftis_node.learner.objective import make_objective
@@ -41,7 +41,7 @@ from ftis_node.learner.optimizer import check_optimizer_states, make_masters, ma
 from ftis_node.learner.orders import CheckOrder, EndOrder, GatherOrder, Order, ProveOrder
 from ftis_node.learner.packing import make_packed_micro_batches
 from ftis_node.learner.policy import merged_weights, open_policy
-from ftis_node.learner.publish import discard_published, gathering_of, proof_of, publish
+from ftis_node.learner.publish import Publisher, discard_published, gathering_of, proof_of
 from ftis_node.learner.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.reference import load_reference
 from ftis_node.learner.report import report_of
@@ -91,6 +91,7 @@ class Learner:
         if boot.measure_agreement and ranks.size > 1:
             raise ConfigError('method.peer_weights = "agreement" needs a learner of one process: leave one of them out')
         self.policy = open_policy(boot, ranks)
+        grow_segments_after_weights(boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measure_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.kl_to_start else None
         self._masters = make_masters(self.policy.trainable(), boot)
@@ -98,7 +99,8 @@ class Learner:
         self._optimizer = make_optimizer(self._masters, boot)
         self._fitting = Fitting(boot.micro_batch_tokens)
         self._checkpoints_dir = Path(boot.checkpoints_dir)
-        self._store = WeightStore(Path(boot.weights_dir))
+        store = WeightStore(Path(boot.weights_dir))
+        self._publisher = Publisher(store, way=boot.hand_over, form=boot.publish_as)
         self._owner = checkpoints.owner_of(self.policy, boot)
         self._step = self._policy_version = 0
         self.saver = CheckpointSaver(every_steps=boot.checkpoint_every_steps)
@@ -135,6 +137,7 @@ class Learner:
     def close(self) -> None:
         """End the other ranks, and the thread that writes checkpoints."""
         self.saver.close()
+        self._publisher.close()
         with self._ranks.lead(EndOrder()):
             self._ranks.close()
 
@@ -186,6 +189,19 @@ class Learner:
         where one has `asked` for them."""
         if asked or self._boot.takes_turns:
             torch.cuda.empty_cache()
+
+    def write_weights(self, *, refused: str = "") -> PublishedWeights | None:
+        """Write the present weights to a file; None for the model as it came. `refused`: and all later ones, because no
+        engine can map them. Raises MachineError where the disk refuses."""
+        if refused:
+            self._publisher.give_up_sharing(refused)
+        if self._policy_version == 0:
+            return None
+        with self._ranks.lead(GatherOrder("publication")), self._no_room_for_weights():
+            written = self._publisher.write(self.policy, version=self._policy_version)
+        if refused:
+            self._weights = written
+        return written
 
     def offer_check(self, group: TrainGroup) -> None:
         """Have the mismatch measured on `group` by the next `check`, or by the step in progress. From any thread."""
@@ -249,6 +265,13 @@ class Learner:
         except OSError as error:
             step = self.saver.failed_step
             raise MachineError(f"the checkpoint of step {step} cannot be written: {error}; {MAKE_ROOM}") from error
+
+    @contextmanager
+    def _no_room_for_weights(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MachineError(f"weights {self._policy_version} cannot be written: {error}; {MAKE_ROOM}") from error
 
     def _do_step(self, groups: Sequence[TrainGroup], step: int, between: Between) -> StepReport:
         if not groups:
@@ -351,10 +374,8 @@ class Learner:
         """Have the present policy published and, where it is due, on disk. Does only what is still to be done."""
         if self._proof.version != self._policy_version:
             step_done_at_s = time.monotonic()
-            try:
+            with self._no_room_for_weights():
                 self._publish()
-            except OSError as error:
-                raise MachineError(f"weights {self._policy_version} cannot be written: {error}; {MAKE_ROOM}") from error
             self.give_memory_back()  # the generator may wake on hearing of it
             assert self._weights is not None
             on_published(msgspec.structs.replace(self._weights, step_done_at_s=step_done_at_s))
@@ -363,13 +384,13 @@ class Learner:
         self.save_if_due()
 
     def _publish(self, *, anew: bool = False) -> None:
-        version, form = self._policy_version, self._boot.publish_as
+        version = self._policy_version
         if anew:
             discard_published(Path(self._boot.weights_dir))
         if anew and version == 0:  # the generator has the model as it came
             return
         with self._ranks.lead(GatherOrder("publication")):
-            self._weights = publish(self.policy, self._store, version=version, form=form)
+            self._weights = self._publisher.publish(self.policy, version=version)
 
     def _prove(self) -> None:
         with self._ranks.lead(ProveOrder()):

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from ftis_node.errors import MachineError, says_out_of_memory
+from ftis_node.ipc.cuda_ipc import grow_segments
 from ftis_node.learner.budget import Budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ftis_node.learner.messages import LearnerBoot
 
 Outcome = TypeVar("Outcome")
 
@@ -44,6 +47,15 @@ def keep_to_share(share: float | None) -> None:
     """
     if share is not None:
         torch.cuda.set_per_process_memory_fraction(share)
+
+
+def grow_segments_after_weights(boot: LearnerBoot) -> None:
+    """Have segments grow from now on, where they did not from the start because the weights are shared with an engine.
+
+    What grows has no handle that another process may open (`ipc/cuda_ipc.py`).
+    """
+    if boot.hand_over == "ipc" and boot.memory_share is not None and not grow_segments():
+        log.info("torch's allocator keeps its settings: segments do not grow")
 
 
 class Fitting:

@@ -15,6 +15,8 @@
       <---------------- ExportReply
       GiveMemoryBack --------------->  answered after the step in progress
       <---------- MemoryGivenBack
+      WriteWeights ----------------->  to a file, where they are shared otherwise; answered after the step in progress
+      <------------- WeightsWritten
 
 Token ids are little-endian int32 and log-probs little-endian float32, as on the wire.
 """
@@ -26,6 +28,7 @@ from typing import Literal
 
 import msgspec
 
+from ftis_node.ipc.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
 from ftis_node.ipc.weights import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
 from ftis_node.ipc.wire import Message
 from ftis_node.learner.schedule import Schedule, learning_rate
@@ -57,7 +60,8 @@ class LearnerBoot(Message, frozen=True):
     `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once, until memory runs out.
     `publish_as` is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone.
     `takes_turns`: a generator sleeps on the same GPU during a step and at no other time, so that memory must be free
-    again before the answer, and nothing that needs much is done between steps. `memory_share` is the part of the GPU
+    again before the answer, and nothing that needs much is done between steps. `hand_over` is how published weights
+    reach it, where that can be done (`publish.py`). `memory_share` is the part of the GPU
     that its tensors may take beside a generator, None: all. `num_processes` hold the model together, on a GPU or
     `num_threads` of the CPU each.
     """
@@ -84,6 +88,7 @@ class LearnerBoot(Message, frozen=True):
     micro_batch_tokens: int = 2048
     recompute_activations: bool = False
     takes_turns: bool = False
+    hand_over: Way = "file"
     memory_share: float | None = None
     lora: LoraSettings | None = None
     publish_as: Literal["model", "adapter"] = "model"
@@ -283,6 +288,21 @@ class GiveMemoryBack(Message, frozen=True):
 
 class MemoryGivenBack(Message, frozen=True):
     """It is free."""
+
+
+class WriteWeights(Message, frozen=True):
+    """Write the present weights to a file, which an engine needs that cannot read them where they are.
+
+    `refused` is why no engine here can: then all later versions go through files. Empty: this one alone.
+    """
+
+    refused: str = ""
+
+
+class WeightsWritten(Message, frozen=True):
+    """Where they lie; None while the policy is the model as it came."""
+
+    weights: PublishedWeights | None = None
 
 
 class CheckpointSkipped(Message, frozen=True):

@@ -33,6 +33,8 @@ from ftis_node.learner.messages import (
     StateRequest,
     TrainReply,
     TrainRequest,
+    WeightsWritten,
+    WriteWeights,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
                 AuditRequest: partial(_audit, bench, learner),
                 ExportRequest: partial(_export, bench, learner),
                 GiveMemoryBack: partial(_give_memory_back, bench, learner),
+                WriteWeights: partial(_write_weights, bench, learner),
             }
         finally:
             saving.cancel()
@@ -167,6 +170,11 @@ async def _export(bench: Bench, learner: Learner, request: ExportRequest, emit: 
 async def _give_memory_back(bench: Bench, learner: Learner, _: GiveMemoryBack, emit: Emitter) -> MemoryGivenBack:
     await bench.work(lambda between: learner.give_memory_back(asked=True), emit)  # behind a step in progress
     return MemoryGivenBack()
+
+
+async def _write_weights(bench: Bench, learner: Learner, request: WriteWeights, emit: Emitter) -> WeightsWritten:
+    written = await bench.work(lambda between: learner.write_weights(refused=request.refused), emit)
+    return WeightsWritten(weights=written)
 
 
 if __name__ == "__main__":

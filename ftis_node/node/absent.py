@@ -31,6 +31,7 @@ class NoGeneration:
 
     engine = OFF
     state = OFF
+    hand_over = ""
     is_alive = False
     restarts = 0
     tokens_per_s = 0.0
@@ -58,7 +59,7 @@ class NoGeneration:
     async def stop(self) -> None:
         """Nothing to end."""
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, discard: bool = False) -> None:
         """It takes no memory."""
 
     async def wake(self) -> None:
@@ -132,6 +133,10 @@ class NoLearner:
 
     async def give_memory_back(self) -> None:
         """It has none."""
+
+    async def write_weights(self, refused: str = "") -> PublishedWeights | None:
+        """It has none."""
+        return None
 
 
 class NothingToPull:

@@ -121,7 +121,11 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
     remembered = read_remembered(home.events)
     set_right(buffer, remembered, events, peer_id=identity.peer_id)
     weights = stack.enter_context(
-        weights_folder(home, version_bytes=version_bytes(settings, source), num_versions=num_versions(settings))
+        weights_folder(
+            home,
+            version_bytes=version_bytes(settings, source),
+            num_versions=num_versions(settings, prepared.arrangement.hand_over),
+        )
     )
     ingredients = Ingredients(
         settings, manifest, home, identity, source, prepared.tokenizer, events, prepared.arrangement, weights
@@ -171,7 +175,7 @@ def _workers(makers: Makers, ingredients: Ingredients, figures: Figures) -> tupl
     learner: Learning = (
         makers.learner(ingredients) if settings.learns else NoLearner(parameter_count(ingredients.source))
     )
-    ingredients = replace(ingredients, make_room=learner.give_memory_back)
+    ingredients = replace(ingredients, make_room=learner.give_memory_back, write_weights=learner.write_weights)
     generation: Generation = (
         makers.generation(ingredients) if settings.generates else NoGeneration(lambda: figures.policy_version)
     )

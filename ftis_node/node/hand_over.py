@@ -79,4 +79,5 @@ async def hand_over(parts: Parts, weights: PublishedWeights, proof: ProofToCome 
         await parts.generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
-    parts.events.write("served", version=weights.version, after_step_s=after_step_s)
+    way = parts.generation.hand_over
+    parts.events.write("served", version=weights.version, after_step_s=after_step_s, way=way)

@@ -10,11 +10,12 @@ from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.first_look import checkpoint_bytes
 from ftis_node.node.home_use import HomeLimit
 from ftis_node.node.makers import dtype_of, serves_adapters
-from ftis_node.node.weights_folder import VERSIONS_AT_ONCE
+from ftis_node.node.weights_folder import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 from ftis_node.telemetry.sizes import size
 
 if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
+    from ftis_node.ipc.shared_weights import Way
     from ftis_node.models import ModelSource
 
 GROUPS_BYTES = 16 << 20  # groups under way, lines of events, the buffer's journal
@@ -45,9 +46,13 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
     return limit
 
 
-def num_versions(settings: NodeSettings) -> int:
-    """How many versions wait between learner and generator; a learner node holds some for those who fetch them."""
-    return VERSIONS_AT_ONCE + (0 if settings.generates else settings.roles.max_offered)
+def num_versions(settings: NodeSettings, way: Way = "file") -> int:
+    """How many versions wait between learner and generator; a learner node holds some for those who fetch them.
+
+    By the `way` "ipc" a file is written only for an engine that cannot map the weights.
+    """
+    at_once = VERSIONS_AS_A_RESERVE if way == "ipc" else VERSIONS_AT_ONCE
+    return at_once + (0 if settings.generates else settings.roles.max_offered)
 
 
 def version_bytes(settings: NodeSettings, source: ModelSource) -> int:

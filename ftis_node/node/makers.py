@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.optimizer import OptimizerSection
+    from ftis_node.generation.client import WriteWeights
     from ftis_node.gossip.base import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.ipc.supervisor import MakeRoom
@@ -62,6 +63,7 @@ class Ingredients:
     arrangement: Arrangement
     weights: Path
     make_room: MakeRoom | None = None  # returns when the learner's step is over and its spare memory is free
+    write_weights: WriteWeights | None = None  # the learner's
 
 
 class Makers(Protocol):
@@ -124,6 +126,8 @@ class ProcessMakers:
             environment=visible_gpus(of.arrangement.generator_gpus),
             on_problem=lambda problem: of.events.write("proof_failed", problem=problem),
             make_room=of.make_room,
+            write_weights=of.write_weights,
+            on_fall_back=lambda reason: of.events.write("hand_over_fell_back", reason=reason),
         )
 
     def learner(self, of: Ingredients) -> LearnerClient:
@@ -251,6 +255,7 @@ def learner_boot(
         report_entropy=settings.learner.report_entropy,
         measure_agreement=manifest.method.peer_weights == "agreement",
         takes_turns=arrangement.takes_turns,
+        hand_over="file" if adapters else arrangement.hand_over,
         memory_share=arrangement.learner_share,
         recompute_activations=recomputes(settings, on_gpu=is_on_gpu),
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ftis_node.config.node import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
+from ftis_node.node.hand_over_way import way_of
 
 if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
@@ -38,7 +39,8 @@ HOST_PROCESS_BYTES = 512 * MIB
 class Workload:
     """What is asked of the two workers. `dtype_bytes` is the compute dtype's; `adapter_rank` matters with `lora`.
 
-    `holds_start`: the learner holds the model as it came besides (`learner/reference.py`).
+    `holds_start`: the learner holds the model as it came besides (`learner/reference.py`). `maps_weights`: an engine on
+    the learner's GPU reads new weights where they are.
     """
 
     dtype_bytes: int
@@ -58,6 +60,7 @@ class Workload:
     holds_start: bool = False
     learner_ranks: int = 1
     serves_adapters: bool = False
+    maps_weights: bool = False
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
@@ -82,6 +85,7 @@ class Workload:
             optimizer_states=settings.learner.optimizer_states,
             holds_start=manifest.optimizer.kl_to_start > 0 and not settings.lora,
             serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
+            maps_weights=way_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
         )
 
     @property
@@ -255,9 +259,12 @@ def _logits(shape: ModelShape, workload: Workload) -> int:
 
 def _hand_over(shape: ModelShape, workload: Workload) -> int:
     """Staging of new weights: on a CPU the whole file's bytes; on a GPU one tensor at a time, the embedding in the
-    compute dtype or, with an adapter to be merged, three float32 copies of the widest map."""
+    compute dtype or, with an adapter to be merged, three float32 copies of the widest map; nothing where the engine
+    maps them."""
     if not workload.on_gpu:
         return shape.num_parameters * workload.dtype_bytes
+    if workload.maps_weights:
+        return 0
     if workload.lora_rank is None:
         return shape.embedding_parameters * workload.dtype_bytes
     return 3 * FLOAT32 * max(inputs * outputs for inputs, outputs in shape.linear_layers)

@@ -88,6 +88,8 @@ def plan(
 
 
 def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
+    if len(machine.devices_bytes) > 1:
+        workload = replace(workload, maps_weights=False)
     generator = generator_memory(shape, workload)
     learner = share_of(learner_memory(shape, workload), shape, workload)
     if not machine.devices_bytes:
@@ -186,9 +188,11 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 
 
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
-    """Beside a GPU: three processes, what the learner offloads, and the larger of a hand-over (the new weights' bytes)
-    and a checkpoint's Adam moments; where the generator sleeps its weights wait in host memory too."""
+    """Beside a GPU: three processes, what the learner offloads, and the larger of a hand-over (the new weights' bytes,
+    none where the engine maps them) and a checkpoint's Adam moments. Where the generator sleeps its weights may wait in
+    host memory too: a step need not bring new ones."""
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
-    saved = max(weights, learner.moments, learner.on_host // 2)  # half of it are moments
+    crossing = 0 if workload.maps_weights else weights
+    saved = max(crossing, learner.moments, learner.on_host // 2)  # half of it are moments
     return 3 * HOST_PROCESS_BYTES + learner.on_host + saved + (weights if workload.can_sleep else 0)

@@ -21,6 +21,8 @@ from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.models import list_accelerators, pick_device, read_shape
 from ftis_node.node.findings import in_gib
+from ftis_node.node.hand_over_way import way_of
+from ftis_node.node.memory_parts import Workload
 from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.ipc.shared_weights import Way
     from ftis_node.models import ModelShape, ModelSource
     from ftis_node.node.memory_plan import MemoryPlan
 
@@ -43,7 +46,7 @@ class Arrangement:
 
     `takes_turns`: the generator sleeps while the learner steps; `can_sleep`: and it gives its memory back then.
     `memory_share` and `cache_bytes` as in `EngineSettings`; `learner_share` is the part of its GPU that the learner's
-    tensors may take, None: all. GPUs by their index in nvidia-smi; none: all are seen.
+    tensors may take, None: all. `hand_over` is how weights cross. GPUs by their index in nvidia-smi; none: all.
     """
 
     takes_turns: bool = False
@@ -51,6 +54,7 @@ class Arrangement:
     memory_share: float | None = None
     cache_bytes: int | None = None
     learner_share: float | None = None
+    hand_over: Way = "file"
     generator_gpus: tuple[int, ...] = ()
     learner_gpus: tuple[int, ...] = ()
 
@@ -120,6 +124,12 @@ def arrange_on(
         takes_turns=takes_turns,
         can_sleep=takes_turns and by_vllm,
         memory_share=settings.generation.memory_share,
+        hand_over=way_of(
+            settings,
+            on_gpu=bool(seats.learner),
+            shares_gpu=seats.are_shared,
+            serves_adapters=Workload.of(settings, manifest, on_gpu=bool(seats.learner)).adapter_served is not None,
+        ),
     )
     if len(machine.devices_bytes) > 1:
         arrangement = replace(arrangement, generator_gpus=seats.generator, learner_gpus=seats.learner)

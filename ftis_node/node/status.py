@@ -235,6 +235,7 @@ class StatusLoop:
             tokens_made=counts.tokens_own,
             restarts=client.restarts,
             policy_version=client.policy_version,
+            hand_over=client.hand_over,
             last_group_at=self._groups_made.at,
         )
 

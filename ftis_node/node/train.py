@@ -133,7 +133,7 @@ class TrainLoop:
             await self._train(groups)
             return
         with waiting_for("the generator to sleep"):  # its supervisor has the limits
-            await self._parts.generation.sleep()
+            await self._parts.generation.sleep(discard=bool(groups))  # a step without any makes no new weights
         await self._train(groups)
         with waiting_for("the generator to wake"):
             await self._parts.generation.wake()

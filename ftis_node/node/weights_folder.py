@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of 0700 is made in it
 VERSIONS_AT_ONCE = 3  # two are kept, and one is being written
+VERSIONS_AS_A_RESERVE = 2  # the same files, should weights that cross without any need them: the oldest is written over
 FREE_SHARE = 0.5  # of what is free there, at most: others use it, too
 
 

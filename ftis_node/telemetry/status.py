@@ -52,6 +52,9 @@ class ModelStatus(msgspec.Struct, frozen=True):
 class GenerationStatus(msgspec.Struct, frozen=True):
     """The generation worker. `tokens_per_s` over the last moments; counts since the home was made.
 
+    `hand_over`: how its newest weights came: `CUDA IPC`, `page-locked file` or `file`, in brackets why not faster as
+    planned; empty before the first.
+
     `last_group_at`: Unix time of the newest group since the node's start, None before one.
     """
 
@@ -62,6 +65,7 @@ class GenerationStatus(msgspec.Struct, frozen=True):
     tokens_made: int = 0
     restarts: int = 0
     policy_version: int = 0
+    hand_over: str = ""
     last_group_at: float | None = None
 
 

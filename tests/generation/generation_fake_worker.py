@@ -4,6 +4,10 @@ A "weights file" holds one number, which becomes every log-prob of the probe, an
 `boot.model` is a folder; as long as the file `lies` in it holds a number above 0, a load counts it down and keeps the
 old weights while claiming the new ones (`lie-about-version`: it also names the old version). Prompt id 66 is never
 answered. When a file `broken` appears, the engine is beyond use, for the reason in it.
+
+Shared weights have their number for an id, unless a file `sharing` says otherwise: `refused`, `fatal`, `failing`, or
+the number that is seen instead, because the learner has moved on. `slept` has a line for each sleep; weights that were
+discarded are NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ftis_node.errors import ModelError
+from ftis_node.errors import ModelError, SharingError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.worker import Service, report_break, report_tokens
@@ -26,6 +30,8 @@ from ftis_node.records.group import Completion, FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from ftis_node.ipc.shared_weights import SharedWeights
 
 UNANSWERED = 66
 
@@ -43,6 +49,7 @@ class FakeEngine:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._weights = 0.0
+        self._has_weights = True
         self._awake = asyncio.Event()
         self._awake.set()
         self.policy_version = 0
@@ -64,7 +71,7 @@ class FakeEngine:
         )
         return GenerationResult((completion,) * request.num_completions)
 
-    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
+    async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         if not path.exists():  # noqa: ASYNC240 - what engines say of it
             raise ModelError(f"{path} is damaged: No such file")
         text = path.read_text()  # noqa: ASYNC240 - a few bytes
@@ -75,6 +82,22 @@ class FakeEngine:
             self.policy_version = version
         if not self._lies("lies"):
             self._weights = float(text)
+        self._has_weights = True
+        return {"number": checksum_of(self._weights)}
+
+    async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
+        said = self._folder / "sharing"
+        what = said.read_text() if said.exists() else shared.export_id
+        with (self._folder / "shared").open("a") as calls:
+            calls.write(f"{version} {what}\n")
+        if what == "refused":
+            raise SharingError("CUDA IPC opens no handle")
+        if what == "fatal":
+            os._exit(9)
+        if what == "failing":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self._weights, self._has_weights, self.policy_version = float(what), True, version
+        self._awake.set()
         return {"number": checksum_of(self._weights)}
 
     def _lies(self, about: str) -> bool:
@@ -87,10 +110,17 @@ class FakeEngine:
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         return [self._weights] * (len(token_ids) - 1)
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, discard: bool = False) -> None:
+        with (self._folder / "slept").open("a") as calls:
+            calls.write("discard\n" if discard else "keep\n")
+        self._has_weights = not discard
+        if discard:
+            self._weights = float("nan")
         self._awake.clear()
 
     async def wake(self) -> None:
+        if not self._has_weights:
+            raise WorkerTaskError("the engine has discarded its weights")
         self._awake.set()
 
     @property

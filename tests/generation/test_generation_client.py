@@ -21,7 +21,7 @@ from generation_support import EOS_ID, SETTINGS, eventually
 import ftis_node
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.client import GenerationClient
-from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.generation.engines.base import EngineSettings, GenerationResult
 from ftis_node.generation.messages import GenerationBoot, pack_result, unpack_result
 from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.spec import Timing
@@ -43,9 +43,9 @@ async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     made: list[GenerationClient] = []
     monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
 
-    def make(**options: Any) -> GenerationClient:
+    def make(*, settings: EngineSettings = SETTINGS, **options: Any) -> GenerationClient:
         client = GenerationClient(
-            GenerationBoot(model=str(tmp_path), settings=SETTINGS, eos_ids=(EOS_ID,)),
+            GenerationBoot(model=str(tmp_path), settings=settings, eos_ids=(EOS_ID,)),
             sockets_dir=tmp_path / "s",
             log_path=tmp_path / "logs" / "generation.log",
             worker_module="generation_fake_worker",

@@ -126,7 +126,10 @@ def test_changes_that_bring_nothing_are_not_named_and_a_roomy_plan_names_none() 
 def test_a_split_adds_up_and_gives_the_generator_its_share() -> None:
     made = planned(HALF_B, 24, **small_steps())
     parts = dict(made.parts)
-    assert parts.pop(HAND_OVER) > 0
+    assert parts.pop(HAND_OVER) == 0, "the engine maps them"
+    in_a_file = dict(planned(HALF_B, 24, **small_steps(), memory={"hand_over": "pinned"}).parts)
+    assert in_a_file.pop(HAND_OVER) == 2 * HALF_B.embedding_parameters
+    assert in_a_file == parts
     assert sum(parts.values()) == made.peak_bytes
     assert made.kv_cache_bytes == 2 * 24 * 128 * 2 * 128 * 760
     share = sum(value for name, value in parts.items() if name.startswith("generator")) / (24 * GIB)

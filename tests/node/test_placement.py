@@ -55,6 +55,7 @@ def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
         memory_share=made.gpu_memory_utilization,
         cache_bytes=made.kv_cache_bytes,
         learner_share=made.learner_share,
+        hand_over="ipc",
     )
 
 
@@ -69,6 +70,26 @@ def test_in_a_split_the_learner_s_tensors_keep_to_what_the_engine_leaves() -> No
         assert (other.placement != "split", other.learner_share) == (True, None)
     assert arranged(HALF_B, 24, generation={"memory_share": 0.4}).learner_share is None
     assert arranged(HALF_B, 24, memory={"placement": "sleep"}).learner_share is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "way"),
+    [
+        ((24,), {}, "ipc"),
+        ((24,), {"memory": {"placement": "sleep"}}, "ipc"),
+        ((24,), {"engine": "torch"}, "ipc"),
+        ((24, 24), {}, "pinned"),
+        ((80, 24, 24), {"learner": {"processes": 2}}, "pinned"),
+        ((24,), {"lora": True}, "file"),
+        ((24,), {"lora": True, "generation": {"adapters": "merge"}}, "pinned"),
+        ((24,), {"lora": True, "engine": "torch"}, "pinned"),
+        ((24,), {"memory": {"hand_over": "pinned"}}, "pinned"),
+        ((24,), {"memory": {"hand_over": "file"}}, "file"),
+        ((), {}, "file"),
+    ],
+)
+def test_how_weights_cross_follows_from_the_plan(gpus: tuple[int, ...], changes: dict[str, Any], way: str) -> None:
+    assert arranged(HALF_B, *gpus, **changes).hand_over == way
 
 
 def test_where_both_do_not_fit_they_take_turns() -> None:
@@ -123,6 +144,7 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
     assert made == Arrangement(
         memory_share=whole.gpu_memory_utilization,
         cache_bytes=whole.kv_cache_bytes // 2,
+        hand_over="pinned",
         generator_gpus=(0, 1),
         learner_gpus=(2,),
     )
@@ -209,8 +231,8 @@ def test_host_memory_that_looks_short_is_a_warning(caplog: pytest.LogCaptureFixt
 
 
 def test_without_a_shape_there_is_no_plan_and_the_engine_has_its_own_defaults() -> None:
-    assert arranged(None, 24) == Arrangement(takes_turns=True, can_sleep=True)
-    assert arranged(None, 24, 24) == Arrangement(generator_gpus=(0,), learner_gpus=(1,))
+    assert arranged(None, 24) == Arrangement(takes_turns=True, can_sleep=True, hand_over="ipc")
+    assert arranged(None, 24, 24) == Arrangement(generator_gpus=(0,), learner_gpus=(1,), hand_over="pinned")
 
 
 def test_a_share_that_was_set_leaves_the_cache_to_vllm() -> None:

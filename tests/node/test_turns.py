@@ -55,13 +55,14 @@ class _Workers:
     """Generator and learner in one, and the order in which they are called; a train ends as it was told to."""
 
     tokens_per_s = 0.0
+    hand_over = "file"
 
     def __init__(self, outcome: TrainReply | WorkerDiedError) -> None:
         self.calls: list[str] = []
         self._outcome = outcome
 
-    async def sleep(self) -> None:
-        self.calls.append("sleep")
+    async def sleep(self, *, discard: bool = False) -> None:
+        self.calls.append("sleep, discarding" if discard else "sleep")
 
     async def wake(self) -> None:
         self.calls.append("wake")
@@ -122,6 +123,26 @@ async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_
     loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
     await loop._train_in_turn([])
     assert workers.calls == calls
+
+
+@pytest.mark.parametrize(("groups", "call"), [([object()], "sleep, discarding"), ([], "sleep")])
+async def test_weights_are_discarded_before_a_step_that_makes_new_ones(groups: list[Any], call: str) -> None:
+    """One without groups makes none."""
+    workers = _Workers(NEW)
+    parts: Any = SimpleNamespace(
+        settings=NodeSettings(model="m", dtype="float32"),
+        generation=workers,
+        arrangement=Arrangement(takes_turns=True),
+        figures=Figures(),
+    )
+    loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
+
+    async def train(taken: list[Any]) -> None:
+        workers.calls.append(f"train on {len(taken)}")
+
+    loop._train = train
+    await loop._train_in_turn(groups)
+    assert workers.calls == [call, f"train on {len(groups)}", "wake"]
 
 
 class _Watched(InProcessMakers):

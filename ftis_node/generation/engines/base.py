@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from ftis_node.ipc.shared_weights import SharedWeights
     from ftis_node.records.group import Completion, SamplingSettings
 
 DEFAULT_MAX_VERSION_SPAN = 8
@@ -133,8 +134,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
-        """Serve the weights of a published safetensors file from now on.
+    async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
+        """Serve the weights of a published safetensors file from now on. `is_locked`: lock its pages for the GPU.
 
         Returns `ipc.tensor_file.checksum` of tensors by their names in the file: computed from what the engine holds
         afterwards where that is what the file has, of what it read where it packs that into another form. Tensors that
@@ -145,6 +146,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
+        """As `load_weights`, for weights in the memory of another process, which changes nothing of them meanwhile.
+
+        Raises SharingError where they cannot be mapped: nothing has changed then, and an engine that sleeps goes on
+        sleeping.
+        """
+        ...
+
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of `token_ids[1:]`, each given those before it, at temperature 1, under the weights served.
 
@@ -152,8 +161,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, discard: bool = False) -> None:
         """Admit nothing more, let what runs end, then give memory back where the engine can.
+
+        With `discard` the weights need not be kept: new ones will come before anything is computed.
 
         Requests that come meanwhile wait until it is woken. Nothing where it sleeps already. A caller that is
         cancelled takes its wish back. Raises WorkerTaskError where it was woken before it slept.
@@ -161,7 +172,10 @@ class Engine(Protocol):
         ...
 
     async def wake(self) -> None:
-        """Go on with the weights that were served; `load_weights` wakes, too. Nothing where it is awake."""
+        """Go on with the weights that were served; `load_weights` wakes, too. Nothing where it is awake.
+
+        Raises WorkerTaskError where it has discarded them: it goes on sleeping.
+        """
         ...
 
     def cancel(self, request_ids: Iterable[str]) -> None:

@@ -1,6 +1,7 @@
 """New weights into a model that is being served: the file is checked first, then copied into the same memory.
 
-So a file that is damaged, incomplete or of another model changes nothing.
+So a file that is damaged, incomplete or of another model changes nothing. Weights that the learner shares are checked
+and copied likewise.
 """
 
 from __future__ import annotations
@@ -9,23 +10,50 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftis_node.generation.engines.published import check_published
+from ftis_node.generation.engines.published import check_published, check_shared
 from ftis_node.ipc.tensor_file import checksum, read_tensors
 from ftis_node.models import tied_names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from torch import Tensor
 
-def load_in_place(model: Any, path: Path) -> dict[str, int]:
+    from ftis_node.ipc.page_locked import LockedFiles
+    from ftis_node.ipc.shared_tensors import OpenedWeights
+    from ftis_node.ipc.shared_weights import SharedWeights
+
+
+def load_in_place(model: Any, path: Path, *, locked: LockedFiles | None = None) -> dict[str, int]:
     """Copy the published weights in `path` into `model`. Raises ModelError as `check_published` does.
 
     Returns the checksums of what `model` holds then, but for tensors that were converted.
     """
-    tied = tied_names(model)
-    own = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    check_published(path, {name: tuple(tensor.shape) for name, tensor in own.items()}, optional=tied)
-    tensors = read_tensors(path)
+    own, tied = _own(model)
+    check_published(path, _shapes(own), optional=tied)
+    return _copy(own, read_tensors(path, locked=locked))
+
+
+def load_shared_in_place(model: Any, shared: SharedWeights, opened: OpenedWeights) -> dict[str, int]:
+    """As `load_in_place`, from another process' memory, which stays `opened`. Raises SharingError and ModelError."""
+    own, tied = _own(model)
+    opened.open(shared)
+    check_shared(shared, _shapes(own), optional=tied)
+    return _copy(own, dict(opened.tensors()))
+
+
+def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
+    """The model's tensors by name, and the names that are left out because they are others'."""
+    tied = set(tied_names(model))
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}, tied
+
+
+def _shapes(own: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in own.items()}
+
+
+def _copy(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, int]:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])

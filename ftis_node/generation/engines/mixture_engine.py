@@ -61,7 +61,7 @@ class MixtureEngine(TorchEngine):
             raise WorkerTaskError("the engine is asleep: it computes nothing until it is woken")
         return list(await self._compute(lambda: self._text_logprobs(token_ids)))
 
-    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
+    async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Raises EngineError: an ensemble keeps the models that it was opened with."""
         raise EngineError("an ensemble serves the models that it was opened with: it takes no new weights")
 

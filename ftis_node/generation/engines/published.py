@@ -10,7 +10,7 @@ fit; anything that would need more than those two (DoRA, biases, ranks that diff
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftis_node.errors import ModelError
 from ftis_node.ipc.durable import is_complete
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from ftis_node.ipc.shared_weights import SharedWeights
     from ftis_node.models import ModelSource
 
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
@@ -49,7 +50,12 @@ def check_published(path: Path, own: Shapes, *, optional: Iterable[str]) -> None
     """Raises ModelError where the file at `path` is not complete or does not hold exactly the tensors of `own`."""
     if not is_complete(path.parent):
         raise ModelError(f"weights in {path.parent} are not completely written")
-    _compare(path, own, optional=optional)
+    _compare(f"weights in {path}", read_header(path).tensors, own, optional=optional)
+
+
+def check_shared(shared: SharedWeights, own: Shapes, *, optional: Iterable[str]) -> None:
+    """Raises ModelError where the learner shares other tensors than those of `own`."""
+    _compare("the weights that the learner shares", shared.entries(), own, optional=optional)
 
 
 def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
@@ -76,12 +82,12 @@ def check_adapter(folder: Path, own: Shapes, *, max_rank: int | None) -> None:
         if len(shape) == 2 and layer != name and any(f".{layer}".endswith(f".{target}") for target in targets):
             wanted[f"{PEFT_PREFIX}{layer}.lora_A.weight"] = (rank, shape[1])
             wanted[f"{PEFT_PREFIX}{layer}.lora_B.weight"] = (shape[0], rank)
-    _compare(folder / ADAPTER_FILE, wanted, optional=())
+    path = folder / ADAPTER_FILE
+    _compare(f"weights in {path}", read_header(path).tensors, wanted, optional=())
 
 
-def _compare(path: Path, own: Shapes, *, optional: Iterable[str]) -> None:
-    """Raises ModelError where the tensors of a file are not exactly those of `own`, as floats."""
-    entries = read_header(path).tensors
+def _compare(what: str, entries: Mapping[str, Any], own: Shapes, *, optional: Iterable[str]) -> None:
+    """Raises ModelError where the tensors of a header are not exactly those of `own`, as floats."""
     found = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     problems = (
         ("lacks", sorted(own.keys() - found.keys())),
@@ -92,4 +98,4 @@ def _compare(path: Path, own: Shapes, *, optional: Iterable[str]) -> None:
     for problem, names in problems:
         if names:
             others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise ModelError(f"weights in {path} do not fit the model: the file {problem} {names[0]}{others}")
+            raise ModelError(f"{what} do not fit the model: the file {problem} {names[0]}{others}")

@@ -25,7 +25,9 @@ from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, say
 from ftis_node.generation.engines.attention import use_grouped_attention
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.engines.decoder import ActiveRequest, Decoder
-from ftis_node.generation.engines.in_place import load_in_place
+from ftis_node.generation.engines.in_place import load_in_place, load_shared_in_place
+from ftis_node.ipc.page_locked import LockedFiles
+from ftis_node.ipc.shared_tensors import OpenedWeights
 from ftis_node.ipc.weights import probe_logprobs
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.faults import watched_task
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from ftis_node.ipc.shared_weights import SharedWeights
     from ftis_node.models import ModelSource
 
 DEFAULT_MAX_BATCH = 128
@@ -68,11 +71,11 @@ class _Job(_Awaited[GenerationResult]):
 
 
 class _Load(_Awaited[dict[str, int]]):
-    """New weights to be served."""
+    """New weights to be served, which `work` copies into the model."""
 
-    def __init__(self, path: Path, version: int) -> None:
+    def __init__(self, work: Callable[[], dict[str, int]], version: int) -> None:
         super().__init__()
-        self.path = path
+        self.work = work
         self.version = version
 
 
@@ -95,6 +98,8 @@ class TorchEngine:
         self._sleepers: list[_Awaited[None]] = []
         self._is_asleep = False
         self._cancelled: set[str] = set()
+        self._opened = OpenedWeights(next(iter(model.parameters())).device)
+        self._locked = LockedFiles()
         self._driver: asyncio.Task[None] | None = None
         self._policy_version = 0
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -123,9 +128,17 @@ class TorchEngine:
         self._wake_driver()
         return await job.answer
 
-    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
+    async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Serve a published version from now on; see `base.Engine`."""
-        load = _Load(path, version)
+        locked = self._locked if is_locked else None
+        return await self._load_by(lambda: load_in_place(self._model, path, locked=locked), version)
+
+    async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
+        """Serve the learner's own tensors from now on; see `base.Engine`."""
+        return await self._load_by(lambda: load_shared_in_place(self._model, shared, self._opened), version)
+
+    async def _load_by(self, work: Callable[[], dict[str, int]], version: int) -> dict[str, int]:
+        load = _Load(work, version)
         self._loads.append(load)
         self._wake_driver()
         return await load.answer
@@ -136,7 +149,7 @@ class TorchEngine:
             raise WorkerTaskError("the engine is asleep: it computes nothing until it is woken")
         return list(await self._compute(lambda: probe_logprobs(self._model, token_ids)))
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, discard: bool = False) -> None:
         """See `base.Engine`. The weights stay where they are: only what torch's allocator keeps is given back."""
         sleeper = _Awaited[None]()
         self._sleepers.append(sleeper)
@@ -163,6 +176,8 @@ class TorchEngine:
             self._driver.cancel()
             await asyncio.wait({self._driver})
         await asyncio.to_thread(self._thread.shutdown, wait=True)
+        self._opened.close()
+        self._locked.close()
         closed = WorkerTaskError("the engine was closed")
         abandoned: list[_Awaited[Any]] = [*self._waiting, *self._decoding, *self._loads, *self._sleepers]
         for each in abandoned:
@@ -220,7 +235,7 @@ class TorchEngine:
 
     async def _load(self, load: _Load) -> None:
         try:
-            checksums = await self._compute(lambda: load_in_place(self._model, load.path))
+            checksums = await self._compute(load.work)
         except Exception as error:
             load.fail(error)
         else:

@@ -82,13 +82,13 @@ def plan(model: Any, path: Path) -> DirectLoader | None:
     return DirectLoader(targets, dtype) if _fits(model, targets, dtype) else None
 
 
-def held_checksums(model: Any, path: Path) -> dict[str, int]:
-    """Checksums of the tensors of `path` that `model` holds as the file has them, from the model's own memory.
+def held_checksums(model: Any, entries: Mapping[str, Any]) -> dict[str, int]:
+    """Checksums of the tensors of a header that `model` holds as they were published, from the model's own memory.
 
     Packed, converted, sharded and quantised layers are left out. So are models without `packed_modules_mapping`: their
     linear layers may be the transposes of the file's (GPT-2).
     """
-    entries, checksums = read_header(path).tensors, {}
+    checksums = {}
     for target in _targets(model, entries) if getattr(model, "packed_modules_mapping", None) else ():
         value = getattr(target.module, target.parameter)
         if target.is_packed or not _is_plain(target) or not _is_whole(value, target):

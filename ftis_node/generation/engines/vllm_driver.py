@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from ftis_node.errors import ModelError, WorkerTaskError
+from ftis_node.errors import FtisError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.vllm_adapters import Adapters
+from ftis_node.generation.engines.vllm_core import Core
 from ftis_node.generation.engines.vllm_drafts import FINISH_REASONS, Draft, Job, Probe, fail
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras
 from ftis_node.generation.engines.vllm_requests import core_request, probe_params, sampling_params
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 ENDED = "the engine was closed, or failed"
 MAX_DRAWS = 100  # of a first token; a sound model hardly ever needs a second
-SLEEP_LEVEL = 1  # the cache is dropped and the weights wait in host memory: a step may bring no new ones
-WAKE_ORDER = ("weights", "kv_cache")
 
 Answer = TypeVar("Answer")
 
@@ -68,11 +67,12 @@ class Driver:
         self._request_numbers = itertools.count()
         self._is_stopped = False
         self._sleepers: list[Future[None]] = []
+        self._may_discard = False  # the weights, when all sleepers are content with that
         self._core: Any = None
+        self._state = Core(None, can_sleep=False)
         self.thread = threading.Thread(target=self._run, name="vllm", daemon=True)
         self.opened: Future[None] = Future()
         self.broken: Future[str] = Future()
-        self.is_asleep = False
         self.policy_version = 0
         self.tokens_made = 0
         self.prompt_tokens_cached = 0  # that were not computed again, because another of the group had done so
@@ -84,6 +84,11 @@ class Driver:
         resources = getattr(self._core, "resources", None)
         return not self._is_stopped and resources is not None and bool(resources.engine_dead)
 
+    @property
+    def is_asleep(self) -> bool:
+        """Whether nothing runs and nothing is admitted."""
+        return self._state.is_asleep
+
     def post(self, command: Callable[[], None], answer: Future[Any] | None = None) -> None:
         """Have `command` run in the driver's thread before the next step; where it never will, `answer` fails."""
         self._commands.put((command, answer))
@@ -91,7 +96,7 @@ class Driver:
             self._refuse_commands()
 
     def call(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """As `post`, with an answer. What `work` raises goes to the caller; all but ModelError ends the driver, too."""
+        """As `post`, with an answer. What `work` raises goes to the caller; all but errors of ours end the driver."""
         answer: Future[Answer] = Future()
 
         def command() -> None:
@@ -99,7 +104,7 @@ class Driver:
                 return
             try:
                 answer.set_result(work())
-            except ModelError as error:
+            except FtisError as error:
                 answer.set_exception(error)
             except Exception as error:
                 answer.set_exception(error)
@@ -131,26 +136,26 @@ class Driver:
             else:
                 job.fail(WorkerTaskError("the request was cancelled before its first token"))
 
-    def load(self, path: Path, version: int) -> dict[str, int]:
+    def load(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Serve other full weights from the next step on; cut what is too old, or had an adapter on the former.
 
-        Returns their checksums as vLLM's first worker has them: of several, each has those of the tensors that it has
-        whole.
+        Returns their checksums, as `Core.load`.
         """
-        self._wake_core("weights")
-        if not self.is_asleep:
-            self._core.sleep(0, "keep")  # no step begins and those under way end: each token has its own version
-        checksums: dict[str, int] = self._core.collective_rpc("ftis_load", args=(str(path),))[0]
-        self._core.set_weight_version(str(version))
-        if self.is_asleep:
-            self._wake_core("kv_cache")  # only now: what the hand-over needs besides is free again
-        else:
-            self._core.wake_up(["scheduling"])
-        self._be_awake()
+        checksums = self._state.load(str(path), version, is_locked=is_locked)
+        self._take_up(version)
+        return checksums
+
+    def load_shared(self, shared: bytes, version: int) -> dict[str, int]:
+        """As `load`, for the learner's own tensors. Raises SharingError as `Core.load_shared`."""
+        checksums = self._state.load_shared(shared, version)
+        self._take_up(version)
+        return checksums
+
+    def _take_up(self, version: int) -> None:
+        self._end_sleepers()
         self._adapters.current = None
         self._serve(version)
         self._begin_again(self._cut_off(lambda draft: draft.adapter is not None))
-        return checksums
 
     def adapt(self, folder: Path, version: int) -> None:
         """Serve an adapter to all requests that begin from now on; those in flight keep theirs. Raises ModelError."""
@@ -181,14 +186,15 @@ class Driver:
         self._probes[request_id] = Probe(answer, adapter)
         self._send(request_id, token_ids, probe_params(), salt=request_id, adapter=adapter)
 
-    def sleep(self, asleep: Future[None]) -> None:
+    def sleep(self, asleep: Future[None], *, discard: bool = False) -> None:
         """Admit nothing more; `asleep` ends when all that runs has ended and the memory is given back."""
+        self._may_discard = discard and (self._may_discard or not self._sleepers)
         self._sleepers.append(asleep)
 
     def wake(self) -> None:
-        """Serve again what was served; nothing where it is awake."""
-        self._wake_core(*WAKE_ORDER)
-        self._be_awake()
+        """Serve again what was served; nothing where it is awake. Raises WorkerTaskError as `Core.wake`."""
+        self._state.wake()
+        self._end_sleepers()
 
     def stop(self) -> None:
         """End the thread after this command."""
@@ -199,6 +205,7 @@ class Driver:
     def _run(self) -> None:
         try:
             self._core, self.max_model_len = self._open_core()
+            self._state = Core(self._core, can_sleep=self._settings.can_sleep)
         except Exception as error:
             self.opened.set_exception(error)
             return
@@ -249,19 +256,12 @@ class Driver:
             self._take(self._core.get_output())
             self._on_progress()
         elif sleepers := [each for each in self._sleepers if each.set_running_or_notify_cancel()]:
-            if self._settings.can_sleep and not self.is_asleep:
-                self._core.sleep(SLEEP_LEVEL)
-            self.is_asleep = True
+            self._state.sleep(discard=self._may_discard)
             self._sleepers.clear()
             for sleeper in sleepers:
                 sleeper.set_result(None)
 
-    def _wake_core(self, *tags: str) -> None:
-        if self.is_asleep and self._settings.can_sleep:
-            self._core.wake_up(list(tags))
-
-    def _be_awake(self) -> None:
-        self.is_asleep = False
+    def _end_sleepers(self) -> None:
         for sleeper in self._sleepers:
             fail(sleeper, WorkerTaskError("the engine was woken before it slept"))
         self._sleepers.clear()

@@ -32,7 +32,7 @@ from ftis_node.errors import (
     UnknownArchitectureError,
     says_out_of_memory,
 )
-from ftis_node.generation.engines.published import check_adapter, check_published, shapes_in
+from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
 from ftis_node.generation.engines.vllm_drafts import Job
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
@@ -41,6 +41,7 @@ from ftis_node.generation.engines.vllm_options import (
     environment,
     has_separate_core,
 )
+from ftis_node.ipc.shared_weights import encode
 from ftis_node.ipc.weights import ADAPTER_FILE, file_checksums
 from ftis_node.models import pick_device
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
     from ftis_node.generation.engines.vllm_driver import Driver
+    from ftis_node.ipc.shared_weights import SharedWeights
     from ftis_node.models import ModelSource
 
 POLL_EVERY_S = 0.5
@@ -105,7 +107,7 @@ class VllmEngine:
             self._driver.post(partial(self._driver.drop, job))
             raise
 
-    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
+    async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Serve a published version from now on; see `base.Engine`. An adapter is one by its file's name."""
         if path.name == ADAPTER_FILE:
             max_rank = self._settings.lora_rank
@@ -113,7 +115,13 @@ class VllmEngine:
             await asyncio.wrap_future(self._driver.call(partial(self._driver.adapt, path.parent, version)))
             return await asyncio.to_thread(file_checksums, path)  # vLLM keeps adapters in a form of its own
         await asyncio.to_thread(check_published, path, self._shapes, optional=self._optional)
-        return await asyncio.wrap_future(self._driver.call(partial(self._driver.load, path, version)))
+        load = partial(self._driver.load, path, version, is_locked=is_locked)
+        return await asyncio.wrap_future(self._driver.call(load))
+
+    async def load_shared(self, shared: SharedWeights, version: int) -> dict[str, int]:
+        """Serve the learner's own tensors from now on; see `base.Engine`."""
+        check_shared(shared, self._shapes, optional=self._optional)
+        return await asyncio.wrap_future(self._driver.call(partial(self._driver.load_shared, encode(shared), version)))
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of fixed tokens under the weights served, beside whatever is being sampled."""
@@ -126,10 +134,11 @@ class VllmEngine:
         """Whether everything waits until it is woken."""
         return self._driver.is_asleep
 
-    async def sleep(self) -> None:
-        """See `base.Engine`."""
+    async def sleep(self, *, discard: bool = False) -> None:
+        """See `base.Engine`. Adapters need the weights that they are on: those are kept."""
         asleep: Future[None] = Future()
-        self._driver.post(partial(self._driver.sleep, asleep), asleep)
+        may_discard = discard and self._settings.lora_rank is None
+        self._driver.post(partial(self._driver.sleep, asleep, discard=may_discard), asleep)
         await asyncio.wrap_future(asleep)
 
     async def wake(self) -> None:

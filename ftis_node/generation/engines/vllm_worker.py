@@ -17,11 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftis_node.errors import SharingError
 from ftis_node.generation.engines.vllm_cpu_weights import DirectLoader, held_checksums, plan
+from ftis_node.ipc.page_locked import LockedFiles
+from ftis_node.ipc.shared_tensors import OpenedWeights
+from ftis_node.ipc.shared_weights import decode
 from ftis_node.ipc.tensor_file import read_tensors
+from ftis_node.models import read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
@@ -32,22 +37,51 @@ class WorkerExtension:
     model_runner: Any
     reload_weights: Callable[..., None]  # the worker's own: the runner's alone knows no configuration of vLLM's
     ftis_direct: DirectLoader | None = None
+    ftis_opened: OpenedWeights | None = None
+    ftis_locked: LockedFiles | None = None
 
-    def ftis_load(self, path: str) -> dict[str, int]:
+    def ftis_load(self, path: str, is_locked: bool = False) -> dict[str, int]:
         """Serve the tensors of a safetensors file, which was checked before. Returns as `Engine.load_weights`."""
-        model, is_on_cpu = self.model_runner.get_model(), self.model_runner.device.type == "cpu"
-        if is_on_cpu and self.ftis_direct is None:
-            self.ftis_direct = plan(model, Path(path))
-        read: dict[str, int] = {}
+        file, model = Path(path), self.model_runner.get_model()
+        if self.model_runner.device.type == "cpu" and self.ftis_direct is None:
+            self.ftis_direct = plan(model, file)
         if self.ftis_direct is not None:
-            read = self.ftis_direct.load(Path(path))
-        else:
-            logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)  # it warns of each tied or rotary layer, each time
-            self.reload_weights(weights_iterator=iter(read_tensors(Path(path)).items()))
-        _pack_tied_head(model)
-        if not is_on_cpu:
-            torch.accelerator.empty_cache()  # of the largest layer's copy, which the memory plan has no room for
-        return read | held_checksums(model, Path(path))
+            read = self.ftis_direct.load(file)
+            _pack_tied_head(model)
+            return read | held_checksums(model, read_header(file).tensors)
+        if is_locked and self.ftis_locked is None:
+            self.ftis_locked = LockedFiles()
+        tensors = read_tensors(file, locked=self.ftis_locked if is_locked else None)
+        return _reload(self, iter(tensors.items()), read_header(file).tensors)
+
+    def ftis_open(self, shared: bytes) -> str:
+        """Map the learner's tensors (`shared_weights.encode`). Returns why that cannot be done; "" where it was."""
+        if self.ftis_opened is None:
+            self.ftis_opened = OpenedWeights(self.model_runner.device)
+        try:
+            self.ftis_opened.open(decode(shared))
+        except SharingError as error:
+            return str(error)
+        return ""
+
+    def ftis_load_shared(self) -> dict[str, int]:
+        """Serve what was mapped last, which stays mapped. Returns as `Engine.load_weights`."""
+        assert self.ftis_opened is not None, "nothing was mapped"
+        return _reload(self, self.ftis_opened.tensors(), self.ftis_opened.entries())
+
+
+def _reload(
+    worker: WorkerExtension, tensors: Iterator[tuple[str, torch.Tensor]], entries: Mapping[str, Any]
+) -> dict[str, int]:
+    """Have vLLM put `tensors` in the place of its own. Returns the checksums of what it holds then."""
+    model = worker.model_runner.get_model()
+    logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)  # it warns of each tied or rotary layer, each time
+    worker.reload_weights(weights_iterator=tensors)
+    _pack_tied_head(model)
+    if worker.model_runner.device.type != "cpu":
+        torch.accelerator.synchronize()  # what was read is the learner's to change from here on
+        torch.accelerator.empty_cache()  # of the largest layer's copy, which the memory plan has no room for
+    return held_checksums(model, entries)
 
 
 def _pack_tied_head(model: Any) -> None:

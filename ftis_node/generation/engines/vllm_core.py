@@ -1,0 +1,91 @@
+"""Sleep, wake and new weights of a vLLM engine core, in the order that the core needs. Imports nothing of vLLM.
+
+    awake    --sleep(1)--> asleep, weights in host memory --wake-----------------------> awake
+             --sleep(2)--> asleep, weights discarded      --new weights, nothing else--> awake
+
+Level 2 saves the copy of all weights to the host and back. vLLM keeps a model's buffers itself and makes room for the
+parameters again when it wakes, without any values: nothing may be computed before they are loaded.
+
+Weights change only while generation is paused, because the core stamps the version on a step's tokens when they come
+out, not when they were computed: a step under way would get the version of weights that it did not see.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import FtisError, SharingError, WorkerTaskError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEEP_LEVEL, DISCARD_LEVEL = 1, 2
+PAUSE_LEVEL = 0
+WAKE_ORDER = ("weights", "kv_cache")
+DISCARDED = "the engine has discarded its weights: it serves nothing before it is given others"
+
+
+class Core:
+    """A core from `EngineCoreClient`, of which one thread alone makes use. `can_sleep`: whether it gives memory back.
+
+    `is_asleep`: whether it computes nothing; `has_weights`: whether it holds any.
+    """
+
+    def __init__(self, client: Any, *, can_sleep: bool) -> None:
+        self._client = client
+        self._can_sleep = can_sleep
+        self.is_asleep = False
+        self.has_weights = True
+        self._unmapped: tuple[str, ...] = ()  # the core refuses to wake what is awake, and all that is named with it
+
+    def sleep(self, *, discard: bool) -> None:
+        """Give memory back where it can; with `discard` the weights go, too. Nothing may be in flight."""
+        if self._can_sleep and not self.is_asleep:
+            self.has_weights = not discard
+            self._client.sleep(DISCARD_LEVEL if discard else KEEP_LEVEL)
+            self._unmapped = WAKE_ORDER
+        self.is_asleep = True
+
+    def wake(self) -> None:
+        """Go on with the weights that it has. Raises WorkerTaskError where it has none: it sleeps on."""
+        if not self.has_weights:
+            raise WorkerTaskError(DISCARDED)
+        self._wake_memory(*WAKE_ORDER)
+        self.is_asleep = False
+
+    def load(self, path: str, version: int, *, is_locked: bool = False) -> dict[str, int]:
+        """Serve the file at `path` from the next step on; it is awake then. Returns its checksums as the first worker
+        has them: of several, each has those of the tensors that it has whole."""
+        return self._load("ftis_load", (path, is_locked), version)
+
+    def load_shared(self, shared: bytes, version: int) -> dict[str, int]:
+        """As `load`, for the learner's own tensors. Raises SharingError where a worker cannot map them; nothing has
+        changed then."""
+        for refused in self._client.collective_rpc("ftis_open", args=(shared,)):
+            if refused:
+                raise SharingError(refused)
+        return self._load("ftis_load_shared", (), version)
+
+    def _load(self, method: str, arguments: Sequence[Any], version: int) -> dict[str, int]:
+        self._wake_memory("weights")
+        if not self.is_asleep:
+            self._client.sleep(PAUSE_LEVEL, "keep")  # no step begins and those under way end
+        try:
+            checksums: dict[str, int] = self._client.collective_rpc(method, args=tuple(arguments))[0]
+        except FtisError:  # of this very process, before a weight was touched
+            if not self.is_asleep:
+                self._client.wake_up(["scheduling"])
+            raise
+        self._client.set_weight_version(str(version))
+        self.has_weights = True
+        if self.is_asleep:
+            self._wake_memory("kv_cache")  # only now: what the hand-over needs besides is free again
+            self.is_asleep = False
+        else:
+            self._client.wake_up(["scheduling"])
+        return checksums
+
+    def _wake_memory(self, *tags: str) -> None:
+        if due := [tag for tag in tags if tag in self._unmapped]:
+            self._unmapped = tuple(tag for tag in self._unmapped if tag not in due)
+            self._client.wake_up(due)

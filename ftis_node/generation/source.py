@@ -1,0 +1,78 @@
+"""Where a generation worker's weights come from: the learner's memory, for as long as that works, or its files."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import FtisError, SharingError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ftis_node.ipc.weights import PublishedWeights
+
+logger = logging.getLogger(__name__)
+
+DIED_OVER_THEM = "the generation worker died twice over weights in the learner's memory"
+MAX_DEATHS = 2  # one may be chance
+NO_FILES = "nobody here writes them to a file"
+
+
+class WeightSource:
+    """Notes how weights crossed, and has the learner write files where they cannot be shared.
+
+    `how` says it in words. A worker that ends between `begin` and `end` may have died over shared memory: it takes a
+    file next, and the second time that is final.
+    """
+
+    def __init__(
+        self,
+        write_weights: Callable[[str], Awaitable[PublishedWeights | None]] | None,
+        on_fall_back: Callable[[str], None] | None,
+    ) -> None:
+        self.how = ""
+        self._write_weights = write_weights
+        self._on_fall_back = on_fall_back
+        self._is_under_way = False
+        self._num_deaths = 0
+        self._told = ""
+
+    def begin(self, weights: PublishedWeights) -> str | None:
+        """These are to be loaded. Returns the reason for `write` where that must be from a file, else None."""
+        if weights.shared is None:
+            return None
+        if self._is_under_way:
+            self._num_deaths += 1
+            return DIED_OVER_THEM if self._num_deaths >= MAX_DEATHS else ""
+        self._is_under_way = True
+        return None
+
+    def end(self, weights: PublishedWeights) -> None:
+        """They were loaded, whatever their proof says."""
+        self._is_under_way = False
+        self.how = weights.how()
+        self._tell(weights.fell_back)
+
+    async def write(self, reason: str) -> PublishedWeights | None:
+        """The learner's present weights in a file; None where it has none but the model's own.
+
+        With a `reason` all later versions come in files, too. Raises SharingError where there will be none.
+        """
+        self._is_under_way = False
+        self._tell(reason)
+        if self._write_weights is None:
+            raise SharingError(f"weights in the learner's memory are not served: {reason or NO_FILES}")
+        try:
+            return await self._write_weights(reason)
+        except FtisError as error:
+            raise SharingError(f"the learner writes no weights: {error}") from error
+
+    def _tell(self, reason: str) -> None:
+        """One line, once for each reason."""
+        if not reason or reason == self._told:
+            return
+        self._told = reason
+        logger.warning("weights do not cross as planned: %s", reason)
+        if self._on_fall_back is not None:
+            self._on_fall_back(reason)

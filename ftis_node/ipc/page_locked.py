@@ -1,0 +1,93 @@
+"""Weight files in memory whose pages the GPU copies to and from directly.
+
+Such a copy is several times faster than one through pageable memory, which the driver copies once more. Locking pages
+takes longer than the copy itself, so mappings stay locked for as long as their file is there: the store writes over the
+files of old versions (`weights.WeightStore`), so there are three at most.
+
+Where CUDA does not lock a mapping (no GPU, a limit, a file system that is not memory) nothing is locked from then on
+and files are written and read as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+PORTABLE = 1  # cudaHostRegisterPortable: for every context of this process
+
+
+class LockedFiles:
+    """Mappings of files, by what the file system calls them. `lock` gives None where there is no locked mapping.
+
+    Not for use by several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self.why_not = ""
+        self._held: dict[tuple[int, int], tuple[int, Tensor]] = {}
+
+    def lock(self, path: Path) -> Tensor | None:
+        """The bytes of the file as a tensor that is page-locked; what is written into it is in the file.
+
+        The file has its final size, and room for it on its file system. Once locking has failed it is not tried again.
+        """
+        self._forget_removed()
+        if self.why_not:
+            return None
+        status = path.stat()
+        key = (status.st_dev, status.st_ino)
+        if key in self._held and self._held[key][1].numel() == status.st_size:
+            return self._held[key][1]
+        self._release(key)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            mapping = torch.from_file(str(path), shared=True, size=status.st_size, dtype=torch.uint8)
+            register(mapping)
+        except (RuntimeError, AssertionError, AttributeError) as error:
+            os.close(descriptor)
+            self.why_not = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.warning("weights cross in a plain file: CUDA does not lock %s: %s", path, self.why_not)
+            self.close()
+            return None
+        self._held[key] = (descriptor, mapping)
+        return mapping
+
+    def close(self) -> None:
+        """Unlock all."""
+        for key in list(self._held):
+            self._release(key)
+
+    def _forget_removed(self) -> None:
+        """A mapping keeps the memory of a removed file."""
+        for key, (descriptor, mapping) in list(self._held.items()):
+            status = os.fstat(descriptor)
+            if status.st_nlink == 0 or status.st_size != mapping.numel():
+                self._release(key)
+
+    def _release(self, key: tuple[int, int]) -> None:
+        if (entry := self._held.pop(key, None)) is not None:
+            descriptor, mapping = entry
+            os.close(descriptor)
+            unregister(mapping)
+
+
+def register(mapping: Tensor) -> None:
+    """Lock the pages of a tensor on the CPU. Raises RuntimeError where CUDA refuses, AssertionError without CUDA."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(runtime.cudaHostRegister(mapping.data_ptr(), mapping.numel(), PORTABLE))
+
+
+def unregister(mapping: Tensor) -> None:
+    """The inverse of `register`. Raises RuntimeError."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(runtime.cudaHostUnregister(mapping.data_ptr()))

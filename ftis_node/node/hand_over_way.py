@@ -1,0 +1,68 @@
+"""How new weights cross from the learner to the engine: decided from the plan and the device, before either starts.
+
+    ipc      the engine maps the learner's own tensors (CUDA IPC)    one GPU for both, all weights trained
+    pinned   a file in memory whose pages CUDA locks                 any other GPU
+    file     a file in memory, or in the home                        a CPU; adapters, which are megabytes
+
+What fails at run time falls back to the next one by itself: `learner/publish.py` and `generation/source.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.ipc.shared_weights import Way
+
+KERNEL = Path("/proc/sys/kernel/osrelease")
+BY_EASE: tuple[Way, ...] = ("file", "pinned", "ipc")
+
+
+def choose_way(
+    *,
+    on_gpu: bool,
+    shares_gpu: bool,
+    lora: bool,
+    serves_adapters: bool,
+    num_ranks: int = 1,
+    is_wsl: bool = False,
+    fastest: Way = "ipc",
+    failed: Set[Way] = frozenset(),
+) -> Way:
+    """The fastest way that can work, and has not `failed`, up to `fastest`.
+
+    `shares_gpu`: both workers are on one GPU. With `lora` and without `serves_adapters` the adapter is merged on its
+    way, tensor by tensor, so there is nothing to map. Of a learner of several ranks none holds whole tensors.
+    """
+    if not on_gpu or serves_adapters:
+        return "file"
+    possible: set[Way] = {"file", "pinned"}
+    if shares_gpu and not lora and num_ranks == 1 and not is_wsl:
+        possible.add("ipc")
+    allowed = BY_EASE[: BY_EASE.index(fastest) + 1]
+    return next((way for way in reversed(allowed) if way in possible and way not in failed), "file")
+
+
+def way_of(
+    settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
+) -> Way:
+    """`choose_way` for a node with these settings on this machine."""
+    asked = settings.memory.hand_over
+    return choose_way(
+        on_gpu=on_gpu,
+        shares_gpu=shares_gpu,
+        lora=bool(settings.lora),
+        serves_adapters=serves_adapters,
+        num_ranks=settings.learner.num_processes,
+        is_wsl=is_wsl(kernel),
+        fastest="ipc" if asked == "auto" else asked,
+    )
+
+
+def is_wsl(kernel: Path = KERNEL) -> bool:
+    """Whether this is Linux under Windows, where CUDA has no IPC."""
+    return kernel.exists() and "microsoft" in kernel.read_text().lower()

@@ -1,0 +1,51 @@
+"""torch's two functions for CUDA IPC, on a CPU: memory that two processes see, behind handles of the same form.
+
+`install()` replaces exactly those two, and the GPU's name; all that encodes, checks, keeps and falls back is the real
+code. A handle names an open file of the process that made it, so it is good only while that process lives, as CUDA's
+is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ftis_node.ipc import cuda_ipc
+
+UUID = "GPU-of-the-tests"
+REFUSAL_FILE = "REFUSE_SHARING"  # an environment variable: while that file exists no handle is opened
+opened: list[str] = []
+
+
+def share(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    """Eight fields as `_share_cuda_`'s. A storage that is not in shared memory yet is moved there."""
+    descriptor, num_bytes = storage._share_fd_cpu_()  # type: ignore[no-untyped-call]
+    path = f"/proc/{os.getpid()}/fd/{os.dup(descriptor)}".encode()
+    return 0, b"\x02c" + path.ljust(64, b"\0"), num_bytes, 0, b"counter", 0, b"event", False
+
+
+def open_shared(device: int, handle: bytes, num_bytes: int, offset_bytes: int, *rest: Any) -> torch.UntypedStorage:
+    """As `_new_shared_cuda`; raises as that does."""
+    path = handle[2:].rstrip(b"\0").decode()
+    refusing = os.environ.get(REFUSAL_FILE, "")
+    if not Path(path).exists() or (refusing and Path(refusing).exists()):
+        raise RuntimeError("CUDA error: invalid argument\nCUDA kernel errors might be reported later")
+    opened.append(path)
+    return torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8).untyped_storage()
+
+
+def install(patch: Any = setattr) -> None:
+    """`patch` is `setattr`, or a fixture's that takes it back."""
+    patch(torch.UntypedStorage, "_share_cuda_", share)
+    patch(torch.UntypedStorage, "_new_shared_cuda", staticmethod(open_shared))
+    patch(cuda_ipc, "device_uuid", lambda device: UUID)
+
+
+def site_folder(folder: Path) -> str:
+    """A folder for PYTHONPATH: every Python that starts with it has installed them."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text("from tests import cpu_sharing\ncpu_sharing.install()\n")
+    return f"{folder}:{Path(__file__).parents[1]}"

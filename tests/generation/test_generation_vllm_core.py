@@ -1,0 +1,186 @@
+"""The order in which vLLM's core is put to sleep, woken and given weights, against a core that does as vLLM's does.
+
+No vLLM is needed. The stand-in has one step under way when a command comes, stamps versions on outputs as
+`EngineCore._attach_weight_version` does, and refuses what `Executor.wake_up` and `GPUWorker.sleep` of vLLM 0.32 refuse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ftis_node.errors import ModelError, SharingError, WorkerTaskError
+from ftis_node.generation.engines.vllm_core import Core
+
+LOST = -1
+
+
+class FakeClient:
+    """`weights` is the version that steps compute with, `outputs` the pairs of that and the stamp on what came out."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.outputs: list[tuple[int, str]] = []
+        self.weights = 0
+        self.refuses = ""
+        self.fails: Exception | None = None
+        self._stamp = "0"
+        self._is_paused = False
+        self._asleep: set[str] = set()
+        self._level = 0
+        self._under_way: int | None = 0
+
+    def _step(self) -> None:
+        """The step that was under way comes out, and the next one begins; as the core does between two commands."""
+        if self._is_paused:
+            return
+        if self._under_way is not None:
+            self.outputs.append((self._under_way, self._stamp))
+        self._under_way = self.weights
+
+    def sleep(self, level: int, mode: str = "abort") -> None:
+        self.calls.append(f"sleep {level}")
+        if level == 0:
+            assert mode == "keep", "anything else ends requests in flight"
+            self._step()
+            self._under_way, self._is_paused = None, True
+            return
+        assert not self._asleep
+        self._under_way, self._is_paused, self._level = None, True, level
+        self._asleep = {"weights", "kv_cache"}
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.calls.append("wake " + " ".join(tags))
+        if tags == ["scheduling"]:
+            assert not self._asleep
+        elif self._asleep.issuperset(tags):
+            self._asleep -= set(tags)
+            if "weights" in tags and self._level == 2:
+                self.weights = LOST
+        if not self._asleep:
+            self._is_paused = False
+            self._under_way = self.weights
+
+    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        self.calls.append(method)
+        self._step()
+        if method == "ftis_open":
+            return [self.refuses]
+        if self.fails is not None:
+            raise self.fails
+        assert "weights" not in self._asleep, "there is no memory for them"
+        self.weights += 10 if self.weights != LOST else 101
+        return [{"a": self.weights}]
+
+    def set_weight_version(self, version: str) -> None:
+        self._step()
+        self._stamp = version
+
+    def draw(self) -> None:
+        """Three steps."""
+        for _ in range(3):
+            self._step()
+
+
+def load(core: Core, way: str, version: int) -> dict[str, int]:
+    return core.load("path", version) if way == "file" else core.load_shared(b"shared", version)
+
+
+@pytest.mark.parametrize("way", ["file", "shared"])
+def test_each_token_has_the_version_of_the_weights_that_computed_it(way: str) -> None:
+    """A completion in flight across two hand-overs: whatever comes out is stamped with what it was computed by."""
+    client = FakeClient()
+    core = Core(client, can_sleep=True)
+    for version in (10, 20):
+        client.draw()
+        assert load(core, way, version) == {"a": version}
+        client.draw()
+    assert {computed for computed, _ in client.outputs} == {0, 10, 20}
+    assert all(str(computed) == stamp for computed, stamp in client.outputs), client.outputs
+    assert "wake scheduling" in client.calls
+
+
+@pytest.mark.parametrize(("discard", "level"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize("way", ["file", "shared"])
+def test_new_weights_wake_it_with_the_cache_last(way: str, discard: bool, level: int) -> None:
+    client = FakeClient()
+    core = Core(client, can_sleep=True)
+    core.sleep(discard=discard)
+    core.sleep(discard=discard)  # once more: nothing
+    assert core.is_asleep
+    load(core, way, 100 if discard else 10)
+    opened = ["ftis_open"] if way == "shared" else []
+    name = "ftis_load_shared" if way == "shared" else "ftis_load"
+    assert client.calls == [f"sleep {level}", *opened, "wake weights", name, "wake kv_cache"]
+    assert (core.is_asleep, core.has_weights) == (False, True)
+    client.draw()
+    assert all(str(computed) == stamp for computed, stamp in client.outputs)
+    core.sleep(discard=False)
+    core.wake()
+    assert client.calls[-1] == "wake weights kv_cache"
+
+
+def test_nothing_is_computed_with_weights_that_were_discarded() -> None:
+    client = FakeClient()
+    core = Core(client, can_sleep=True)
+    core.sleep(discard=True)
+    for _ in range(2):
+        with pytest.raises(WorkerTaskError, match="discarded its weights"):
+            core.wake()
+    assert core.is_asleep
+    client.fails = ModelError("the file is gone")
+    with pytest.raises(ModelError):
+        core.load("path", 100)
+    with pytest.raises(WorkerTaskError, match="discarded its weights"):
+        core.wake()
+    client.fails = None
+    core.load("path", 100)
+    client.draw()
+    assert LOST not in {computed for computed, _ in client.outputs}
+    assert client.calls == ["sleep 2", "wake weights", "ftis_load", "ftis_load", "wake kv_cache"]
+
+
+def test_one_that_kept_its_weights_goes_on_with_them_after_a_failure() -> None:
+    client = FakeClient()
+    core = Core(client, can_sleep=True)
+    client.fails = ModelError("the file is gone")
+    with pytest.raises(ModelError):
+        core.load("path", 10)
+    assert client.calls == ["sleep 0", "ftis_load", "wake scheduling"], "else no step is ever made again"
+    core.sleep(discard=False)
+    with pytest.raises(ModelError):
+        core.load("path", 10)
+    assert core.is_asleep
+    core.wake()
+    assert client.calls[3:] == ["sleep 1", "wake weights", "ftis_load", "wake kv_cache"]
+    client.draw()
+    assert set(client.outputs) == {(0, "0")}
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+def test_weights_that_cannot_be_mapped_change_nothing(asleep: bool) -> None:
+    client = FakeClient()
+    core = Core(client, can_sleep=True)
+    if asleep:
+        core.sleep(discard=True)
+    client.refuses = "CUDA IPC opens no handle"
+    with pytest.raises(SharingError, match="^CUDA IPC opens no handle$"):
+        core.load_shared(b"shared", 10)
+    assert client.calls == ["sleep 2", "ftis_open"] if asleep else ["ftis_open"]
+    assert (core.is_asleep, client.weights) == (asleep, 0)
+    load(core, "file", 100 if asleep else 10)
+    client.draw()
+    assert all(str(computed) == stamp for computed, stamp in client.outputs)
+
+
+def test_one_that_gives_no_memory_back_keeps_its_weights() -> None:
+    client = FakeClient()
+    core = Core(client, can_sleep=False)
+    core.sleep(discard=True)
+    assert (core.is_asleep, core.has_weights, client.calls) == (True, True, [])
+    core.wake()
+    core.sleep(discard=True)
+    load(core, "file", 10)
+    assert client.calls == ["ftis_load"]
+    assert not core.is_asleep

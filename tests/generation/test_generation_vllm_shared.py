@@ -1,0 +1,171 @@
+"""Real vLLM and weights without a file, weights discarded asleep, and tokens drawn across a hand-over.
+
+CUDA IPC is shared memory of a CPU here (`tests/cpu_sharing.py`); the last test is for a GPU and does the real thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from generation_mixed import CLOSE, mixed_logprobs, num_sampled_by_old
+from generation_support import EMBEDDING_ROWS, eventually, file_tensors, save_model, tiny_model
+from generation_vllm_support import VLLM_MODEL, make_client
+
+from ftis_node.errors import ModelError
+from ftis_node.generation.client import GenerationClient
+from ftis_node.ipc.shared_tensors import Exporter
+from ftis_node.ipc.tensor_file import checksum
+from ftis_node.ipc.weights import PublishedWeights, WeightStore, prove
+from ftis_node.records.group import SamplingSettings
+from tests import cpu_sharing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(300)
+
+PROMPT = [3, 1, 4]
+FIRST_LENGTH, NUM_COMPLETIONS = 60, 120
+
+Open = Callable[..., contextlib.AbstractAsyncContextManager[GenerationClient]]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """`opened(core)`: a client of a real worker, whose processes share weights as on a GPU."""
+    monkeypatch.setenv("PYTHONPATH", cpu_sharing.site_folder(tmp_path / "site"))
+    cpu_sharing.install(monkeypatch.setattr)
+    save_model(tmp_path / "model", **VLLM_MODEL)
+
+    @contextlib.asynccontextmanager
+    async def open_client(core: str, **changed: Any) -> AsyncIterator[GenerationClient]:
+        client = make_client(tmp_path, engine_core=core, **changed)
+        await client.start()
+        try:
+            yield client
+        finally:
+            await client.stop()
+
+    return open_client
+
+
+def share(exporter: Exporter, model: Any, version: int) -> PublishedWeights:
+    """As the learner publishes its own tensors."""
+    tensors = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    shared = exporter.share(tensors)
+    checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
+    return PublishedWeights(version, "", shared.num_bytes, checksums=checksums, way="ipc", shared=shared)
+
+
+async def draw(client: GenerationClient, *, max_tokens: int = 8) -> Any:
+    result = await client.generate(
+        PROMPT, num_completions=1, sampling=SamplingSettings(), max_tokens=max_tokens, seed=None
+    )
+    return result.completions[0]
+
+
+@pytest.mark.parametrize("core", ["inside", "separate"])
+async def test_completions_in_flight_say_which_weights_sampled_their_tokens(
+    opened: Open, tmp_path: Path, core: str
+) -> None:
+    """Some completion ends at every step, also at the one that is under way when the weights come."""
+    old, new = tiny_model(**VLLM_MODEL), tiny_model(seed=1, **VLLM_MODEL)
+    weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
+    proof = prove(new, version=1, vocab_size=EMBEDDING_ROWS)
+    async with opened(core) as client:
+        lengths = range(FIRST_LENGTH, FIRST_LENGTH + NUM_COMPLETIONS)
+        running = [asyncio.create_task(draw(client, max_tokens=length)) for length in lengths]
+        await eventually(lambda: any(task.done() for task in running))
+        await client.update_weights(weights, proof)
+        completions = await asyncio.gather(*running)
+        assert client.restarts == 0
+    versions = set()
+    for completion in completions:
+        ids = completion.token_ids.tolist()
+        (num_old,) = num_sampled_by_old(old, new, PROMPT, ids, completion.logprobs)
+        expected = (0, 1 if num_old < len(ids) else 0)
+        assert (completion.policy_version, completion.policy_version_newest) == expected, (num_old, len(ids))
+        versions.add(expected)
+    assert versions == {(0, 0), (0, 1)}
+
+
+@pytest.mark.parametrize("core", ["inside", "separate"])
+async def test_the_learner_s_own_tensors_are_served_and_come_back_after_a_sleep_without_weights(
+    opened: Open, tmp_path: Path, core: str
+) -> None:
+    model, exporter = tiny_model(seed=1, **VLLM_MODEL), Exporter()
+    for parameter in model.parameters():
+        parameter.data.share_memory_()
+    async with opened(core, can_sleep=True) as client:
+        exports = set()
+        for version in (1, 2, 3):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.01)
+            weights = share(exporter, model, version)
+            exports.add(weights.shared.export_id if weights.shared else "")
+            await client.sleep(discard=True)
+            await client.update_weights(weights, prove(model, version=version, vocab_size=EMBEDDING_ROWS))
+            assert (client.hand_over, client.policy_version, client.restarts) == ("CUDA IPC", version, 0)
+            completion = await draw(client)
+            assert (completion.policy_version, completion.policy_version_newest) == (version, version)
+            ids = completion.token_ids.tolist()
+            expected = mixed_logprobs(model, model, PROMPT, ids, len(ids))
+            assert np.abs(expected - completion.logprobs).max() < CLOSE
+        assert len(exports) == 1
+        await client.sleep(discard=True)
+        waiting = asyncio.create_task(draw(client))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await client.wake()
+        assert (await waiting).policy_version == 3
+        await client.sleep(discard=True)
+        damaged = WeightStore(tmp_path / "weights").publish(4, {"other": torch.ones(3)})
+        with pytest.raises(ModelError, match="do not fit the model"):
+            await client.update_weights(damaged, None)
+        assert (await draw(client)).policy_version == 3
+        assert client.restarts == 0
+
+
+async def test_tensors_that_differ_from_what_was_published_are_found(opened: Open) -> None:
+    """Of what is plain on a CPU: embedding, norms, biases."""
+    model, problems = tiny_model(seed=1, **VLLM_MODEL), list[str]()
+    weights = share(Exporter(), model, 1)
+    with torch.no_grad():
+        model.model.norm.weight[3] += 0.25
+    async with opened("inside", problems=problems, lives=1) as client:
+        with contextlib.suppress(Exception):
+            await client.update_weights(weights, None)
+    assert problems[0].startswith("holds other values than were published in 1 of ")
+    assert "model.norm.weight" in problems[0]
+
+
+async def test_vllm_on_a_gpu_serves_another_process_tensors(tmp_path: Path) -> None:
+    """The real thing: this process has the weights, vLLM's core maps them on the same GPU, asleep and awake."""
+    shape = {**VLLM_MODEL, "head_dim": 64}
+    save_model(tmp_path / "model", **shape)
+    model, exporter = tiny_model(seed=1, **shape).to("cuda", torch.bfloat16), Exporter()
+    client = make_client(
+        tmp_path, engine_core="separate", device="cuda", dtype="bfloat16", can_sleep=True, cache_bytes=1 << 28,
+        memory_share=0.3,
+    )  # fmt: skip
+    await client.start()
+    try:
+        for version, asleep in [(1, False), (2, True), (3, True), (4, False)]:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.01)
+            if asleep:
+                await client.sleep(discard=True)
+            proof = prove(model, version=version, vocab_size=EMBEDDING_ROWS)
+            await client.update_weights(share(exporter, model, version), proof)
+            assert (client.hand_over, client.policy_version, client.restarts) == ("CUDA IPC", version, 0)
+            assert np.isfinite((await draw(client)).logprobs).all()
+    finally:
+        await client.stop()

@@ -1,0 +1,93 @@
+"""How new weights cross, as a table; and what the plan keeps free for it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.models import published_qwen25
+from ftis_node.node.hand_over_way import choose_way, is_wsl, way_of
+from ftis_node.node.home_limit import num_versions
+from ftis_node.node.memory_parts import Workload, learner_memory
+from ftis_node.node.memory_plan import plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.ipc.shared_weights import Way
+
+ONE_GPU: dict[str, Any] = {"on_gpu": True, "shares_gpu": True, "lora": False, "serves_adapters": False}
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "way"),
+    [
+        ({}, "ipc"),
+        ({"failed": {"ipc"}}, "pinned"),
+        ({"failed": {"ipc", "pinned"}}, "file"),
+        ({"failed": {"pinned"}}, "ipc"),
+        ({"fastest": "pinned"}, "pinned"),
+        ({"fastest": "pinned", "failed": {"pinned"}}, "file"),
+        ({"fastest": "file"}, "file"),
+        ({"shares_gpu": False}, "pinned"),
+        ({"shares_gpu": False, "failed": {"pinned"}}, "file"),
+        ({"is_wsl": True}, "pinned"),
+        ({"num_ranks": 2}, "pinned"),
+        ({"lora": True}, "pinned"),
+        ({"lora": True, "serves_adapters": True}, "file"),
+        ({"on_gpu": False}, "file"),
+        ({"on_gpu": False, "shares_gpu": True, "lora": True}, "file"),
+    ],
+)
+def test_the_way(changes: dict[str, Any], way: Way) -> None:
+    assert choose_way(**ONE_GPU | changes) == way
+
+
+def test_on_a_cpu_and_for_adapters_it_is_always_a_file() -> None:
+    for shares, lora, ranks, wsl in product((True, False), (True, False), (1, 2), (True, False)):
+        options = {"shares_gpu": shares, "lora": lora, "num_ranks": ranks, "is_wsl": wsl}
+        assert choose_way(on_gpu=False, serves_adapters=False, **options) == "file"
+        assert choose_way(on_gpu=True, serves_adapters=True, **options) == "file"
+
+
+def test_windows_says_so_in_the_kernels_name(tmp_path: Path) -> None:
+    kernel = tmp_path / "osrelease"
+    assert not is_wsl(kernel)
+    kernel.write_text("6.8.0-45-generic\n")
+    assert not is_wsl(kernel)
+    settings = NodeSettings(model="m")
+    assert way_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "ipc"
+    kernel.write_text("5.15.153.1-microsoft-standard-WSL2\n")
+    assert is_wsl(kernel)
+    assert way_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "pinned"
+
+
+def test_mapped_weights_are_staged_nowhere_in_the_learner_and_not_in_host_memory() -> None:
+    shape, run = published_qwen25()["Qwen2.5-3B"], load_manifest("gsm8k-ftis")
+    by: dict[str, Any] = {}
+    for way in ("auto", "pinned"):
+        settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"hand_over": way}})
+        workload = Workload.of(settings, run, on_gpu=True)
+        sizes = (141 * GIB,), (80 * GIB, 80 * GIB)
+        plans = [plan(shape, size, settings, run, host_bytes=200 * GIB) for size in sizes]
+        by[way] = learner_memory(shape, workload).hand_over, *plans
+    staged, one_gpu, two_gpus = by["auto"]
+    assert staged == 0
+    assert by["pinned"][0] == 2 * shape.embedding_parameters
+    assert two_gpus == by["pinned"][2], "nothing is mapped from one GPU to another"
+    assert one_gpu.placement == "split"
+    assert one_gpu.peak_bytes <= by["pinned"][1].peak_bytes
+    offloaded = NodeSettings.model_validate(
+        {"model": "m", "engine": "vllm", "lora": True, "generation": {"adapters": "merge"}}
+    )
+    assert not Workload.of(offloaded, run, on_gpu=True).maps_weights, "a merged adapter lies nowhere"
+
+
+def test_a_file_in_reserve_takes_less_room_than_one_after_every_step() -> None:
+    settings = NodeSettings(model="m")
+    assert (num_versions(settings), num_versions(settings, "pinned"), num_versions(settings, "ipc")) == (3, 3, 2)

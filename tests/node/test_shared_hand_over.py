@@ -1,0 +1,110 @@
+"""A node of two real worker processes whose weights cross without a file; and one where that is refused.
+
+CUDA IPC is shared memory of a CPU here (`tests/cpu_sharing.py`): all else is the real way from the learner's tensors
+through the daemon into the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.delay import NO_DELAY
+from ftis_node.lab.in_process import InProcessMakers
+from ftis_node.node.build import built_parts
+from ftis_node.node.makers import ProcessMakers
+from ftis_node.node.node import run_loops
+from ftis_node.node.placement import Arrangement
+from ftis_node.node.plan import RunPlan
+from ftis_node.node.status import StatusLoop
+from tests.cpu_sharing import REFUSAL_FILE, site_folder
+from tests.node.support import manifest_text
+from tests.trained_models import trained_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ftis_node.generation.client import GenerationClient
+    from ftis_node.learner.client import LearnerClient
+    from ftis_node.learner.messages import TrainGroup, TrainReply
+    from ftis_node.node.makers import Ingredients
+
+
+class _Makers(InProcessMakers):
+    """Worker processes as on one GPU; before the third step the generator is killed and starts again. So small a model
+    is never right: the learner is told that every second completion was, or no step would change anything."""
+
+    def __init__(self, settings: NodeSettings, home: Home) -> None:
+        super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
+        self._workers = ProcessMakers(settings, home)
+
+    def arrange(self, *of: Any) -> Arrangement:
+        return Arrangement(hand_over="ipc")
+
+    def generation(self, of: Ingredients) -> GenerationClient:  # type: ignore[override]
+        self._client = self._workers.generation(of)
+        return self._client
+
+    def learner(self, of: Ingredients) -> LearnerClient:  # type: ignore[override]
+        learner = self._workers.learner(of)
+        train = learner.train
+
+        async def killing(groups: Sequence[TrainGroup], *, step: int, **options: Any) -> TrainReply:
+            if step == 3:
+                assert self._client.pid is not None
+                os.kill(self._client.pid, signal.SIGKILL)
+                while (self._client.restarts, self._client.state) != (1, "ready"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            return await train([half_right(group) for group in groups], step=step, **options)
+
+        learner.train = killing  # type: ignore[method-assign]
+        return learner
+
+
+def half_right(group: TrainGroup) -> TrainGroup:
+    rewarded = [replace(each, reward=float(index % 2)) for index, each in enumerate(group.completions)]
+    return replace(group, completions=tuple(rewarded))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", site_folder(tmp_path / "site"))
+    monkeypatch.setenv(REFUSAL_FILE, str(tmp_path / "refuse"))
+    if refused:
+        (tmp_path / "refuse").touch()
+    shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
+    home = Home(tmp_path / "home")
+    home.create()
+    settings = NodeSettings.model_validate(
+        {"model": str(tmp_path / "tiny"), "engine": "torch", "device": "cpu", "swarm": {"linger_s": 0.0}}
+    )
+    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    async with built_parts(settings, plan, home, _Makers(settings, home)) as parts:
+        await run_loops(parts, steps=4)
+        assert (parts.figures.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
+        status = await StatusLoop(parts).refresh()
+    events = [json.loads(line) for line in home.events.read_text().splitlines()]
+    ways = [event["way"] for event in events if event["event"] == "served"]
+    reasons = [event["reason"] for event in events if event["event"] == "hand_over_fell_back"]
+    assert not [event for event in events if event["event"] == "hand_over_failed"]
+    assert status.generation.hand_over == ways[-1]
+    if refused:
+        assert reasons == ["CUDA IPC opens no handle: CUDA error: invalid argument"]
+        assert set(ways) == {f"file ({reasons[0]})"}
+    else:
+        assert (reasons, set(ways)) == ([], {"CUDA IPC"})
