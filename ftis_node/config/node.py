@@ -139,7 +139,8 @@ class LearnerSection(Section):
     )
     recompute_activations: bool | None = Field(
         default=None,
-        description="Gradient checkpointing: far less memory for about a third more time; unset: on a GPU.",
+        description="Gradient checkpointing: far less memory for about a third more time; unset: on a GPU, where the "
+        "memory plan has no room to keep them, and after memory ran out.",
     )
     stall_timeout_s: float = Field(
         default=1800.0,

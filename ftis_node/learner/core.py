@@ -40,7 +40,7 @@ from ftis_node.learner.objective import make_objective
 from ftis_node.learner.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.orders import CheckOrder, EndOrder, GatherOrder, Order, ProveOrder
 from ftis_node.learner.packing import make_packed_micro_batches
-from ftis_node.learner.policy import merged_weights, open_policy
+from ftis_node.learner.policy import merged_weights, open_policy, recompute_activations
 from ftis_node.learner.publish import discard_published, gathering_of, proof_of, publish
 from ftis_node.learner.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.reference import load_reference
@@ -96,7 +96,8 @@ class Learner:
         self._masters = make_masters(self.policy.trainable(), boot)
         self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
-        self._fitting = Fitting(boot.micro_batch_tokens)
+        recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
+        self._fitting = Fitting(boot.micro_batch_tokens, recompute=recompute)
         self._checkpoints_dir = Path(boot.checkpoints_dir)
         self._store = WeightStore(Path(boot.weights_dir))
         self._owner = checkpoints.owner_of(self.policy, boot)

@@ -59,7 +59,8 @@ class LearnerBoot(Message, frozen=True):
     `takes_turns`: a generator sleeps on the same GPU during a step and at no other time, so that memory must be free
     again before the answer, and nothing that needs much is done between steps. `memory_share` is the part of the GPU
     that its tensors may take beside a generator, None: all. `num_processes` hold the model together, on a GPU or
-    `num_threads` of the CPU each.
+    `num_threads` of the CPU each. `recompute_activations` keeps of each layer its input alone; `may_recompute`:
+    memory that runs out switches it on. `head_chunk_tokens` go through the output head at once.
     """
 
     model: str
@@ -83,6 +84,8 @@ class LearnerBoot(Message, frozen=True):
     optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     micro_batch_tokens: int = 2048
     recompute_activations: bool = False
+    may_recompute: bool = False
+    head_chunk_tokens: int = 512
     takes_turns: bool = False
     memory_share: float | None = None
     lora: LoraSettings | None = None

@@ -22,7 +22,7 @@ from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
 from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.gated import save_memory
 from ftis_node.learner.layout_choice import choose_layout
-from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs
+from ftis_node.learner.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.learner.ranks import RankGroup
 from ftis_node.learner.shards import shard, whole
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
@@ -51,7 +51,7 @@ class Policy:
 
     `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`). `entropies`: where that is asked
     for, takes those of all log-probs that are computed with a gradient. `root` is there where the model is spread over
-    ranks (`shards.py`): its weights are whole inside of it alone.
+    ranks (`shards.py`): its weights are whole inside of it alone. `head_chunk_tokens` go through the output head at once.
     """
 
     source: ModelSource
@@ -64,6 +64,7 @@ class Policy:
     flash: bool = False
     entropies: EntropyMeter | None = None
     root: Any | None = None
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
 
     @property
     def layout(self) -> str:
@@ -98,6 +99,7 @@ class Policy:
                 model,
                 micro_batch,
                 temperature=self.temperature,
+                head_chunk_tokens=self.head_chunk_tokens,
                 flash=self.flash,
                 entropies=self.entropies if torch.is_grad_enabled() else None,
             )
@@ -114,7 +116,7 @@ def load_policy(boot: LearnerBoot) -> Policy:
     torch.manual_seed(boot.seed)
     adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
     if boot.recompute_activations:
-        _recompute_activations(causal_lm)
+        recompute_activations(causal_lm)
     policy = Policy(
         source=source,
         tokenizer=tokenizer,
@@ -122,6 +124,7 @@ def load_policy(boot: LearnerBoot) -> Policy:
         adapted=adapted,
         compute_dtype=getattr(torch, boot.dtype),
         temperature=boot.temperature,
+        head_chunk_tokens=boot.head_chunk_tokens,
     )
     save_memory(causal_lm)
     check_logits(policy)
@@ -230,11 +233,27 @@ def _adapter_deltas(causal_lm: Any) -> Iterator[tuple[str, Callable[[], Tensor]]
             yield f"{name}.weight", partial(module.get_delta_weight, ADAPTER)
 
 
-def _recompute_activations(causal_lm: Any) -> None:
-    """Keep only each layer's input for the backward pass: about a third more time, a fraction of the memory."""
+def recompute_activations(causal_lm: Any) -> bool:
+    """Keep only each layer's input for the backward pass: about a third more time, a fraction of the memory.
+
+    Returns whether that changed anything: not where layers are recomputed already, or are none of transformers'. Random
+    states are kept for a layer's second pass only where something in it is random.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in causal_lm.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
+    layers = [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers or all(layer.gradient_checkpointing for layer in layers):
+        return False
+    how = {"use_reentrant": False, "preserve_rng_state": _has_dropout(causal_lm)}
+    causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    for layer in layers:
+        layer.training = True
+    return True
+
+
+def _has_dropout(causal_lm: Any) -> bool:
+    """Whether a module or a setting has a dropout above 0."""
+    settings = causal_lm.config.to_dict()
+    rates = [value for name, value in settings.items() if "dropout" in name or name.endswith("_pdrop")]
+    rates += [module.p for module in causal_lm.modules() if isinstance(module, torch.nn.Dropout)]
+    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)

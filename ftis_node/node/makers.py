@@ -217,7 +217,7 @@ def learner_boot(
 ) -> LearnerBoot:
     """How the learner's worker is built; it publishes into `weights`, with `adapters` its adapter alone."""
     adapter, optimizer = settings.lora_adapter, manifest.optimizer
-    is_on_gpu = pick_device(settings.device) != "cpu"
+    is_on_gpu, planned = pick_device(settings.device) != "cpu", arrangement.recompute_activations
     return LearnerBoot(
         model=str(source.folder),
         model_name=source.name,
@@ -252,7 +252,9 @@ def learner_boot(
         measure_agreement=manifest.method.peer_weights == "agreement",
         takes_turns=arrangement.takes_turns,
         memory_share=arrangement.learner_share,
-        recompute_activations=recomputes(settings, on_gpu=is_on_gpu),
+        recompute_activations=recomputes(settings, on_gpu=is_on_gpu) if planned is None else planned,
+        may_recompute=is_on_gpu and settings.learner.recompute_activations is None,
+        head_chunk_tokens=arrangement.head_chunk_tokens,
     )
 
 

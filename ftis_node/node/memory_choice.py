@@ -101,7 +101,7 @@ def choose(
         reason = AS_BEGUN
     else:
         reason = _beside_full(options[0].made, shape)
-    return Choice(chosen.settings, chosen.name + reason, options)
+    return Choice(chosen.settings, f"{chosen.name}{reason}{_activations(chosen)}", options)
 
 
 def compare(
@@ -213,6 +213,17 @@ def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
     card = _gib(full.usable_bytes / USABLE_SHARE)
     parameters = f"{shape.num_parameters / 1e9:.2f} B"
     return f": full training of {parameters} needs {_gib(full.peak_bytes)} GiB, this card has {card} ({usable} usable)"
+
+
+def _activations(option: Option) -> str:
+    """Whether they are kept or recomputed, and why."""
+    if not option.fits:
+        return ""
+    if not option.made.recompute_activations:
+        return "; activations are kept"
+    if (needed := option.made.keeping_bytes) is None:
+        return "; activations are recomputed, as set"
+    return f"; activations are recomputed (keeping them needs {_gib(needed)} GiB)"
 
 
 def full_or_adapter(settings: NodeSettings) -> str:

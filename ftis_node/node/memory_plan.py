@@ -11,6 +11,9 @@ completions side by side that taking turns is faster. Below one group's cache no
 
 While the generator is awake the learner's weights and moments stay where they are, and while it sleeps its context and
 graphs do. So the learner must give freed blocks back (`torch.cuda.empty_cache`) before the generator wakes.
+
+What costs memory for speed comes last, out of what is left (`_with_speed`): activations that are kept instead of
+recomputed, and larger pieces of the output head. It changes neither the placement nor the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +25,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ftis_node.node.memory_changes import Change, find_changes
 from ftis_node.node.memory_generator import GeneratorMemory, generator_memory
-from ftis_node.node.memory_parts import HOST_PROCESS_BYTES, LearnerMemory, Workload, learner_memory
+from ftis_node.node.memory_parts import (
+    GPU_HEAD_CHUNK_TOKENS,
+    HEAD_CHUNK_TOKENS,
+    HOST_PROCESS_BYTES,
+    LearnerMemory,
+    Workload,
+    learner_memory,
+)
 from ftis_node.node.memory_ranks import share_of
 
 if TYPE_CHECKING:
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import ModelShape
+    from ftis_node.node.memory_changes import Place
 
 Placement: TypeAlias = Literal["cpu", "split", "sleep", "separate", "none"]
 
@@ -48,6 +59,8 @@ class MemoryPlan:
     workspace, as vLLM counts it; None where no GPU is planned for. `learner_share` is the part of the GPU that is left
     to the learner's tensors in `split`, else None. `parts` names every part, in bytes; the hand-over comes after a step
     and is not on top of it. `host_bytes` is what the workers need of host memory beside a GPU.
+    `recompute_activations` and `head_chunk_tokens` are the learner's; `keeping_bytes` is the peak with activations that
+    are kept, None where the setting decides.
     """
 
     placement: Placement
@@ -60,6 +73,9 @@ class MemoryPlan:
     host_bytes: int
     changes: tuple[Change, ...] = ()
     learner_share: float | None = None
+    recompute_activations: bool = False
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    keeping_bytes: int | None = None
 
     @property
     def is_tight(self) -> bool:
@@ -82,12 +98,43 @@ def plan(
     machine = Machine(() if settings.device == "cpu" else tuple(devices_bytes), host_bytes)
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.devices_bytes))
     made = _place(shape, machine, workload)
+    if workload.on_gpu and made.fits:
+        made = _with_speed(made, workload, partial(_place, shape, machine), settings)
     if not made.is_tight:
         return made
     return replace(made, changes=tuple(find_changes(workload, made, partial(_place, shape, machine))))
 
 
+def _with_speed(made: MemoryPlan, workload: Workload, place: Place, settings: NodeSettings) -> MemoryPlan:
+    """The fastest learner that has room beside all else: `made` itself, or one that needs more.
+
+    Each may raise the peak where that leaves TIGHT_SHARE of what is usable: fragments and longer rows need the rest.
+    """
+    chunks = (GPU_HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS // 2, HEAD_CHUNK_TOKENS)
+    keeping_bytes = None
+    variants = [replace(workload, head_chunk_tokens=chunk) for chunk in chunks]
+    if settings.learner.recompute_activations is None:
+        kept = [replace(variant, recompute_activations=False) for variant in variants]
+        keeping_bytes = place(kept[-1]).peak_bytes
+        variants = [*kept, *variants]
+    for faster in map(place, variants):
+        is_roomy = faster.peak_bytes <= max(made.peak_bytes, TIGHT_SHARE * faster.usable_bytes)
+        is_same = (faster.placement, faster.kv_cache_bytes) == (made.placement, made.kv_cache_bytes)
+        if faster.fits and is_same and is_roomy:
+            return replace(faster, keeping_bytes=keeping_bytes)
+    return replace(made, keeping_bytes=keeping_bytes)
+
+
 def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
+    made = _placed(shape, machine, workload)
+    return replace(
+        made,
+        recompute_activations=workload.recompute_activations,
+        head_chunk_tokens=workload.head_chunk_tokens,
+    )
+
+
+def _placed(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
     generator = generator_memory(shape, workload)
     learner = share_of(learner_memory(shape, workload), shape, workload)
     if not machine.devices_bytes:

@@ -102,11 +102,23 @@ def report(made: MemoryPlan, *, title: str, advice: str) -> Iterator[Finding]:
         if num_bytes:
             yield Finding("memory.part", "ok", f"{in_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
     if made.gpu_memory_utilization is not None:
+        yield Finding("memory.part", "ok", _speed(made))
         yield Finding("memory.part", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
         yield Finding(
             "memory.part", "ok", f"host memory beside it: {in_gib(made.host_bytes)}", num_bytes=made.host_bytes
         )
     yield from map(_change, made.changes)
+
+
+def _speed(made: MemoryPlan) -> str:
+    """What the learner does with the memory that is left, or does without."""
+    if not made.recompute_activations:
+        activations = "activations are kept, nothing is recomputed"
+    elif made.keeping_bytes is None:
+        activations = "activations are recomputed"
+    else:
+        activations = f"activations are recomputed: with them kept, the peak is {in_gib(made.keeping_bytes)}"
+    return f"{activations}; the output head takes {made.head_chunk_tokens} tokens at once"
 
 
 def _option(option: Option, *, is_taken: bool) -> Finding:

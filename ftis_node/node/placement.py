@@ -21,6 +21,7 @@ from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.models import list_accelerators, pick_device, read_shape
 from ftis_node.node.findings import in_gib
+from ftis_node.node.memory_parts import HEAD_CHUNK_TOKENS
 from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Arrangement:
 
     `takes_turns`: the generator sleeps while the learner steps; `can_sleep`: and it gives its memory back then.
     `memory_share` and `cache_bytes` as in `EngineSettings`; `learner_share` is the part of its GPU that the learner's
-    tensors may take, None: all. GPUs by their index in nvidia-smi; none: all are seen.
+    tensors may take, None: all. `recompute_activations` and `head_chunk_tokens` are the learner's, by the plan; None:
+    no plan says. GPUs by their index in nvidia-smi; none: all are seen.
     """
 
     takes_turns: bool = False
@@ -53,6 +55,8 @@ class Arrangement:
     learner_share: float | None = None
     generator_gpus: tuple[int, ...] = ()
     learner_gpus: tuple[int, ...] = ()
+    recompute_activations: bool | None = None
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,12 @@ def arrange_on(
     )
     if len(machine.devices_bytes) > 1:
         arrangement = replace(arrangement, generator_gpus=seats.generator, learner_gpus=seats.learner)
+    if made is not None and seats.learner and made.fits:
+        arrangement = replace(
+            arrangement,
+            recompute_activations=made.recompute_activations,
+            head_chunk_tokens=made.head_chunk_tokens,
+        )
     if made is None or made.gpu_memory_utilization is None or settings.generation.memory_share is not None:
         return arrangement
     return replace(

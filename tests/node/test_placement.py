@@ -15,10 +15,11 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.models import ModelSource, shape_of
-from ftis_node.node import placement
+from ftis_node.node import makers, placement
 from ftis_node.node.makers import generation_boot, learner_boot
 from ftis_node.node.memory_changes import Change
-from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
+from ftis_node.node.memory_parts import Workload, learner_memory
+from ftis_node.node.memory_plan import USABLE_SHARE, Machine, MemoryPlan, plan
 from ftis_node.node.placement import Arrangement, Seats, arrange, arrange_on, find_seats, visible_gpus
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
@@ -48,6 +49,11 @@ def planned(shape: ModelShape, *gpus_gib: float, **changes: Any) -> Any:
     return plan(shape, [int(gib * GIB) for gib in gpus_gib], settings(**changes), RUN, host_bytes=HOST_BYTES)
 
 
+def of_learner(made: MemoryPlan) -> dict[str, Any]:
+    """What a plan says of how the learner computes."""
+    return {"recompute_activations": made.recompute_activations, "head_chunk_tokens": made.head_chunk_tokens}
+
+
 def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
     made = planned(HALF_B, 24)
     assert made.placement == "split"
@@ -55,6 +61,7 @@ def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
         memory_share=made.gpu_memory_utilization,
         cache_bytes=made.kv_cache_bytes,
         learner_share=made.learner_share,
+        **of_learner(made),
     )
 
 
@@ -79,6 +86,7 @@ def test_where_both_do_not_fit_they_take_turns() -> None:
         can_sleep=True,
         memory_share=made.gpu_memory_utilization,
         cache_bytes=made.kv_cache_bytes,
+        **of_learner(made),
     )
 
 
@@ -125,6 +133,7 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
         cache_bytes=whole.kv_cache_bytes // 2,
         generator_gpus=(0, 1),
         learner_gpus=(2,),
+        **of_learner(whole),
     )
 
 
@@ -169,7 +178,9 @@ def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
     # Gathered: embedding (tied) and two of 36 layers, in bfloat16; a gradient of the larger, in both formats.
     root = THREE_B.embedding_parameters
     layer = -(-(THREE_B.num_parameters - root) // 36)
-    gathered = together.parts["learner: logits and work space"] - alone.parts["learner: logits and work space"]
+    workload = Workload.of(settings(learner=small), RUN, on_gpu=True)
+    work = learner_memory(THREE_B, replace(workload, head_chunk_tokens=together.head_chunk_tokens)).work
+    gathered = together.parts["learner: logits and work space"] - work
     assert gathered == 2 * (root + 2 * layer)
     assert together.parts["learner: gradients"] == alone.parts["learner: gradients"] / 2 + 6 * max(root, layer)
 
@@ -248,6 +259,27 @@ def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
     assert engine_arguments(source, boot.settings, device="cpu", seed=0)["enable_sleep_mode"] is False
     learning = learner_boot(settings(device="cpu"), RUN, source, Home(tmp_path), made, weights=tmp_path)
     assert (learning.takes_turns, learning.memory_share) == (True, 0.25)
+
+
+def test_the_learner_is_told_what_the_plan_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(makers, "pick_device", lambda wanted: "cuda")
+    source = ModelSource(name="m", folder=tmp_path)
+
+    def booted(*gpus_gib: float, **changes: Any) -> tuple[bool, bool, int]:
+        given, machine = settings(**changes), Machine(tuple(int(gib * GIB) for gib in gpus_gib), HOST_BYTES)
+        boot = learner_boot(
+            given, RUN, source, Home(tmp_path), arrange_on(machine, HALF_B, given, RUN), weights=tmp_path
+        )
+        return boot.recompute_activations, boot.may_recompute, boot.head_chunk_tokens
+
+    # 16,384 tokens of a 0.5B model keep 24 GiB of activations.
+    assert booted(139) == (False, True, 2048)
+    assert booted(24) == (True, True, 2048)
+    assert booted(139, learner={"recompute_activations": True}) == (True, False, 2048)
+    assert booted(139, learner={"recompute_activations": False}) == (False, False, 2048)
+    assert learner_boot(
+        settings(), RUN, source, Home(tmp_path), Arrangement(), weights=tmp_path
+    ).recompute_activations, "without a plan the smaller is taken"
 
 
 def test_the_first_change_that_fits_is_the_advice() -> None:
