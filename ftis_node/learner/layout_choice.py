@@ -14,16 +14,18 @@ from ftis_node.learner import attention
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.learner.packing import make_packed_micro_batches
+from ftis_node.learner.ranks import ALONE
 from ftis_node.learner.shards import gradient_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
     from ftis_node.learner.batch import Batch, MicroBatch
     from ftis_node.learner.policy import Policy
+    from ftis_node.learner.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +37,12 @@ PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 LARGEST = 6  # times the tolerance that a single difference may be: 1.5 nats in bfloat16
 
 
-def choose_layout(policy: Policy) -> Policy:
+def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None) -> Policy:
     """`policy` with packed rows, by the fastest attention that computes them as plain rows are computed here.
 
-    None does where a model is recurrent, has attention of its own or of another kind, or ignores positions.
+    None does where a model is recurrent, has attention of its own or of another kind, or ignores positions. All of
+    `ranks` decide alike. One that is spread over them is of no more use after an error in a pass: `open_again` makes it
+    once more.
     """
     batch = _probe_batch(policy)
     before = policy.causal_lm.config._attn_implementation
@@ -52,8 +56,13 @@ def choose_layout(policy: Policy) -> Policy:
             found = _values_and_gradient(packing, make_packed_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
         except (TypeError, ValueError, RuntimeError, LookupError) as error:
             problem: str | None = str(error)
+            if open_again is not None:
+                policy = open_again()
+                policy.causal_lm.set_attn_implementation(attention.ATTENTION)
         else:
             problem = _find_difference(found, expected, tolerance=PACKED_TOLERANCES[policy.compute_dtype])
+        if ranks.is_any(problem is not None):
+            problem = problem or "so says another rank"
         if problem is None:
             return packing
         log.warning("%s cannot be packed (flash %s), which costs time: %s", policy.source.name, flash, problem)

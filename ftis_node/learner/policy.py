@@ -10,11 +10,11 @@ recomputed in the backward pass are the exception, since transformers does that 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 import torch
 
 from ftis_node.errors import ConfigError, ModelError
@@ -24,8 +24,17 @@ from ftis_node.learner.gated import save_memory
 from ftis_node.learner.layout_choice import choose_layout
 from ftis_node.learner.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.learner.ranks import RankGroup
-from ftis_node.learner.shards import shard, whole
-from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
+from ftis_node.learner.shards import back_to_meta, fill, hollow, plain_name, shard, whole
+from ftis_node.models import (
+    ModelSource,
+    PromptTokenizer,
+    WeightRows,
+    empty_causal_lm,
+    load_causal_lm,
+    load_tokenizer,
+    resolve_model,
+    tied_names,
+)
 from ftis_node.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
@@ -38,6 +47,8 @@ if TYPE_CHECKING:
     from ftis_node.learner.ranks import Ranks
 
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 ADAPTER = "default"  # peft's name for the only adapter
 # Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
@@ -108,16 +119,67 @@ class Policy:
 
 def load_policy(boot: LearnerBoot) -> Policy:
     """The policy that `boot` describes, untrained. Raises ModelError, ConfigError, MachineError or NetworkError."""
+    source, tokenizer = _find(boot)
+    causal_lm = load_causal_lm(source, dtype=boot.dtype, device=boot.device)
+    policy = _policy_of(boot, source, tokenizer, causal_lm)
+    check_logits(policy)
+    return _metered(choose_layout(policy), boot)
+
+
+def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
+    """As `load_policy`, spread over `ranks` where they are several; all of them raise what one does."""
+    if not isinstance(ranks, RankGroup):
+        return load_policy(boot)
+    with ranks.agreed():
+        source, tokenizer = _find(boot)
+    spread = partial(spread_policy, boot, source, tokenizer, ranks)
+    policy = spread()
+    with ranks.agreed():
+        check_logits(policy)
+    return _metered(choose_layout(policy, ranks=ranks, open_again=spread), boot)
+
+
+def spread_policy(
+    boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, ranks: RankGroup, *, trains: bool = True
+) -> Policy:
+    """The policy over `ranks`, each of which reads the rows that it holds; not `trains`: as a frozen copy.
+
+    Where the files do not name tensors as the model does, each reads the whole model first. Raises what `load_policy`
+    does.
+    """
+    with ranks.agreed():
+        rows = WeightRows(source)
+        causal_lm = empty_causal_lm(source, dtype=getattr(torch, boot.dtype))
+        if is_whole := rows.why_not(causal_lm):
+            log.warning("each process reads the whole of %s first: %s", source.name, is_whole)
+            causal_lm = load_causal_lm(source, dtype=boot.dtype, device="cpu")
+        policy = _policy_of(boot, source, tokenizer, causal_lm)
+        if not trains:
+            causal_lm.requires_grad_(False)
+    spread = shard(policy, ranks)
+    if not is_whole:
+        with ranks.agreed():
+            fill(spread, rows, ranks)
+    return spread
+
+
+def _find(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:
     resolved = resolve_model(boot.model)
     source = ModelSource(name=boot.model_name, folder=resolved.folder)
-    tokenizer = load_tokenizer(source)
-    causal_lm = load_causal_lm(source, dtype=boot.dtype, device=boot.device)
+    return source, load_tokenizer(source)
+
+
+def _policy_of(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, causal_lm: Any) -> Policy:
+    """The policy with this model, which gets its adapter; nothing is computed."""
     causal_lm.requires_grad_(boot.lora is None)
     torch.manual_seed(boot.seed)
+    hollow(causal_lm)  # an adapter beside a weight without memory would have none either
     adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
+    back_to_meta(causal_lm)
     if boot.recompute_activations:
         recompute_activations(causal_lm)
-    policy = Policy(
+    save_memory(causal_lm)
+    return Policy(
         source=source,
         tokenizer=tokenizer,
         causal_lm=causal_lm,
@@ -126,23 +188,10 @@ def load_policy(boot: LearnerBoot) -> Policy:
         temperature=boot.temperature,
         head_chunk_tokens=boot.head_chunk_tokens,
     )
-    save_memory(causal_lm)
-    check_logits(policy)
-    chosen = choose_layout(policy)
-    return replace(chosen, entropies=EntropyMeter()) if boot.report_entropy else chosen
 
 
-def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
-    """As `load_policy`, spread over `ranks` where they are several; all of them raise what one does."""
-    if not isinstance(ranks, RankGroup):
-        return load_policy(boot)
-    with ranks.agreed():
-        policy = load_policy(msgspec.structs.replace(boot, device="cpu"))
-    spread = shard(policy, ranks)
-    if not policy.packs:
-        return spread
-    chosen = choose_layout(replace(spread, packs=False, entropies=None))  # again: on a GPU by other kernels
-    return replace(chosen, entropies=policy.entropies)
+def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
+    return replace(policy, entropies=EntropyMeter()) if boot.report_entropy else policy
 
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
@@ -177,7 +226,7 @@ def own_tensors(policy: Policy) -> dict[str, Tensor]:
     """The model's tensors under the names of a model without adapter, as they are; tied weights appear once."""
     left_out = tied_names(policy.causal_lm)
     return {
-        name.replace(".base_layer.", "."): value
+        plain_name(name): value
         for name, value in policy.causal_lm.state_dict().items()
         if ".lora_" not in name and name not in left_out
     }
@@ -214,8 +263,8 @@ def check_logits(policy: Policy) -> None:
     positions = torch.arange(ids.shape[1] - 1)
     micro_batch = MicroBatch(token_ids=ids, predictor_index=positions, target_ids=ids[0, 1:], cell_index=positions)
     with torch.no_grad():
-        ours = completion_logprobs(policy.causal_lm, micro_batch).cpu()
-        theirs = torch.tensor(probe_logprobs(policy.causal_lm, ids[0].tolist()))
+        ours = policy.compute(lambda model: completion_logprobs(model, micro_batch)).cpu()
+        theirs = torch.tensor(policy.compute(lambda model: probe_logprobs(model, ids[0].tolist())))
     difference = (ours - theirs).abs().mean().item()
     if not difference < LOGITS_TOLERANCE:
         raise ModelError(
