@@ -142,6 +142,12 @@ class LearnerSection(Section):
         description="Gradient checkpointing: far less memory for about a third more time; unset: on a GPU, where the "
         "memory plan has no room to keep them, and after memory ran out.",
     )
+    kernels: Literal["auto", "plain", "compile", "liger"] = Field(
+        default="auto",
+        description="What computes a layer's norms, rotary angles and activations: `plain` torch, `compile` "
+        "(torch.compile, layer by layer), `liger` (the package liger-kernel); auto: the fastest on a GPU, measured at "
+        "the start, plain on a CPU and for a learner of several processes.",
+    )
     stall_timeout_s: float = Field(
         default=1800.0,
         gt=0,

@@ -34,6 +34,7 @@ from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.check import CheckGroup
 from ftis_node.learner.export import adapter_state, export_policy
 from ftis_node.learner.fitting import Fitting
+from ftis_node.learner.kernels import check_kernels, choose_kernels
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.mismatch import Mismatch, measure_mismatch
 from ftis_node.learner.objective import make_objective
@@ -90,7 +91,8 @@ class Learner:
         check_optimizer_states(boot)
         if boot.measure_agreement and ranks.size > 1:
             raise ConfigError('method.peer_weights = "agreement" needs a learner of one process: leave one of them out')
-        self.policy = open_policy(boot, ranks)
+        check_kernels(boot)
+        self.policy = choose_kernels(open_policy(boot, ranks), boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measure_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.kl_to_start else None
         self._masters = make_masters(self.policy.trainable(), boot)
@@ -151,6 +153,7 @@ class Learner:
             last_report=self._last_report,
             last_groups=self._last_groups,
             layout=self.policy.layout,
+            kernels=self.policy.kernels,
         )
 
     def train(

@@ -92,7 +92,8 @@ class Fitting:
             torch.cuda.empty_cache()
         if self._recompute():
             log.warning(
-                "step %d ran out of memory: activations are recomputed from here on, which takes a third more time", step
+                "step %d ran out of memory: activations are recomputed from here on, which takes a third more time",
+                step,
             )
             return True
         smaller = self._budget.after_out_of_memory(whole=whole, longest=longest)

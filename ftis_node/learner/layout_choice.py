@@ -60,7 +60,7 @@ def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[
                 policy = open_again()
                 policy.causal_lm.set_attn_implementation(attention.ATTENTION)
         else:
-            problem = _find_difference(found, expected, tolerance=PACKED_TOLERANCES[policy.compute_dtype])
+            problem = difference_from(expected, found, dtype=policy.compute_dtype)
         if ranks.is_any(problem is not None):
             problem = problem or "so says another rank"
         if problem is None:
@@ -70,8 +70,9 @@ def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[
     return policy
 
 
-def _find_difference(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], *, tolerance: float) -> str | None:
+def difference_from(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], *, dtype: torch.dtype) -> str | None:
     """How log-probs `[M]` and a gradient differ by more than two right ways of computing them do; None: they do not."""
+    tolerance = PACKED_TOLERANCES[dtype]
     scales = (1.0, 1.0 + float(expected[1].square().mean().sqrt()))
     for what, one, other, scale in zip(("log-probs", "gradient"), found, expected, scales, strict=True):
         errors = (one - other) / scale
@@ -81,13 +82,20 @@ def _find_difference(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tenso
     return None
 
 
+def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Log-probs `[M]` of fixed tokens, and a gradient, in the policy's own layout."""
+    make = make_packed_micro_batches if policy.packs else make_micro_batches
+    return _values_and_gradient(policy, make(_probe_batch(policy), max_tokens=MAX_PROBE_TOKENS))
+
+
 def _probe_batch(policy: Policy) -> Batch:
     """Fixed tokens, of lengths that take every way through the attention: short and long texts, links, masks."""
     ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
-    return make_batch([_probe_group("long", ids, 40, (72, 31)), _probe_group("short", ids, 6, (6, 12))])
+    return make_batch([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
 
 
-def _probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> TrainGroup:
+def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> TrainGroup:
+    """A group whose prompt and completions, of these lengths, are made of `tokens`, and whose log-probs are 0."""
     answers = [np.resize(np.roll(tokens, length), length).tobytes() for length in lengths]
     completions = tuple(
         TrainCompletion(token_ids=answer, logprobs=bytes(len(answer)), reward=0.0) for answer in answers

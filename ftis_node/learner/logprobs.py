@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.ranks import Ranks
 
-HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU as many as the plan has room for
+HEAD_CHUNK_TOKENS = (
+    512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU as many as the plan has room for
+)
 
 
 def completion_logprobs(
@@ -45,15 +47,21 @@ def completion_logprobs(
     (see `policy.check_logits`). `flash`: packed rows go through FlashAttention's kernels. `entropies` is given the
     entropy at each of these tokens.
     """
-    device = causal_lm.device
-    decoder, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
-    layout = _layout(micro_batch, device, flash=flash)
-    hidden = decoder(input_ids=micro_batch.token_ids.to(device), use_cache=False, **layout).last_hidden_state
+    device, head = causal_lm.device, causal_lm.get_output_embeddings()
+    hidden = decode(causal_lm, micro_batch, flash=flash)
     predictors = hidden.flatten(0, 1)[micro_batch.predictor_index.to(device)]
     targets = micro_batch.target_ids.to(device)
     return head_logprobs(
         head, predictors, targets, temperature=temperature, chunk_tokens=head_chunk_tokens, entropies=entropies
     )
+
+
+def decode(causal_lm: Any, micro_batch: MicroBatch, *, flash: bool = False) -> Tensor:
+    """The decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
+    layout = _layout(micro_batch, causal_lm.device, flash=flash)
+    token_ids = micro_batch.token_ids.to(causal_lm.device)
+    hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
+    return hidden
 
 
 class EntropyMeter:

@@ -63,6 +63,7 @@ class Policy:
     `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`). `entropies`: where that is asked
     for, takes those of all log-probs that are computed with a gradient. `root` is there where the model is spread over
     ranks (`shards.py`): its weights are whole inside of it alone. `head_chunk_tokens` go through the output head at once.
+    `kernels` compute its layers (`kernels.py`).
     """
 
     source: ModelSource
@@ -76,6 +77,7 @@ class Policy:
     entropies: EntropyMeter | None = None
     root: Any | None = None
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    kernels: str = "plain"
 
     @property
     def layout(self) -> str:

@@ -97,7 +97,9 @@ def back_to_meta(causal_lm: Any) -> None:
     """Undo `hollow`; what was put beside them stays as it is."""
     _replace_parameters(
         causal_lm,
-        lambda value: torch.empty_like(value, device="meta") if value.untyped_storage().nbytes() < value.nbytes else value,
+        lambda value: (
+            torch.empty_like(value, device="meta") if value.untyped_storage().nbytes() < value.nbytes else value
+        ),
     )
 
 

@@ -80,7 +80,9 @@ def test_an_empty_model_has_all_but_its_weights(tmp_path, dtype):
     source = ModelSource("tiny", save_tiny(tmp_path, dtype="float32"))
     empty, loaded = empty_causal_lm(source, dtype=getattr(torch, dtype)), load_causal_lm(source, dtype=dtype)
     assert all(value.is_meta for value in empty.parameters())
-    shapes = [{name: (value.shape, value.dtype) for name, value in model.named_parameters()} for model in (empty, loaded)]
+    shapes = [
+        {name: (value.shape, value.dtype) for name, value in model.named_parameters()} for model in (empty, loaded)
+    ]
     assert shapes[0] == shapes[1]
     buffers = dict(loaded.named_buffers())
     assert buffers.keys() == dict(empty.named_buffers()).keys() != set()
@@ -107,5 +109,7 @@ def test_rows_are_those_of_the_file_and_what_does_not_fit_is_named(tmp_path):
     assert rows.why_not(empty_causal_lm(source, dtype=torch.float32)) == (
         "model.layers.0.mlp.gate_proj.weight is F32 [128, 64] in its file"
     )
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3})
+    )
     assert rows.why_not(empty_causal_lm(source, dtype=torch.float32)).endswith(" is not in its files")
