@@ -61,8 +61,8 @@ def check_kernels(boot: LearnerBoot) -> None:
     """Raise ConfigError for kernels that this learner cannot have."""
     if boot.kernels in ("compile", "liger") and boot.num_processes > 1:
         raise ConfigError(
-            f"learner.kernels = '{boot.kernels}' is for a learner of one process: use 'auto', or leave learner.gpus and "
-            "learner.processes out"
+            f"learner.kernels = '{boot.kernels}' is for a learner of one process: use 'auto', or leave learner.gpus "
+            "and learner.processes out"
         )
 
 

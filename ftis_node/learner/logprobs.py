@@ -162,7 +162,7 @@ class HeadLogprobs(Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """`[K, V]` in `dtype`, and nobody else's; not rounded to the weight's format where the device has such a product."""
+    """`[K, V]` in `dtype`, and nobody else's; not rounded to the weight's format if the device has such a product."""
     if weight.dtype != dtype and has_wide_products(weight.device, weight.dtype):
         logits = torch.mm(hidden, weight.T, out_dtype=dtype)
     else:
@@ -194,7 +194,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 @cache
 def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device multiplies matrices of `dtype` into float32 ones, and adds them in place: CUDA, from torch 2.8.
+    """Whether the device multiplies matrices of `dtype` into float32 ones, and adds them in place, as CUDA does.
 
     Tried once on 16 x 16 ones. A CPU has none: there a product in `dtype` is added.
     """

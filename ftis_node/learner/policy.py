@@ -62,8 +62,8 @@ class Policy:
 
     `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`). `entropies`: where that is asked
     for, takes those of all log-probs that are computed with a gradient. `root` is there where the model is spread over
-    ranks (`shards.py`): its weights are whole inside of it alone. `head_chunk_tokens` go through the output head at once.
-    `kernels` compute its layers (`kernels.py`).
+    ranks (`shards.py`): its weights are whole inside of it alone. `head_chunk_tokens` go through the head
+    at once. `kernels` compute its layers (`kernels.py`).
     """
 
     source: ModelSource

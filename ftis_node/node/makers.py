@@ -28,7 +28,7 @@ from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.learner.schedule import Schedule
 from ftis_node.models import pick_device
 from ftis_node.node.memory_parts import micro_batch_tokens_of, recomputes
-from ftis_node.node.placement import Arrangement, arrange, visible_gpus
+from ftis_node.node.placement import Arrangement, arrange, arrange_alone, visible_gpus
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -95,11 +95,7 @@ class ProcessMakers:
         The plan is for two workers on one machine; one alone has all that the settings give it.
         """
         if settings.role != "full":
-            return Arrangement(
-                memory_share=settings.generation.memory_share,
-                generator_gpus=settings.generation.gpus,
-                learner_gpus=settings.learner.gpus,
-            )
+            return arrange_alone(settings)
         return arrange(settings, manifest, source)
 
     def generation(self, of: Ingredients) -> GenerationClient:

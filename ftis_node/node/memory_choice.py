@@ -20,7 +20,7 @@ from ftis_node.node.findings import GIB
 from ftis_node.node.first_look import Begun, begun_with
 from ftis_node.node.memory_parts import GPU_MICRO_BATCH_TOKENS
 from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
-from ftis_node.node.placement import find_seats, look_around
+from ftis_node.node.placement import check_heads, find_seats, look_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,6 +108,7 @@ def compare(
     settings: NodeSettings, manifest: RunManifest, shape: ModelShape, machine: Machine, begun: Begun | None = None
 ) -> Iterator[Option]:
     """All options in their order, each with its plan."""
+    check_heads(shape, settings)
     devices_bytes = find_seats(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
     for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
         made = plan(shape, devices_bytes, changed, manifest, host_bytes=machine.host_bytes)

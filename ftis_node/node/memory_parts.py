@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
 ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
-# Tokens that go through the output head at once: as in learner.logprobs (a test compares the two), and on a GPU at most.
+# Tokens that go through the output head at once: as in learner.logprobs (a test compares the two); on a GPU, at most.
 HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS = 512, 2048
 GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
 

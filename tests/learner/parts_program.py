@@ -1,8 +1,8 @@
 """One rank of two, for `torchrun --nproc-per-node 2 parts_program.py BOOTS OUT`: opens each policy and compares it.
 
 BOOTS is a JSON list of boots. Of each policy rank 0 writes to OUT: the most resident memory that any rank had while the
-model was loaded and spread, above what it had before; the names of tensors that are not those of a model that was loaded whole;
-and whether it packs.
+model was loaded and spread, above what it had before; the names of tensors that are not those of a model that was
+loaded whole; and whether it packs.
 """
 
 from __future__ import annotations
