@@ -21,8 +21,8 @@ GpusOption = Annotated[
     typer.Option(
         "--gpus",
         min=1,
-        help="GPUs this node may use. The generator takes one (see --tensor-parallel), the learner the others; one alone "
-        "is for both.",
+        help="GPUs this node may use. The generator takes one (see --tensor-parallel), the learner the others; one "
+        "alone is for both.",
         show_default="one for each worker",
     ),
 ]

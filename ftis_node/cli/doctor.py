@@ -82,7 +82,8 @@ def doctor(
     """
     if model is None and (run is not None or lora is not None or gpu_memory or gpus or tensor_parallel):
         raise ConfigError(
-            "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: name it with --model"
+            "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: name it with "
+            "--model"
         )
     if any(not 0 < gib < float("inf") for gib in gpu_memory or ()):
         raise ConfigError("--gpu-memory is a number of GiB above 0")

@@ -108,9 +108,9 @@ def join(
         status_port=status_port,
         tracking={"to": tuple(track)} if track else None,
     )
-    check_name(settings.model)
     if (tensor_parallel or 1) > 1 and settings.engine == "torch":
         raise ConfigError("--tensor-parallel needs vLLM: the torch engine uses one GPU; leave one of them out")
+    check_name(settings.model)
 
     from ftis_node.node.find_run import find_run  # these take a second, and are not needed to say what is wrong above
     from ftis_node.node.plan import plan_run

@@ -140,7 +140,7 @@ def compile_layers(causal_lm: Any) -> Callable[[], None]:
     if not layers:
         raise ValueError("its layers are none of transformers' own")
     # A plan has other numbers for each micro-batch: compiled, each would be another program.
-    attention.register(torch.compiler.disable(attention.attend))
+    attention.register(torch.compiler.disable(attention.attend))  # type: ignore[no-untyped-call]
     for layer in layers:
         layer.compile(dynamic=True)
 

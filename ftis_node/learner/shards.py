@@ -62,7 +62,9 @@ def shard(policy: Policy, ranks: RankGroup) -> Policy:
         sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
     names = [list(same) for same in _same_parameters(policy.causal_lm)]
     device = torch.device(mesh.device_type)
-    root._apply(lambda value: torch.empty_like(value, device=device) if value.device.type == "meta" else value)
+    root._apply(  # type: ignore[no-untyped-call]
+        lambda value: torch.empty_like(value, device=device) if value.device.type == "meta" else value
+    )
     for first, *others in names:  # `_apply` makes tied ones apart
         for other in others:
             _put(policy.causal_lm, other, policy.causal_lm.get_parameter(first))
@@ -108,7 +110,7 @@ def plain_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def _replace_parameters(causal_lm: Any, change: Callable[[Tensor], Tensor]) -> None:
+def _replace_parameters(causal_lm: Any, change: Callable[[nn.Parameter], Tensor]) -> None:
     """Every parameter by what `change` makes of it; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in causal_lm.modules():
@@ -117,7 +119,9 @@ def _replace_parameters(causal_lm: Any, change: Callable[[Tensor], Tensor]) -> N
                 continue
             if id(value) not in made:
                 changed = change(value)
-                made[id(value)] = value if changed is value else nn.Parameter(changed, value.requires_grad)
+                made[id(value)] = (
+                    changed if isinstance(changed, nn.Parameter) else nn.Parameter(changed, value.requires_grad)
+                )
             module._parameters[name] = made[id(value)]
 
 

@@ -233,9 +233,17 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 
 
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
-    """Beside a GPU: three processes, what the learner offloads, and the larger of a hand-over (the new weights' bytes)
-    and a checkpoint's Adam moments; where the generator sleeps its weights wait in host memory too."""
+    """Beside a GPU: the node's process, the generator's and the learner's (one a rank), what the learner offloads, and
+    the largest of a hand-over (the new weights' bytes), a checkpoint's Adam moments, and what ranks read at their start:
+    rows of the largest tensor, and each the whole adapter. Where the generator sleeps its weights wait there too."""
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
-    saved = max(weights, learner.moments, learner.on_host // 2)  # half of it are moments
-    return 3 * HOST_PROCESS_BYTES + learner.on_host + saved + (weights if workload.can_sleep else 0)
+    adapter = 0 if workload.lora_rank is None else shape.adapter_parameters(workload.lora_rank)
+    read = workload.dtype_bytes * (shape.embedding_parameters + workload.learner_ranks * adapter)
+    saved = max(weights, learner.moments, learner.on_host // 2, read if workload.learner_ranks > 1 else 0)
+    return (
+        (2 + workload.learner_ranks) * HOST_PROCESS_BYTES
+        + learner.on_host
+        + saved
+        + (weights if workload.can_sleep else 0)
+    )

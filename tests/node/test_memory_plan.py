@@ -12,7 +12,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.models import ModelShape, published_qwen25, shape_of
 from ftis_node.node.memory_changes import find_changes
 from ftis_node.node.memory_generator import generator_memory
-from ftis_node.node.memory_parts import Workload, learner_memory
+from ftis_node.node.memory_parts import HOST_PROCESS_BYTES, Workload, learner_memory
 from ftis_node.node.memory_plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, MemoryPlan, plan
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
@@ -139,6 +139,18 @@ def test_without_an_adapter_states_go_to_the_host_before_pieces_get_smaller() ->
     by_name = {change.name: change for change in planned(THREE_B, 24).changes}
     assert not by_name["learner.optimizer_states = offload"].fits
     assert by_name["learner.optimizer_states = offload + learner.recompute_activations = true"].fits
+
+
+def test_several_ranks_need_host_memory_for_their_processes_and_adapters_but_not_for_the_model_each() -> None:
+    def host(processes: int, **changes: Any) -> int:
+        return planned(SEVEN_B, 80, 80, learner={"processes": processes}, **changes).host_bytes
+
+    assert host(8) - host(1) == 7 * HOST_PROCESS_BYTES
+    weights, adapter = 2 * SEVEN_B.num_parameters, SEVEN_B.adapter_parameters(512)
+    read = 2 * (SEVEN_B.embedding_parameters + 16 * adapter)
+    assert read > weights
+    large = {"lora": True, "lora_adapter": {"rank": 512}}
+    assert host(16, **large) - host(1, **large) == 15 * HOST_PROCESS_BYTES + read - weights
 
 
 def test_changes_are_put_together_until_they_fit() -> None:
