@@ -234,7 +234,7 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
     """Beside a GPU: the node's process, the generator's and the learner's (one a rank), what the learner offloads, and
-    the largest of a hand-over (the new weights' bytes), a checkpoint's Adam moments, and what ranks read at their start:
+    the largest of a hand-over (the new weights' bytes), a checkpoint's Adam moments, and what ranks read at a start:
     rows of the largest tensor, and each the whole adapter. Where the generator sleeps its weights wait there too."""
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
