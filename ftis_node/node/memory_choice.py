@@ -213,7 +213,9 @@ def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
     usable = _gib(full.usable_bytes)
     card = _gib(full.usable_bytes / USABLE_SHARE)
     parameters = f"{shape.num_parameters / 1e9:.2f} B"
-    return f": full training of {parameters} needs {_gib(full.peak_bytes)} GiB, this card has {card} ({usable} usable)"
+    return (
+        f": full training of {parameters} needs {_gib(full.needed_bytes)} GiB, this card has {card} ({usable} usable)"
+    )
 
 
 def _activations(option: Option) -> str:

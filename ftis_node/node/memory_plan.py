@@ -76,6 +76,12 @@ class MemoryPlan:
     recompute_activations: bool = False
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
     keeping_bytes: int | None = None
+    without_speed_bytes: int | None = None
+
+    @property
+    def needed_bytes(self) -> int:
+        """The peak without what is taken for speed alone, because it has room."""
+        return self.peak_bytes if self.without_speed_bytes is None else self.without_speed_bytes
 
     @property
     def is_tight(self) -> bool:
@@ -121,7 +127,7 @@ def _with_speed(made: MemoryPlan, workload: Workload, place: Place, settings: No
         is_roomy = faster.peak_bytes <= max(made.peak_bytes, TIGHT_SHARE * faster.usable_bytes)
         is_same = (faster.placement, faster.kv_cache_bytes) == (made.placement, made.kv_cache_bytes)
         if faster.fits and is_same and is_roomy:
-            return replace(faster, keeping_bytes=keeping_bytes)
+            return replace(faster, keeping_bytes=keeping_bytes, without_speed_bytes=made.peak_bytes)
     return replace(made, keeping_bytes=keeping_bytes)
 
 

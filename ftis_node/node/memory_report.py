@@ -145,8 +145,8 @@ def _speed(made: MemoryPlan) -> str:
 def _option(option: Option, *, is_taken: bool) -> Finding:
     """A row of the table whose head is `OPTIONS_HEAD`."""
     note = " (join takes this)" if is_taken else f" (after {option.missing})" if option.missing and option.fits else ""
-    row = f"{in_gib(option.made.peak_bytes):>10}  {'yes' if option.fits else 'no':<4}  {option.name}{note}"
-    return Finding("memory.option", "ok", row, num_bytes=option.made.peak_bytes)
+    row = f"{in_gib(option.made.needed_bytes):>10}  {'yes' if option.fits else 'no':<4}  {option.name}{note}"
+    return Finding("memory.option", "ok", row, num_bytes=option.made.needed_bytes)
 
 
 def _advice(made: MemoryPlan) -> str:

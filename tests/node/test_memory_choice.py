@@ -78,7 +78,11 @@ def test_the_line_says_what_and_why() -> None:
         f"this card has 22.0 ({usable:.1f} usable); "
         f"activations are recomputed (keeping them needs {choice.options[3].made.keeping_bytes / GIB:.1f} GiB)"
     )
-    assert chosen("3B", 139).training.endswith("; activations are kept")
+    roomy, full = chosen("3B", 139), plan(QWEN["3B"], [80 * GIB], settings(lora=False), RUN, host_bytes=64 * GIB)
+    assert full.recompute_activations
+    needed = roomy.training.split("needs ")[1].split(" GiB")[0]
+    assert float(needed) == pytest.approx(full.needed_bytes / GIB, abs=5), "not what is taken because there is room"
+    assert roomy.training.endswith("; activations are kept")
     assert chosen("3B", 139, learner={"recompute_activations": True}).training.endswith("recomputed, as set")
 
 
