@@ -72,6 +72,9 @@ def main() -> None:
         measured = {
             name: measure(case, Path(folder) / name, options) for name, case in cases.items() if chosen & {name, "all"}
         }
+    if options.alone:
+        sys.stdout.write(json.dumps({"bench": "learner", "torch": torch.__version__, "cases": measured}) + "\n")
+        return
     sys.stderr.write(table(measured))
     sys.stdout.write(json.dumps(result(measured, options)) + "\n")
 
@@ -90,6 +93,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch-tokens", type=int, default=0, help="ours; the learner's default unless told")
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=list(TRL_MICRO_BATCHES), metavar="N")
     parser.add_argument("--recompute", action="store_true", help="gradient checkpointing on both sides")
+    parser.add_argument("--kernels", choices=["auto", "plain", "compile", "liger"], default="auto", help="ours")
+    parser.add_argument("--alone", action="store_true", help="ours alone, where TRL is not installed: no ratios")
     parser.add_argument("--peak-tflops", type=float, help="the chip's own figure, instead of the measured product")
     options = parser.parse_args()
     options.groups = options.groups or (QUICK_GROUPS if options.quick else NUM_GROUPS)
@@ -130,16 +135,17 @@ def measure(case: Case, folder: Path, options: argparse.Namespace) -> dict[str, 
         device=case.device,
         threads=options.threads,
         recompute=options.recompute,
+        kernels=options.kernels,
     )
     sides = {"ours": ("ours", job(folder=str(folder / "ours"), micro_batch=options.micro_batch_tokens))}
     plain = {}
-    for number in options.trl_micro_batches:
+    for number in () if options.alone else options.trl_micro_batches:
         name = f"trl_{number}"
         sides[name] = ("theirs", job(folder=str(folder / name), micro_batch=number))
         its = job(folder=str(folder / (name + PLAIN)), micro_batch=number, keeps_freed_blocks=False)
         plain[name + PLAIN] = ("theirs", its)
     sides_figures = take_turns(sides, steps=options.steps, together=case.device == "cpu")
-    if case.device == "cpu":
+    if case.device == "cpu" and plain:
         sides_figures |= take_turns(plain, steps=1, together=False)
     work = flops_a_token(model, lora=case.lora)
     known_peak = options.peak_tflops * 1e12 if options.peak_tflops else None
@@ -147,7 +153,8 @@ def measure(case: Case, folder: Path, options: argparse.Namespace) -> dict[str, 
         name: side_figures(raw, tokens, flops_a_token=work, peak_flops=known_peak or raw["peak_flops"])
         for name, raw in sides_figures.items()
     }
-    return {"parameters": num_parameters, **asdict(tokens), **figures, **ratios(figures)}
+    compared = {} if options.alone else ratios(figures)
+    return {"parameters": num_parameters, **asdict(tokens), **figures, **compared}
 
 
 def flops_a_token(model: Path, *, lora: bool) -> float:

@@ -18,7 +18,8 @@ class Job(msgspec.Struct, frozen=True):
     """Steps on one batch with one model.
 
     `batch` is a file of groups (see `write_groups`), `folder` the side's own. `micro_batch` is in completions for TRL,
-    in tokens for us (0: the learner's default). `recompute` is gradient checkpointing. `keeps_freed_blocks`: glibc as a
+    in tokens for us (0: the learner's default). `recompute` is gradient checkpointing, `kernels` are ours.
+    `keeps_freed_blocks`: glibc as a
     node sets it for its learner on a CPU, else as it comes.
     """
 
@@ -31,6 +32,7 @@ class Job(msgspec.Struct, frozen=True):
     threads: int = 2
     micro_batch: int = 0
     recompute: bool = False
+    kernels: str = "auto"
     keeps_freed_blocks: bool = True
 
     def boot(self, weights_dir: str) -> LearnerBoot:
@@ -48,6 +50,8 @@ class Job(msgspec.Struct, frozen=True):
             dtype=self.precision,
             device=self.device,
             recompute_activations=self.recompute,
+            head_chunk_tokens=512 if self.device == "cpu" else 2048,
+            kernels=self.kernels,
             checkpoint_every_steps=1_000_000,
             num_threads=self.threads,
         )

@@ -16,6 +16,20 @@ HomeOption = Annotated[
     Path | None,
     typer.Option("--home", help="The node's folder.", envvar=HOME_VARIABLE, show_default="the platform's data folder"),
 ]
+GpusOption = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        min=1,
+        help="GPUs this node may use. The generator takes one (see --tensor-parallel), the learner the others; one "
+        "alone is for both.",
+        show_default="one for each worker",
+    ),
+]
+TensorParallelOption = Annotated[
+    int | None,
+    typer.Option("--tensor-parallel", min=1, help="GPUs that vLLM spreads the generator over.", show_default="1"),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -24,6 +38,11 @@ def home_at(path: Path | None) -> Home:
     home = Home((path or default_home()).expanduser())
     refuse_newer(home)
     return home
+
+
+def spread_over(tensor_parallel: int | None) -> dict[str, Any] | None:
+    """`--tensor-parallel` as settings of `[generation]`."""
+    return None if tensor_parallel is None else {"engine_options": {"tensor_parallel_size": tensor_parallel}}
 
 
 def print_json(value: Any) -> None:

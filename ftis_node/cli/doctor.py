@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
+from ftis_node.cli.common import (
+    GpusOption,
+    HomeOption,
+    JsonOption,
+    TensorParallelOption,
+    home_at,
+    print_json,
+    spread_over,
+)
 from ftis_node.cli.completion import PRESETS, one_of
 from ftis_node.errors import ConfigError
 
@@ -42,6 +50,8 @@ def doctor(
         list[float] | None,
         typer.Option("--gpu-memory", metavar="GIB", help="Plan for a GPU of this size instead; again for each more."),
     ] = None,
+    gpus: GpusOption = None,
+    tensor_parallel: TensorParallelOption = None,
     peers: Annotated[
         list[str] | None,
         typer.Option("--peers", help="Multiaddr of a peer to dial. Repeatable.", show_default="the home's"),
@@ -70,8 +80,11 @@ def doctor(
 
     JSON shape: [{check, id, level: "ok" | "warn" | "fail", finding, advice, num_bytes}], the worst first.
     """
-    if model is None and (run is not None or lora is not None or gpu_memory):
-        raise ConfigError("--run, --lora, --full and --gpu-memory plan a model's memory: name it with --model")
+    if model is None and (run is not None or lora is not None or gpu_memory or gpus or tensor_parallel):
+        raise ConfigError(
+            "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: name it with "
+            "--model"
+        )
     if any(not 0 < gib < float("inf") for gib in gpu_memory or ()):
         raise ConfigError("--gpu-memory is a number of GiB above 0")
     if unknown := set(only or ()) - set(CHECKS):
@@ -95,7 +108,10 @@ def doctor(
         parse_multiaddr(address)
     for address in settings.listen:
         parse_listen_address(address)
-    question = ask(place, model=model, run=run, lora=lora, gpus_gib=gpu_memory or ()) if model else None
+    question = None
+    if model:
+        flags = {"lora": lora, "gpus": gpus, "generation": spread_over(tensor_parallel)}
+        question = ask(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
     patient = Patient(place, settings.listen, settings.status_port, settings.peers, question, settings)
     findings = examine(patient, only=only or CHECKS, on_progress=_tell_progress)
     if as_json:

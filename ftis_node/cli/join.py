@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, home_at
+from ftis_node.cli.common import GpusOption, HomeOption, TensorParallelOption, home_at, spread_over
 from ftis_node.cli.completion import ENGINES, PRESETS, ROLES, one_of, peer_ids, task_specs
 from ftis_node.cli.progress import show_fraction
+from ftis_node.errors import ConfigError
 
 
 def join(
@@ -62,6 +63,8 @@ def join(
         str | None, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
     ] = None,
     lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")] = None,
+    gpus: GpusOption = None,
+    tensor_parallel: TensorParallelOption = None,
     listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name shown to people.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")] = None,
@@ -96,6 +99,8 @@ def join(
         task=task,
         budget={name: amount for name, amount in budget.items() if amount is not None} or None,
         lora=lora,
+        gpus=gpus,
+        generation=spread_over(tensor_parallel),
         listen=tuple(listen) if listen else None,
         peers=tuple(peers) if peers else None,
         name=name,
@@ -103,6 +108,8 @@ def join(
         status_port=status_port,
         tracking={"to": tuple(track)} if track else None,
     )
+    if (tensor_parallel or 1) > 1 and settings.engine == "torch":
+        raise ConfigError("--tensor-parallel needs vLLM: the torch engine uses one GPU; leave one of them out")
     check_name(settings.model)
 
     from ftis_node.node.find_run import find_run  # these take a second, and are not needed to say what is wrong above

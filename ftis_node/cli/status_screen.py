@@ -138,10 +138,11 @@ def _learner(learner: Document, now: float) -> Iterator[tuple[str, str]]:
     last = learner.get("last_step_at")
     ago = "" if last is None else f" ({duration(now - last)} ago)"
     layout = f", {learner['layout']}" if learner.get("layout") else ""
+    kernels = f", kernels: {learner['kernels']}" if learner.get("kernels") else ""
     yield (
         "learner",
         f"{learner['state']}, step {learner['step']}{ago}, {learner['tokens_per_s'] or 0:.0f} tokens/s, groups used: "
-        f"{learner['own_groups']} own, {learner['foreign_groups']} foreign{_restarts(learner)}{layout}",
+        f"{learner['own_groups']} own, {learner['foreign_groups']} foreign{_restarts(learner)}{layout}{kernels}",
     )
     known = [f"{name} {_number(learner[key])}" for key, name in STEP_FIGURES.items() if learner.get(key) is not None]
     if known:

@@ -7,6 +7,7 @@ are refused by name.
 from __future__ import annotations
 
 import os
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -37,6 +38,7 @@ PullRule = Literal["auto", "all", "needed"]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 
 MAX_SERVED_RANK = 512  # vLLM's limit
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")  # of vLLM's EngineArgs: GPUs are their product
 
 
 class LoraSection(Section):
@@ -139,7 +141,14 @@ class LearnerSection(Section):
     )
     recompute_activations: bool | None = Field(
         default=None,
-        description="Gradient checkpointing: far less memory for about a third more time; unset: on a GPU.",
+        description="Gradient checkpointing: far less memory for about a third more time; unset: on a GPU, where the "
+        "memory plan has no room to keep them, and after memory ran out.",
+    )
+    kernels: Literal["auto", "plain", "compile", "liger"] = Field(
+        default="auto",
+        description="What computes a layer's norms, rotary angles and activations: `plain` torch, `compile` "
+        "(torch.compile, layer by layer), `liger` (the package liger-kernel); auto: the fastest on a GPU, measured at "
+        "the start, plain on a CPU and for a learner of several processes.",
     )
     stall_timeout_s: float = Field(
         default=1800.0,
@@ -318,6 +327,14 @@ class NodeSettings(BaseSettings):
         "the GPU, and what the home began with (docs/memory.md). Without a GPU: all weights.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where models run.")
+    gpus: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="How many GPUs this node may use, the first ones that it sees: the generator has as many as "
+        "`tensor_parallel_size` asks for, the learner all others. 0: one each, or one for both, where nothing else is "
+        "set.",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Number format of the weights; auto: float32 on a CPU, bfloat16 on a GPU."
     )
@@ -383,6 +400,17 @@ class NodeSettings(BaseSettings):
         return self
 
     @property
+    def num_generator_gpus(self) -> int:
+        """How many the engine is spread over, by `generation.engine_options`. Raises ConfigError for no number."""
+        if self.engine == "torch":
+            return 1
+        sizes = [self.generation.engine_options.get(name, 1) for name in PARALLEL_SIZES]
+        for name, size in zip(PARALLEL_SIZES, sizes, strict=True):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ConfigError(f"generation.engine_options.{name} is {size!r}: give a number of GPUs, 1 or more")
+        return prod(sizes)
+
+    @property
     def generates(self) -> bool:
         """Whether the node has a generation worker."""
         return self.role != "learner"
@@ -431,4 +459,30 @@ def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
             raise ConfigError(f"no model: name it with --model ID_OR_DIR, or as `model` in {node_toml}") from None
         where = f"{node_toml}: " if node_toml.exists() else ""
         raise ConfigError(f"{where}{first_problem(error)}") from None
-    return NodeSettings.model_construct(**dict(settings))
+    return with_gpus_shared_out(NodeSettings.model_construct(**dict(settings)))
+
+
+def with_gpus_shared_out(settings: NodeSettings) -> NodeSettings:
+    """What `gpus` means for the learner: all that the generator does not take, unless `[learner]` says something else.
+
+    Raises ConfigError for numbers that cannot go together.
+    """
+    number, learner = settings.gpus, settings.learner
+    if not number:
+        return settings
+    if settings.device == "cpu":
+        raise ConfigError(f'gpus = {number} (--gpus) and device = "cpu" contradict each other: leave one of them out')
+    taken = settings.num_generator_gpus if settings.generates else 0
+    if taken > number:
+        raise ConfigError(
+            f"the generator asks for {taken} GPUs (--tensor-parallel) and the node may use {number}: give --gpus "
+            f"{taken + settings.learns} or more"
+        )
+    if not settings.learns or learner.gpus or learner.processes or number == 1:
+        return settings
+    if taken == number:
+        raise ConfigError(
+            f"the generator takes all {number} GPUs (--tensor-parallel), and none is left for the learner: give --gpus "
+            f"{number + 1}, or --tensor-parallel {number - 1}"
+        )
+    return settings.model_copy(update={"learner": learner.model_copy(update={"processes": number - taken})})

@@ -30,7 +30,7 @@ from ftis_node.learner.attention_kernels import (
 from ftis_node.learner.layout import divide
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ftis_node.learner.layout import Bucket, Link, Span
 
@@ -97,11 +97,11 @@ def is_flash_usable(device: torch.device, dtype: torch.dtype) -> bool:
     return attention_flash.is_usable(device, dtype)
 
 
-def register() -> None:
+def register(function: Callable[..., tuple[Tensor, None]] = attend) -> None:
     """Make `ATTENTION` known to transformers. Masks are not made for it: rows are plain, or there is a plan."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(ATTENTION, attend)
+    AttentionInterface.register(ATTENTION, function)
 
 
 class PackedAttention(Function):

@@ -34,13 +34,14 @@ from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.check import CheckGroup
 from ftis_node.learner.export import adapter_state, export_policy
 from ftis_node.learner.fitting import Fitting, grow_segments_after_weights
+from ftis_node.learner.kernels import check_kernels, choose_kernels
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
 from ftis_node.learner.mismatch import Mismatch, measure_mismatch
 from ftis_node.learner.objective import make_objective
 from ftis_node.learner.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.orders import CheckOrder, EndOrder, GatherOrder, Order, ProveOrder
 from ftis_node.learner.packing import make_packed_micro_batches
-from ftis_node.learner.policy import merged_weights, open_policy
+from ftis_node.learner.policy import merged_weights, open_policy, recompute_activations
 from ftis_node.learner.publish import Publisher, discard_published, gathering_of, proof_of
 from ftis_node.learner.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.reference import load_reference
@@ -90,14 +91,16 @@ class Learner:
         check_optimizer_states(boot)
         if boot.measure_agreement and ranks.size > 1:
             raise ConfigError('method.peer_weights = "agreement" needs a learner of one process: leave one of them out')
-        self.policy = open_policy(boot, ranks)
+        check_kernels(boot)
+        self.policy = choose_kernels(open_policy(boot, ranks), boot)
         grow_segments_after_weights(boot)
         self._agreement = AgreementMeter(self.policy.causal_lm) if boot.measure_agreement else None
         self._reference = load_reference(self.policy, boot, ranks) if boot.kl_to_start else None
         self._masters = make_masters(self.policy.trainable(), boot)
         self._trainable = self._masters.tensors
         self._optimizer = make_optimizer(self._masters, boot)
-        self._fitting = Fitting(boot.micro_batch_tokens)
+        recompute = partial(recompute_activations, self.policy.causal_lm) if boot.may_recompute else lambda: False
+        self._fitting = Fitting(boot.micro_batch_tokens, recompute=recompute)
         self._checkpoints_dir = Path(boot.checkpoints_dir)
         store = WeightStore(Path(boot.weights_dir))
         self._publisher = Publisher(store, way=boot.hand_over, form=boot.publish_as)
@@ -153,6 +156,7 @@ class Learner:
             last_report=self._last_report,
             last_groups=self._last_groups,
             layout=self.policy.layout,
+            kernels=self.policy.kernels,
         )
 
     def train(

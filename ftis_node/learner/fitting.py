@@ -1,7 +1,9 @@
-"""A step that runs out of memory is done again with smaller micro-batches, instead of ending the learner.
+"""A step that runs out of memory is done again with less, instead of ending the learner.
 
-Until its first update a step has changed nothing, so it can begin anew. `budget.py` decides what with; here memory is
-given back and the step is tried. Results do not depend on the budget but for rounding.
+    activations are kept --> they are recomputed (a third more time) --> smaller micro-batches
+
+Until its first update a step has changed nothing, so it can begin again. `budget.py` decides on micro-batches; here
+memory is given back and the step is tried. Results do not depend on either but for rounding.
 """
 
 from __future__ import annotations
@@ -59,10 +61,14 @@ def grow_segments_after_weights(boot: LearnerBoot) -> None:
 
 
 class Fitting:
-    """The budget of a learner's micro-batches, and how often the newest step ran out of memory."""
+    """The budget of a learner's micro-batches, and how often the newest step ran out of memory.
 
-    def __init__(self, max_tokens: int) -> None:
+    `recompute` has activations recomputed from here on, and returns whether they were kept until now.
+    """
+
+    def __init__(self, max_tokens: int, *, recompute: Callable[[], bool] = lambda: False) -> None:
         self._budget = Budget.of(max_tokens)
+        self._recompute = recompute
         self.num_out_of_memory = 0
 
     @property
@@ -71,7 +77,8 @@ class Fitting:
         return self._budget.max_tokens
 
     def run(self, attempt: Callable[[], Outcome], *, step: int, whole: int, longest: int) -> Outcome:
-        """The outcome of `attempt`, called again with a smaller `max_tokens` for as long as it runs out of memory.
+        """The outcome of `attempt`, called again with activations recomputed, then with a smaller `max_tokens` for as
+        long as it runs out of memory.
 
         The batch has `whole` tokens, its longest sequence `longest`. Raises MachineError where that alone is too much.
         """
@@ -90,11 +97,17 @@ class Fitting:
                 )
 
     def note_out_of_memory(self, *, step: int, whole: int, longest: int) -> bool:
-        """Free what can be freed and take a smaller budget from here on; False where there is none."""
+        """Free what can be freed; recompute, or take a smaller budget, from here on. False where neither is left."""
         self.num_out_of_memory += 1
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        if self._recompute():
+            log.warning(
+                "step %d ran out of memory: activations are recomputed from here on, which takes a third more time",
+                step,
+            )
+            return True
         smaller = self._budget.after_out_of_memory(whole=whole, longest=longest)
         if smaller is None:
             return False

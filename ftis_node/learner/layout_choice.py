@@ -14,16 +14,18 @@ from ftis_node.learner import attention
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.learner.packing import make_packed_micro_batches
+from ftis_node.learner.ranks import ALONE
 from ftis_node.learner.shards import gradient_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
     from ftis_node.learner.batch import Batch, MicroBatch
     from ftis_node.learner.policy import Policy
+    from ftis_node.learner.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +37,12 @@ PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 LARGEST = 6  # times the tolerance that a single difference may be: 1.5 nats in bfloat16
 
 
-def choose_layout(policy: Policy) -> Policy:
+def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None) -> Policy:
     """`policy` with packed rows, by the fastest attention that computes them as plain rows are computed here.
 
-    None does where a model is recurrent, has attention of its own or of another kind, or ignores positions.
+    None does where a model is recurrent, has attention of its own or of another kind, or ignores positions. All of
+    `ranks` decide alike. One that is spread over them is of no more use after an error in a pass: `open_again` makes it
+    once more.
     """
     batch = _probe_batch(policy)
     before = policy.causal_lm.config._attn_implementation
@@ -52,8 +56,13 @@ def choose_layout(policy: Policy) -> Policy:
             found = _values_and_gradient(packing, make_packed_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
         except (TypeError, ValueError, RuntimeError, LookupError) as error:
             problem: str | None = str(error)
+            if open_again is not None:
+                policy = open_again()
+                policy.causal_lm.set_attn_implementation(attention.ATTENTION)
         else:
-            problem = _find_difference(found, expected, tolerance=PACKED_TOLERANCES[policy.compute_dtype])
+            problem = difference_from(expected, found, dtype=policy.compute_dtype)
+        if ranks.is_any(problem is not None):
+            problem = problem or "so says another rank"
         if problem is None:
             return packing
         log.warning("%s cannot be packed (flash %s), which costs time: %s", policy.source.name, flash, problem)
@@ -61,8 +70,9 @@ def choose_layout(policy: Policy) -> Policy:
     return policy
 
 
-def _find_difference(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], *, tolerance: float) -> str | None:
+def difference_from(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], *, dtype: torch.dtype) -> str | None:
     """How log-probs `[M]` and a gradient differ by more than two right ways of computing them do; None: they do not."""
+    tolerance = PACKED_TOLERANCES[dtype]
     scales = (1.0, 1.0 + float(expected[1].square().mean().sqrt()))
     for what, one, other, scale in zip(("log-probs", "gradient"), found, expected, scales, strict=True):
         errors = (one - other) / scale
@@ -72,13 +82,20 @@ def _find_difference(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tenso
     return None
 
 
+def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Log-probs `[M]` of fixed tokens, and a gradient, in the policy's own layout."""
+    make = make_packed_micro_batches if policy.packs else make_micro_batches
+    return _values_and_gradient(policy, make(_probe_batch(policy), max_tokens=MAX_PROBE_TOKENS))
+
+
 def _probe_batch(policy: Policy) -> Batch:
     """Fixed tokens, of lengths that take every way through the attention: short and long texts, links, masks."""
     ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
-    return make_batch([_probe_group("long", ids, 40, (72, 31)), _probe_group("short", ids, 6, (6, 12))])
+    return make_batch([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
 
 
-def _probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> TrainGroup:
+def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> TrainGroup:
+    """A group whose prompt and completions, of these lengths, are made of `tokens`, and whose log-probs are 0."""
     answers = [np.resize(np.roll(tokens, length), length).tobytes() for length in lengths]
     completions = tuple(
         TrainCompletion(token_ids=answer, logprobs=bytes(len(answer)), reward=0.0) for answer in answers

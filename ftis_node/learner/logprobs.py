@@ -13,6 +13,7 @@ those of the full softmax at the sampling temperature, as generators report them
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from ftis_node.learner.batch import MicroBatch
     from ftis_node.learner.ranks import Ranks
 
-HEAD_CHUNK_TOKENS = 512  # 0.3 GB of float32 logits at a vocabulary of 150,000
+HEAD_CHUNK_TOKENS = (
+    512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU as many as the plan has room for
+)
 
 
 def completion_logprobs(
@@ -44,15 +47,21 @@ def completion_logprobs(
     (see `policy.check_logits`). `flash`: packed rows go through FlashAttention's kernels. `entropies` is given the
     entropy at each of these tokens.
     """
-    device = causal_lm.device
-    decoder, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
-    layout = _layout(micro_batch, device, flash=flash)
-    hidden = decoder(input_ids=micro_batch.token_ids.to(device), use_cache=False, **layout).last_hidden_state
+    device, head = causal_lm.device, causal_lm.get_output_embeddings()
+    hidden = decode(causal_lm, micro_batch, flash=flash)
     predictors = hidden.flatten(0, 1)[micro_batch.predictor_index.to(device)]
     targets = micro_batch.target_ids.to(device)
     return head_logprobs(
         head, predictors, targets, temperature=temperature, chunk_tokens=head_chunk_tokens, entropies=entropies
     )
+
+
+def decode(causal_lm: Any, micro_batch: MicroBatch, *, flash: bool = False) -> Tensor:
+    """The decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
+    layout = _layout(micro_batch, causal_lm.device, flash=flash)
+    token_ids = micro_batch.token_ids.to(causal_lm.device)
+    hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
+    return hidden
 
 
 class EntropyMeter:
@@ -153,8 +162,11 @@ class HeadLogprobs(Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """`[K, V]` in `dtype`, and nobody else's."""
-    logits = (hidden @ weight.T).to(dtype)
+    """`[K, V]` in `dtype`, and nobody else's; not rounded to the weight's format if the device has such a product."""
+    if weight.dtype != dtype and has_wide_products(weight.device, weight.dtype):
+        logits = torch.mm(hidden, weight.T, out_dtype=dtype)
+    else:
+        logits = (hidden @ weight.T).to(dtype)
     return logits if temperature == 1 else logits.div_(temperature)
 
 
@@ -171,11 +183,29 @@ def _log_sum_exp(logits: Tensor, entropies: EntropyMeter | None) -> Tensor:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right."""
+    """total += left @ right, in one product where the device has it: nothing of the total's size is made besides."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif has_wide_products(left.device, left.dtype):
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right
+
+
+@cache
+def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the device multiplies matrices of `dtype` into float32 ones, and adds them in place, as CUDA does.
+
+    Tried once on 16 x 16 ones. A CPU has none: there a product in `dtype` is added.
+    """
+    ones = torch.ones((16, 16), device=device, dtype=dtype)
+    total = torch.ones((16, 16), device=device, dtype=torch.float32)
+    try:
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
+        product = torch.mm(ones, ones, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((total == 17).all() and (product == 16).all())
 
 
 def _layout(micro_batch: MicroBatch, device: torch.device, *, flash: bool) -> dict[str, Any]:

@@ -63,7 +63,9 @@ class LearnerBoot(Message, frozen=True):
     again before the answer, and nothing that needs much is done between steps. `hand_over` is how published weights
     reach it, where that can be done (`publish.py`). `memory_share` is the part of the GPU
     that its tensors may take beside a generator, None: all. `num_processes` hold the model together, on a GPU or
-    `num_threads` of the CPU each.
+    `num_threads` of the CPU each. `recompute_activations` keeps of each layer its input alone; `may_recompute`:
+    memory that runs out switches it on. `head_chunk_tokens` go through the output head at once.
+    `kernels` are the layers' (`kernels.py`).
     """
 
     model: str
@@ -87,6 +89,9 @@ class LearnerBoot(Message, frozen=True):
     optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     micro_batch_tokens: int = 2048
     recompute_activations: bool = False
+    may_recompute: bool = False
+    head_chunk_tokens: int = 512
+    kernels: Literal["auto", "plain", "compile", "liger"] = "auto"
     takes_turns: bool = False
     hand_over: Way = "file"
     memory_share: float | None = None
@@ -211,7 +216,7 @@ class LearnerState(Message, frozen=True):
 
     `weights` is None while the policy is the model as it came (version 0): the generator then serves its own copy.
     `last_report` is None before the first step of this home. `last_groups` are the ids of the groups that `step` took.
-    `layout` is `Policy.layout`, None where there is no learner.
+    `layout` is `Policy.layout`, `kernels` what computes its layers; None where there is no learner.
     """
 
     step: int
@@ -223,6 +228,7 @@ class LearnerState(Message, frozen=True):
     last_report: StepReport | None = None
     last_groups: tuple[str, ...] | None = None
     layout: str | None = None
+    kernels: str | None = None
 
 
 class TrainRequest(Message, frozen=True):

@@ -10,11 +10,11 @@ recomputed in the backward pass are the exception, since transformers does that 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 import torch
 
 from ftis_node.errors import ConfigError, ModelError
@@ -22,10 +22,19 @@ from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
 from ftis_node.learner.batch import MicroBatch
 from ftis_node.learner.gated import save_memory
 from ftis_node.learner.layout_choice import choose_layout
-from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs
+from ftis_node.learner.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.learner.ranks import RankGroup
-from ftis_node.learner.shards import shard, whole
-from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
+from ftis_node.learner.shards import back_to_meta, fill, hollow, plain_name, shard, whole
+from ftis_node.models import (
+    ModelSource,
+    PromptTokenizer,
+    WeightRows,
+    empty_causal_lm,
+    load_causal_lm,
+    load_tokenizer,
+    resolve_model,
+    tied_names,
+)
 from ftis_node.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
@@ -39,6 +48,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+log = logging.getLogger(__name__)
+
 ADAPTER = "default"  # peft's name for the only adapter
 # Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
 # differ by that much between two ways of computing them; a soft cap or a logit scale moves them by far more.
@@ -51,7 +62,8 @@ class Policy:
 
     `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`). `entropies`: where that is asked
     for, takes those of all log-probs that are computed with a gradient. `root` is there where the model is spread over
-    ranks (`shards.py`): its weights are whole inside of it alone.
+    ranks (`shards.py`): its weights are whole inside of it alone. `head_chunk_tokens` go through the head
+    at once. `kernels` compute its layers (`kernels.py`).
     """
 
     source: ModelSource
@@ -64,6 +76,8 @@ class Policy:
     flash: bool = False
     entropies: EntropyMeter | None = None
     root: Any | None = None
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    kernels: str = "plain"
 
     @property
     def layout(self) -> str:
@@ -98,6 +112,7 @@ class Policy:
                 model,
                 micro_batch,
                 temperature=self.temperature,
+                head_chunk_tokens=self.head_chunk_tokens,
                 flash=self.flash,
                 entropies=self.entropies if torch.is_grad_enabled() else None,
             )
@@ -106,27 +121,11 @@ class Policy:
 
 def load_policy(boot: LearnerBoot) -> Policy:
     """The policy that `boot` describes, untrained. Raises ModelError, ConfigError, MachineError or NetworkError."""
-    resolved = resolve_model(boot.model)
-    source = ModelSource(name=boot.model_name, folder=resolved.folder)
-    tokenizer = load_tokenizer(source)
+    source, tokenizer = _find(boot)
     causal_lm = load_causal_lm(source, dtype=boot.dtype, device=boot.device)
-    causal_lm.requires_grad_(boot.lora is None)
-    torch.manual_seed(boot.seed)
-    adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
-    if boot.recompute_activations:
-        _recompute_activations(causal_lm)
-    policy = Policy(
-        source=source,
-        tokenizer=tokenizer,
-        causal_lm=causal_lm,
-        adapted=adapted,
-        compute_dtype=getattr(torch, boot.dtype),
-        temperature=boot.temperature,
-    )
-    save_memory(causal_lm)
+    policy = _policy_of(boot, source, tokenizer, causal_lm)
     check_logits(policy)
-    chosen = choose_layout(policy)
-    return replace(chosen, entropies=EntropyMeter()) if boot.report_entropy else chosen
+    return _metered(choose_layout(policy), boot)
 
 
 def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
@@ -134,12 +133,67 @@ def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
     if not isinstance(ranks, RankGroup):
         return load_policy(boot)
     with ranks.agreed():
-        policy = load_policy(msgspec.structs.replace(boot, device="cpu"))
+        source, tokenizer = _find(boot)
+    spread = partial(spread_policy, boot, source, tokenizer, ranks)
+    policy = spread()
+    with ranks.agreed():
+        check_logits(policy)
+    return _metered(choose_layout(policy, ranks=ranks, open_again=spread), boot)
+
+
+def spread_policy(
+    boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, ranks: RankGroup, *, trains: bool = True
+) -> Policy:
+    """The policy over `ranks`, each of which reads the rows that it holds; not `trains`: as a frozen copy.
+
+    Where the files do not name tensors as the model does, each reads the whole model first. Raises what `load_policy`
+    does.
+    """
+    with ranks.agreed():
+        rows = WeightRows(source)
+        causal_lm = empty_causal_lm(source, dtype=getattr(torch, boot.dtype))
+        if is_whole := rows.why_not(causal_lm):
+            log.warning("each process reads the whole of %s first: %s", source.name, is_whole)
+            causal_lm = load_causal_lm(source, dtype=boot.dtype, device="cpu")
+        policy = _policy_of(boot, source, tokenizer, causal_lm)
+        if not trains:
+            causal_lm.requires_grad_(False)
     spread = shard(policy, ranks)
-    if not policy.packs:
-        return spread
-    chosen = choose_layout(replace(spread, packs=False, entropies=None))  # again: on a GPU by other kernels
-    return replace(chosen, entropies=policy.entropies)
+    if not is_whole:
+        with ranks.agreed():
+            fill(spread, rows, ranks)
+    return spread
+
+
+def _find(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:
+    resolved = resolve_model(boot.model)
+    source = ModelSource(name=boot.model_name, folder=resolved.folder)
+    return source, load_tokenizer(source)
+
+
+def _policy_of(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, causal_lm: Any) -> Policy:
+    """The policy with this model, which gets its adapter; nothing is computed."""
+    causal_lm.requires_grad_(boot.lora is None)
+    torch.manual_seed(boot.seed)
+    hollow(causal_lm)  # an adapter beside a weight without memory would have none either
+    adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
+    back_to_meta(causal_lm)
+    if boot.recompute_activations:
+        recompute_activations(causal_lm)
+    save_memory(causal_lm)
+    return Policy(
+        source=source,
+        tokenizer=tokenizer,
+        causal_lm=causal_lm,
+        adapted=adapted,
+        compute_dtype=getattr(torch, boot.dtype),
+        temperature=boot.temperature,
+        head_chunk_tokens=boot.head_chunk_tokens,
+    )
+
+
+def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
+    return replace(policy, entropies=EntropyMeter()) if boot.report_entropy else policy
 
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
@@ -174,7 +228,7 @@ def own_tensors(policy: Policy) -> dict[str, Tensor]:
     """The model's tensors under the names of a model without adapter, as they are; tied weights appear once."""
     left_out = tied_names(policy.causal_lm)
     return {
-        name.replace(".base_layer.", "."): value
+        plain_name(name): value
         for name, value in policy.causal_lm.state_dict().items()
         if ".lora_" not in name and name not in left_out
     }
@@ -211,8 +265,8 @@ def check_logits(policy: Policy) -> None:
     positions = torch.arange(ids.shape[1] - 1)
     micro_batch = MicroBatch(token_ids=ids, predictor_index=positions, target_ids=ids[0, 1:], cell_index=positions)
     with torch.no_grad():
-        ours = completion_logprobs(policy.causal_lm, micro_batch).cpu()
-        theirs = torch.tensor(probe_logprobs(policy.causal_lm, ids[0].tolist()))
+        ours = policy.compute(lambda model: completion_logprobs(model, micro_batch)).cpu()
+        theirs = torch.tensor(policy.compute(lambda model: probe_logprobs(model, ids[0].tolist())))
     difference = (ours - theirs).abs().mean().item()
     if not difference < LOGITS_TOLERANCE:
         raise ModelError(
@@ -230,11 +284,27 @@ def _adapter_deltas(causal_lm: Any) -> Iterator[tuple[str, Callable[[], Tensor]]
             yield f"{name}.weight", partial(module.get_delta_weight, ADAPTER)
 
 
-def _recompute_activations(causal_lm: Any) -> None:
-    """Keep only each layer's input for the backward pass: about a third more time, a fraction of the memory."""
+def recompute_activations(causal_lm: Any) -> bool:
+    """Keep only each layer's input for the backward pass: about a third more time, a fraction of the memory.
+
+    Returns whether that changed anything: not where layers are recomputed already, or are none of transformers'. Random
+    states are kept for a layer's second pass only where something in it is random.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for module in causal_lm.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True
+    layers = [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers or all(layer.gradient_checkpointing for layer in layers):
+        return False
+    how = {"use_reentrant": False, "preserve_rng_state": _has_dropout(causal_lm)}
+    causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    for layer in layers:
+        layer.training = True
+    return True
+
+
+def _has_dropout(causal_lm: Any) -> bool:
+    """Whether a module or a setting has a dropout above 0."""
+    settings = causal_lm.config.to_dict()
+    rates = [value for name, value in settings.items() if "dropout" in name or name.endswith("_pdrop")]
+    rates += [module.p for module in causal_lm.modules() if isinstance(module, torch.nn.Dropout)]
+    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
+from ftis_node.learner.policy import spread_policy
 from ftis_node.learner.ranks import ALONE, RankGroup
-from ftis_node.learner.shards import shard
 from ftis_node.models import load_causal_lm
 
 if TYPE_CHECKING:
@@ -34,14 +35,18 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
     """
     if policy.adapted is not None:
         return _without_adapter(policy)
-    is_spread = isinstance(ranks, RankGroup)
-    frozen = load_causal_lm(policy.source, dtype=boot.dtype, device="cpu" if is_spread else boot.device)
-    frozen.requires_grad_(False)
+    if isinstance(ranks, RankGroup):
+        untrained = msgspec.structs.replace(boot, recompute_activations=False)
+        frozen = spread_policy(untrained, policy.source, policy.tokenizer, ranks, trains=False)
+    else:
+        causal_lm = load_causal_lm(policy.source, dtype=boot.dtype, device=boot.device)
+        frozen = replace(policy, causal_lm=causal_lm)
+    frozen.causal_lm.requires_grad_(False)
     attention = policy.causal_lm.config._attn_implementation
-    if frozen.config._attn_implementation != attention:  # the learner's, for it is given the learner's micro-batches
-        frozen.set_attn_implementation(attention)
-    alone = replace(policy, causal_lm=frozen, root=None, entropies=None)
-    return torch.no_grad()((shard(alone, ranks) if isinstance(ranks, RankGroup) else alone).logprobs)
+    if frozen.causal_lm.config._attn_implementation != attention:  # for it is given the learner's micro-batches
+        frozen.causal_lm.set_attn_implementation(attention)
+    alone = replace(policy, causal_lm=frozen.causal_lm, root=frozen.root, entropies=None)
+    return torch.no_grad()(alone.logprobs)
 
 
 def _without_adapter(policy: Policy) -> Forward:

@@ -4,6 +4,9 @@ Every decoder layer is a unit, gathered for its pass and let go after it; embedd
 root's. The head is applied outside of the model's own forward (`logprobs.py`), so the root is a module around all of
 it: whatever needs weights runs inside `Policy.compute`, and there it finds them whole.
 
+A model comes to its ranks empty (`models/empty.py`): each part is made where it stays, and filled with the rows that it
+is of (`fill`), so that no process ever holds the whole.
+
 What is trained is sharded in float32, the masters; with bfloat16 it is cast before it is gathered, and gradients are
 added up in float32. They are added, not averaged: each rank's loss is its share of one loss.
 """
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from ftis_node.learner.policy import Policy
     from ftis_node.learner.ranks import RankGroup
+    from ftis_node.models import WeightRows
 
 
 class _Root(nn.Module):
@@ -39,7 +43,10 @@ class _Root(nn.Module):
 
 
 def shard(policy: Policy, ranks: RankGroup) -> Policy:
-    """`policy`, which every rank has whole on its CPU, spread over the ranks' devices. Its parameters become others."""
+    """`policy`, whole on the CPU of every rank or without memory (meta), spread over the ranks' devices.
+
+    Its parameters become others; those that had no memory have some then, to be filled.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     for parameter in policy.trainable().values():  # in whatever format it was loaded
@@ -53,7 +60,82 @@ def shard(policy: Policy, ranks: RankGroup) -> Policy:
         sharded = fully_shard(unit, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    names = [list(same) for same in _same_parameters(policy.causal_lm)]
+    device = torch.device(mesh.device_type)
+    root._apply(  # type: ignore[no-untyped-call]
+        lambda value: torch.empty_like(value, device=device) if value.device.type == "meta" else value
+    )
+    for first, *others in names:  # `_apply` makes tied ones apart
+        for other in others:
+            _put(policy.causal_lm, other, policy.causal_lm.get_parameter(first))
     return replace(policy, root=root)
+
+
+@torch.no_grad()
+def fill(policy: Policy, rows: WeightRows, ranks: RankGroup) -> None:
+    """Fill the parts that this rank holds with the rows that they are of, rounded to the compute dtype first."""
+    for name, value in policy.causal_lm.named_parameters():
+        if ".lora_" in name:  # made here, and in no file
+            continue
+        part = value.to_local()
+        per_rank = -(-value.shape[0] // ranks.size)
+        start, end = (min(number * per_rank, value.shape[0]) for number in (ranks.rank, ranks.rank + 1))
+        assert part.shape[0] == end - start, f"{name}: {tuple(part.shape)} are not rows {start} to {end}"
+        if start < end:
+            part.copy_(rows.read(plain_name(name), start, end).to(policy.compute_dtype))
+    for name, value in policy.causal_lm.named_buffers():
+        if plain_name(name) in rows:
+            value.copy_(rows.read(plain_name(name)))
+
+
+def hollow(causal_lm: Any) -> None:
+    """Give the parameters that have no memory a form that an adapter can be put beside: zeros, one number each."""
+    _replace_parameters(
+        causal_lm, lambda value: torch.zeros((), dtype=value.dtype).expand(value.shape) if value.is_meta else value
+    )
+
+
+def back_to_meta(causal_lm: Any) -> None:
+    """Undo `hollow`; what was put beside them stays as it is."""
+    _replace_parameters(
+        causal_lm,
+        lambda value: (
+            torch.empty_like(value, device="meta") if value.untyped_storage().nbytes() < value.nbytes else value
+        ),
+    )
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name in a model without adapter."""
+    return name.replace(".base_layer.", ".")
+
+
+def _replace_parameters(causal_lm: Any, change: Callable[[nn.Parameter], Tensor]) -> None:
+    """Every parameter by what `change` makes of it; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in causal_lm.modules():
+        for name, value in module._parameters.items():
+            if value is None:
+                continue
+            if id(value) not in made:
+                changed = change(value)
+                made[id(value)] = (
+                    changed if isinstance(changed, nn.Parameter) else nn.Parameter(changed, value.requires_grad)
+                )
+            module._parameters[name] = made[id(value)]
+
+
+def _same_parameters(causal_lm: Any) -> Iterable[list[str]]:
+    """The names of each parameter that has several."""
+    by_parameter: dict[int, list[str]] = {}
+    for name, value in causal_lm.named_parameters(remove_duplicate=False):
+        by_parameter.setdefault(id(value), []).append(name)
+    return [names for names in by_parameter.values() if len(names) > 1]
+
+
+def _put(causal_lm: Any, name: str, value: nn.Parameter) -> None:
+    module, _, own_name = name.rpartition(".")
+    causal_lm.get_submodule(module)._parameters[own_name] = value
 
 
 def is_spread(tensor: Tensor) -> bool:

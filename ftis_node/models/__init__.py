@@ -12,6 +12,7 @@ that need them, and `resolve_model` needs neither.
 from __future__ import annotations
 
 from ftis_node.models.devices import Accelerator, list_accelerators
+from ftis_node.models.empty import WeightRows, empty_causal_lm
 from ftis_node.models.export import export_adapter, export_model, tied_names
 from ftis_node.models.fingerprint import model_fingerprint, other_model
 from ftis_node.models.loading import Device, Dtype, load_causal_lm, pick_device
@@ -28,7 +29,9 @@ __all__ = [
     "ModelShape",
     "ModelSource",
     "PromptTokenizer",
+    "WeightRows",
     "check_name",
+    "empty_causal_lm",
     "export_adapter",
     "export_model",
     "list_accelerators",

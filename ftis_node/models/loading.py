@@ -42,7 +42,7 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
                 output_loading_info=True,
             )
         except Exception as error:
-            raise ModelError(f"the model in {source.folder} cannot be loaded: {_first_line(error)}") from error
+            raise ModelError(f"the model in {source.folder} cannot be loaded: {first_line(error)}") from error
         finally:
             enable_progress_bar()
     _check_complete(source, report)
@@ -71,6 +71,7 @@ def _check_complete(source: ModelSource, report: Any) -> None:
         raise ModelError(f"the weights in {source.folder} lack {len(missing)} tensors of the model, first {missing[0]}")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, shortened to its first line; its kind where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -28,7 +28,7 @@ from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.learner.schedule import Schedule
 from ftis_node.models import pick_device
 from ftis_node.node.memory_parts import micro_batch_tokens_of, recomputes
-from ftis_node.node.placement import Arrangement, arrange, visible_gpus
+from ftis_node.node.placement import Arrangement, arrange, arrange_alone, visible_gpus
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -97,11 +97,7 @@ class ProcessMakers:
         The plan is for two workers on one machine; one alone has all that the settings give it.
         """
         if settings.role != "full":
-            return Arrangement(
-                memory_share=settings.generation.memory_share,
-                generator_gpus=settings.generation.gpus,
-                learner_gpus=settings.learner.gpus,
-            )
+            return arrange_alone(settings)
         return arrange(settings, manifest, source)
 
     def generation(self, of: Ingredients) -> GenerationClient:
@@ -221,7 +217,7 @@ def learner_boot(
 ) -> LearnerBoot:
     """How the learner's worker is built; it publishes into `weights`, with `adapters` its adapter alone."""
     adapter, optimizer = settings.lora_adapter, manifest.optimizer
-    is_on_gpu = pick_device(settings.device) != "cpu"
+    is_on_gpu, planned = pick_device(settings.device) != "cpu", arrangement.recompute_activations
     return LearnerBoot(
         model=str(source.folder),
         model_name=source.name,
@@ -257,7 +253,10 @@ def learner_boot(
         takes_turns=arrangement.takes_turns,
         hand_over="file" if adapters else arrangement.hand_over,
         memory_share=arrangement.learner_share,
-        recompute_activations=recomputes(settings, on_gpu=is_on_gpu),
+        recompute_activations=recomputes(settings, on_gpu=is_on_gpu) if planned is None else planned,
+        may_recompute=is_on_gpu and settings.learner.recompute_activations is None,
+        head_chunk_tokens=arrangement.head_chunk_tokens,
+        kernels=settings.learner.kernels,
     )
 
 

@@ -20,7 +20,7 @@ from ftis_node.node.findings import GIB
 from ftis_node.node.first_look import Begun, begun_with
 from ftis_node.node.memory_parts import GPU_MICRO_BATCH_TOKENS
 from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
-from ftis_node.node.placement import find_seats, look_around
+from ftis_node.node.placement import check_heads, find_seats, look_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,13 +102,14 @@ def choose(
         reason = AS_BEGUN
     else:
         reason = _beside_full(options[0].made, shape)
-    return Choice(chosen.settings, chosen.name + reason, options)
+    return Choice(chosen.settings, f"{chosen.name}{reason}{_activations(chosen)}", options)
 
 
 def compare(
     settings: NodeSettings, manifest: RunManifest, shape: ModelShape, machine: Machine, begun: Begun | None = None
 ) -> Iterator[Option]:
     """All options in their order, each with its plan."""
+    check_heads(shape, settings)
     devices_bytes = find_seats(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
     for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
         made = plan(shape, devices_bytes, changed, manifest, host_bytes=machine.host_bytes)
@@ -221,7 +222,20 @@ def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
     usable = _gib(full.usable_bytes)
     card = _gib(full.usable_bytes / USABLE_SHARE)
     parameters = f"{shape.num_parameters / 1e9:.2f} B"
-    return f": full training of {parameters} needs {_gib(full.peak_bytes)} GiB, this card has {card} ({usable} usable)"
+    return (
+        f": full training of {parameters} needs {_gib(full.needed_bytes)} GiB, this card has {card} ({usable} usable)"
+    )
+
+
+def _activations(option: Option) -> str:
+    """Whether they are kept or recomputed, and why."""
+    if not option.fits:
+        return ""
+    if not option.made.recompute_activations:
+        return "; activations are kept"
+    if (needed := option.made.keeping_bytes) is None:
+        return "; activations are recomputed, as set"
+    return f"; activations are recomputed (keeping them needs {_gib(needed)} GiB)"
 
 
 def full_or_adapter(settings: NodeSettings) -> str:

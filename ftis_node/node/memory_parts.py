@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
 ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
-HEAD_CHUNK_TOKENS = 512  # as in learner.logprobs; a test compares the two
+# Tokens that go through the output head at once: as in learner.logprobs (a test compares the two); on a GPU, at most.
+HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS = 512, 2048
 GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
 
 # Float32 logits: all that is made of them is made in place.
@@ -61,6 +62,7 @@ class Workload:
     learner_ranks: int = 1
     serves_adapters: bool = False
     maps_weights: bool = False
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
 
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
@@ -112,7 +114,8 @@ def micro_batch_tokens_of(settings: NodeSettings, *, on_gpu: bool) -> int:
 
 
 def recomputes(settings: NodeSettings, *, on_gpu: bool) -> bool:
-    """Whether the learner recomputes activations: as set, else on a GPU, where they are most of the memory."""
+    """Whether the learner recomputes activations where no plan decides: as set, else on a GPU, where they are most of
+    the memory."""
     chosen = settings.learner.recompute_activations
     return on_gpu if chosen is None else chosen
 
@@ -239,9 +242,10 @@ def _layer_work(shape: ModelShape, workload: Workload) -> tuple[int, int]:
 def _head_work(shape: ModelShape, workload: Workload) -> int:
     """Of the output head's backward pass: gradients of the positions that predict, one chunk's logits, and, where the
     head is trained, its gradient in float32; in bfloat16 logits are there in both forms, and so is a product of them
-    that is added to it, which a CPU converts to float32 first."""
+    that is added to it, which a CPU converts to float32 first (a GPU with
+    products into float32 makes neither, but one without them does)."""
     tokens, width = workload.largest_micro_batch, workload.dtype_bytes
-    chunk = min(HEAD_CHUNK_TOKENS, tokens) * shape.vocab_size
+    chunk = min(workload.head_chunk_tokens, tokens) * shape.vocab_size
     positions = width * tokens * shape.hidden_size
     logits = _logits(shape, workload)
     if workload.lora_rank is not None:
@@ -253,7 +257,7 @@ def _head_work(shape: ModelShape, workload: Workload) -> int:
 
 def _logits(shape: ModelShape, workload: Workload) -> int:
     """One chunk's, in bfloat16 in both forms."""
-    chunk = min(HEAD_CHUNK_TOKENS, workload.largest_micro_batch) * shape.vocab_size
+    chunk = min(workload.head_chunk_tokens, workload.largest_micro_batch) * shape.vocab_size
     return (LOGITS_BYTES + (BFLOAT16 if workload.dtype_bytes == BFLOAT16 else 0)) * chunk
 
 

@@ -11,6 +11,9 @@ completions side by side that taking turns is faster. Below one group's cache no
 
 While the generator is awake the learner's weights and moments stay where they are, and while it sleeps its context and
 graphs do. So the learner must give freed blocks back (`torch.cuda.empty_cache`) before the generator wakes.
+
+What costs memory for speed comes last, out of what is left (`_with_speed`): activations that are kept instead of
+recomputed, and larger pieces of the output head. It changes neither the placement nor the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +25,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ftis_node.node.memory_changes import Change, find_changes
 from ftis_node.node.memory_generator import GeneratorMemory, generator_memory
-from ftis_node.node.memory_parts import HOST_PROCESS_BYTES, LearnerMemory, Workload, learner_memory
+from ftis_node.node.memory_parts import (
+    GPU_HEAD_CHUNK_TOKENS,
+    HEAD_CHUNK_TOKENS,
+    HOST_PROCESS_BYTES,
+    LearnerMemory,
+    Workload,
+    learner_memory,
+)
 from ftis_node.node.memory_ranks import share_of
 
 if TYPE_CHECKING:
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import ModelShape
+    from ftis_node.node.memory_changes import Place
 
 Placement: TypeAlias = Literal["cpu", "split", "sleep", "separate", "none"]
 
@@ -48,6 +59,8 @@ class MemoryPlan:
     workspace, as vLLM counts it; None where no GPU is planned for. `learner_share` is the part of the GPU that is left
     to the learner's tensors in `split`, else None. `parts` names every part, in bytes; the hand-over comes after a step
     and is not on top of it. `host_bytes` is what the workers need of host memory beside a GPU.
+    `recompute_activations` and `head_chunk_tokens` are the learner's; `keeping_bytes` is the peak with activations that
+    are kept, None where the setting decides.
     """
 
     placement: Placement
@@ -60,6 +73,15 @@ class MemoryPlan:
     host_bytes: int
     changes: tuple[Change, ...] = ()
     learner_share: float | None = None
+    recompute_activations: bool = False
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    keeping_bytes: int | None = None
+    without_speed_bytes: int | None = None
+
+    @property
+    def needed_bytes(self) -> int:
+        """The peak without what is taken for speed alone, because it has room."""
+        return self.peak_bytes if self.without_speed_bytes is None else self.without_speed_bytes
 
     @property
     def is_tight(self) -> bool:
@@ -82,14 +104,45 @@ def plan(
     machine = Machine(() if settings.device == "cpu" else tuple(devices_bytes), host_bytes)
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.devices_bytes))
     made = _place(shape, machine, workload)
+    if workload.on_gpu and made.fits:
+        made = _with_speed(made, workload, partial(_place, shape, machine), settings)
     if not made.is_tight:
         return made
     return replace(made, changes=tuple(find_changes(workload, made, partial(_place, shape, machine))))
 
 
+def _with_speed(made: MemoryPlan, workload: Workload, place: Place, settings: NodeSettings) -> MemoryPlan:
+    """The fastest learner that has room beside all else: `made` itself, or one that needs more.
+
+    Each may raise the peak where that leaves TIGHT_SHARE of what is usable: fragments and longer rows need the rest.
+    """
+    chunks = (GPU_HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS // 2, HEAD_CHUNK_TOKENS)
+    keeping_bytes = None
+    variants = [replace(workload, head_chunk_tokens=chunk) for chunk in chunks]
+    if settings.learner.recompute_activations is None:
+        kept = [replace(variant, recompute_activations=False) for variant in variants]
+        keeping_bytes = place(kept[-1]).peak_bytes
+        variants = [*kept, *variants]
+    for faster in map(place, variants):
+        is_roomy = faster.peak_bytes <= max(made.peak_bytes, TIGHT_SHARE * faster.usable_bytes)
+        is_same = (faster.placement, faster.kv_cache_bytes) == (made.placement, made.kv_cache_bytes)
+        if faster.fits and is_same and is_roomy:
+            return replace(faster, keeping_bytes=keeping_bytes, without_speed_bytes=made.peak_bytes)
+    return replace(made, keeping_bytes=keeping_bytes)
+
+
 def _place(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
     if len(machine.devices_bytes) > 1:
         workload = replace(workload, maps_weights=False)
+    made = _placed(shape, machine, workload)
+    return replace(
+        made,
+        recompute_activations=workload.recompute_activations,
+        head_chunk_tokens=workload.head_chunk_tokens,
+    )
+
+
+def _placed(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPlan:
     generator = generator_memory(shape, workload)
     learner = share_of(learner_memory(shape, workload), shape, workload)
     if not machine.devices_bytes:
@@ -188,11 +241,19 @@ def _parts(generator: GeneratorMemory, learner: LearnerMemory, cache: int) -> di
 
 
 def _host_bytes(shape: ModelShape, workload: Workload) -> int:
-    """Beside a GPU: three processes, what the learner offloads, and the larger of a hand-over (the new weights' bytes,
-    none where the engine maps them) and a checkpoint's Adam moments. Where the generator sleeps its weights may wait in
-    host memory too: a step need not bring new ones."""
+    """Beside a GPU: the node's process, the generator's and the learner's (one a rank), what the learner offloads, and
+    the largest of a hand-over (the new weights' bytes, none where the engine maps them), a checkpoint's Adam moments,
+    and what ranks read at a start: rows of the largest tensor, and each the whole adapter. Where the generator sleeps
+    its weights may wait there too: a step need not bring new ones."""
     weights = shape.num_parameters * workload.dtype_bytes
     learner = learner_memory(shape, workload)
+    adapter = 0 if workload.lora_rank is None else shape.adapter_parameters(workload.lora_rank)
+    read = workload.dtype_bytes * (shape.embedding_parameters + workload.learner_ranks * adapter)
     crossing = 0 if workload.maps_weights else weights
-    saved = max(crossing, learner.moments, learner.on_host // 2)  # half of it are moments
-    return 3 * HOST_PROCESS_BYTES + learner.on_host + saved + (weights if workload.can_sleep else 0)
+    saved = max(crossing, learner.moments, learner.on_host // 2, read if workload.learner_ranks > 1 else 0)
+    return (
+        (2 + workload.learner_ranks) * HOST_PROCESS_BYTES
+        + learner.on_host
+        + saved
+        + (weights if workload.can_sleep else 0)
+    )

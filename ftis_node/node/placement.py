@@ -12,17 +12,17 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING
 
 import psutil
 
+from ftis_node.config.node import PARALLEL_SIZES
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.models import list_accelerators, pick_device, read_shape
 from ftis_node.node.findings import in_gib
 from ftis_node.node.hand_over_way import way_of
-from ftis_node.node.memory_parts import Workload
+from ftis_node.node.memory_parts import HEAD_CHUNK_TOKENS, Workload
 from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")  # of vLLM's EngineArgs: GPUs are their product
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,8 @@ class Arrangement:
 
     `takes_turns`: the generator sleeps while the learner steps; `can_sleep`: and it gives its memory back then.
     `memory_share` and `cache_bytes` as in `EngineSettings`; `learner_share` is the part of its GPU that the learner's
-    tensors may take, None: all. `hand_over` is how weights cross. GPUs by their index in nvidia-smi; none: all.
+    tensors may take, None: all. `hand_over` is how weights cross. `recompute_activations` and `head_chunk_tokens` are
+    the learner's, by the plan; None: no plan says. GPUs by their index in nvidia-smi; none: all are seen.
     """
 
     takes_turns: bool = False
@@ -57,6 +57,8 @@ class Arrangement:
     hand_over: Way = "file"
     generator_gpus: tuple[int, ...] = ()
     learner_gpus: tuple[int, ...] = ()
+    recompute_activations: bool | None = None
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,21 @@ def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) 
     return arrange_on(machine, shape, settings, manifest)
 
 
+def arrange_alone(settings: NodeSettings) -> Arrangement:
+    """The arrangement of a node with one worker, which has all that the settings give it: no plan is made.
+
+    Raises ConfigError for GPUs that are not there.
+    """
+    of_generator, of_learner = settings.generation.gpus, settings.learner.gpus
+    if settings.gpus:
+        num_gpus = len(list_accelerators()) if pick_device(settings.device) != "cpu" else 0
+        first = tuple(range(usable_gpus(num_gpus, settings)))
+        of_generator, of_learner = of_generator or first, of_learner or first
+    return Arrangement(
+        memory_share=settings.generation.memory_share, generator_gpus=of_generator, learner_gpus=of_learner
+    )
+
+
 def look_around(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
     """This machine as far as the node may use it, and the settings with the engine that "auto" is here.
 
@@ -115,6 +132,7 @@ def arrange_on(
     seats = find_seats(len(machine.devices_bytes), settings)
     made = None
     if shape is not None:
+        check_heads(shape, settings)
         devices_bytes = seats.devices_bytes(machine.devices_bytes)
         made = plan(shape, devices_bytes, settings, manifest, host_bytes=machine.host_bytes)
         _judge(made, settings, on_gpu=bool(devices_bytes))
@@ -131,8 +149,14 @@ def arrange_on(
             serves_adapters=Workload.of(settings, manifest, on_gpu=bool(seats.learner)).adapter_served is not None,
         ),
     )
-    if len(machine.devices_bytes) > 1:
+    if len(machine.devices_bytes) > 1:  # even where the node may use one of them
         arrangement = replace(arrangement, generator_gpus=seats.generator, learner_gpus=seats.learner)
+    if made is not None and seats.learner and made.fits:
+        arrangement = replace(
+            arrangement,
+            recompute_activations=made.recompute_activations,
+            head_chunk_tokens=made.head_chunk_tokens,
+        )
     if made is None or made.gpu_memory_utilization is None or settings.generation.memory_share is not None:
         return arrangement
     return replace(
@@ -147,12 +171,13 @@ def find_seats(num_gpus: int, settings: NodeSettings) -> Seats:
     """As configured, else the generator on the first GPUs and the learner on the next; both on one where there is
     no other and each asks for one. Raises ConfigError."""
     by_generator, by_learner = settings.generation.gpus, settings.learner.gpus
+    num_gpus = usable_gpus(num_gpus, settings)
     for gpu in (*by_generator, *by_learner):
         if gpu >= num_gpus:
             raise ConfigError(f"generation.gpus and learner.gpus name GPU {gpu}: this node sees {num_gpus} GPUs")
     if num_gpus == 0:
         return Seats()
-    num_parts = _num_parts(settings)
+    num_parts = settings.num_generator_gpus
     generator = by_generator or _first(num_parts, num_gpus, but_for=by_learner)
     if len(set(generator)) != num_parts:
         has = f"generation.gpus names {len(set(generator))}" if by_generator else f"this node sees {num_gpus}"
@@ -169,6 +194,33 @@ def find_seats(num_gpus: int, settings: NodeSettings) -> Seats:
     return Seats(generator, learner)
 
 
+def usable_gpus(num_gpus: int, settings: NodeSettings) -> int:
+    """How many of the GPUs that are seen the node may use. Raises ConfigError where there are fewer, and where the
+    engine shall be spread over GPUs that are not there."""
+    if settings.gpus > num_gpus:
+        seen = f"{num_gpus} GPUs" if num_gpus else "no GPU"
+        raise ConfigError(
+            f"--gpus {settings.gpus}: this node sees {seen} (`nvidia-smi -L` names them, {VISIBLE_GPUS} hides some)"
+        )
+    if num_gpus == 0 and settings.generates and settings.num_generator_gpus > 1:
+        raise ConfigError(
+            f"generation.engine_options ask for {settings.num_generator_gpus} GPUs: this node sees no GPU"
+        )
+    return settings.gpus or num_gpus
+
+
+def check_heads(shape: ModelShape, settings: NodeSettings) -> None:
+    """Raise ConfigError where vLLM cannot divide the model's attention heads among its GPUs."""
+    number = settings.generation.engine_options.get(PARALLEL_SIZES[0], 1)
+    if settings.engine == "torch" or not settings.generates or shape.num_heads % number == 0:
+        return
+    good = [str(size) for size in range(1, shape.num_heads + 1) if shape.num_heads % size == 0]
+    raise ConfigError(
+        f"--tensor-parallel {number}: the model has {shape.num_heads} attention heads, which can be divided among "
+        f"{', '.join(good)} GPUs"
+    )
+
+
 def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What makes a worker see these GPUs alone, given what this process sees of the machine's. None: nothing."""
     if not gpus:
@@ -183,12 +235,6 @@ def _takes_turns(made: MemoryPlan | None, settings: NodeSettings, *, gives_memor
     if settings.memory.placement != "auto":
         return settings.memory.placement == "sleep"
     return gives_memory_back and (made is None or made.placement != "split")
-
-
-def _num_parts(settings: NodeSettings) -> int:
-    if settings.engine == "torch":
-        return 1
-    return prod(int(settings.generation.engine_options.get(name, 1)) for name in PARALLEL_SIZES)
 
 
 def _first(number: int, num_gpus: int, *, but_for: tuple[int, ...]) -> tuple[int, ...]:

@@ -254,6 +254,7 @@ class StatusLoop:
             restarts=client.restarts,
             last_step_at=self._step.at,
             layout=client.state.layout if client.state else None,
+            kernels=client.state.kernels if client.state else None,
             **fields,
         )
 

@@ -78,7 +78,8 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     `mismatch_kl` (nats a token) and `mismatch_share` (of tokens whose ratio is off by more than 1 %) say what engine
     and learner disagree by; as last measured, which was under `mismatch_version`. `kl_to_start` is None where the run
     has no such term. `last_step_at`: Unix time of the newest step since the node's start, None before one. `layout`:
-    whether sequences are computed in packed or padded rows; None before the learner's start.
+    whether sequences are computed in packed or padded rows, `kernels`: what computes a layer (`learner.kernels`); None
+    before the learner's start.
     """
 
     state: str = "stopped"
@@ -102,6 +103,7 @@ class LearnerStatus(msgspec.Struct, frozen=True):
     mismatch_version: int | None = None
     last_step_at: float | None = None
     layout: str | None = None
+    kernels: str | None = None
 
 
 class SwarmStatus(msgspec.Struct, frozen=True):

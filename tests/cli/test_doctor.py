@@ -70,10 +70,41 @@ def test_flags_and_the_run_reach_the_plan(capsys: pytest.CaptureFixture[str], tm
     code, output, _ = doctor(capsys, tmp_path, *arguments, "--lora", "--run", "arithmetic-ftis")
     assert code == 0
     verdict, *rest = plan_lines(output)
-    assert "arithmetic-ftis, a LoRA adapter of rank 128: the generator on the first GPU" in verdict["finding"]
+    assert (
+        "arithmetic-ftis, a LoRA adapter of rank 128: the generator on GPU 0, the learner on GPU 1"
+        in verdict["finding"]
+    )
     (cache,) = [finding["num_bytes"] for finding in rest if "key/value cache" in finding["finding"]]
     assert cache % (2 * 2 * 32 * 2 * 4) == 0
     assert cache < 2 * 2 * 32 * 2 * 5 * 760
+
+
+def test_the_plan_says_which_card_does_what(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path) -> None:
+    cards = [argument for _ in range(4) for argument in ("--gpu-memory", "24")]
+
+    def verdict(*arguments: str) -> str:
+        code, output, _ = doctor(capsys, tmp_path, "--model", str(model), *cards, *arguments, "--json")
+        assert code == 0
+        return str(plan_lines(output)[0]["finding"])
+
+    assert "the generator on GPU 0, the learner on GPU 1; not used: 2, 3: " in verdict()
+    spread = verdict("--gpus", "4", "--tensor-parallel", "2")
+    assert "the generator on GPU 0 and 1, the learner on GPU 2 and 3, divided among them: " in spread
+    assert "the generator on GPU 0, the learner on GPU 1 and 2, divided among them; not used: 3: " in verdict(
+        "--gpus", "3"
+    )
+    assert "both workers stay on one GPU (GPU 0 of 4): " in verdict("--gpus", "1")
+    code, output, _ = doctor(capsys, tmp_path, "--model", str(model), *cards, "--gpus", "5", "--json")
+    assert code == 3
+    assert "--gpus 5: this node sees 4 GPUs" in output
+
+
+def test_the_plan_says_whether_activations_are_recomputed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: Path
+) -> None:
+    arguments = ("--model", str(model), "--gpu-memory", "24", "--verbose")
+    _, output, _ = doctor(capsys, tmp_path, *arguments)
+    assert "activations are kept, nothing is recomputed; the output head takes 2048 tokens at once" in output
 
 
 def qwen_3b(folder: Path) -> Path:
@@ -146,6 +177,8 @@ def test_a_model_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[st
     [
         (["--lora"], "--model"),
         (["--gpu-memory", "24"], "--model"),
+        (["--gpus", "2"], "--model"),
+        (["--model", "x", "--gpus", "2", "--tensor-parallel", "2"], "none is left for the learner"),
         (["--model", "x", "--gpu-memory", "0"], "--gpu-memory"),
         (["--model", "x", "--run", "no-such-run"], "no-such-run"),
     ],

@@ -96,6 +96,8 @@ def test_a_malformed_peer_address(
     [
         (["join"], "--model"),
         (["join", "--model", "x", "--steps", "0"], "steps"),
+        (["join", "--model", "x", "--gpus", "0"], "gpus"),
+        (["join", "--model", "x", "--tensor-parallel", "2", "--engine", "torch"], "--tensor-parallel needs vLLM"),
         (["jion"], "jion"),
         (["join", "--model", "x", "--what"], "--what"),
         (["join", "--model", "x", "--engine", "jax"], "engine"),

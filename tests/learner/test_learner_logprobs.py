@@ -8,8 +8,9 @@ from learner_rig import one_by_one_logprobs, random_groups
 from tiny_models import EMBEDDING_ROWS, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ftis_node.learner import logprobs
 from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs
+from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs, head_logprobs
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -62,6 +63,48 @@ def test_entropy_is_that_of_the_whole_softmax_and_changes_nothing(model, batch, 
     assert meter.take() == pytest.approx(expected, rel=1e-5)
     assert meter.take() is None
     assert (values - plain).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_products_into_float32_are_used_where_the_device_has_them(monkeypatch, temperature):
+    """As CUDA has them; here torch is made to. What is rounded to bfloat16 on the way is the scores alone."""
+
+    def wide(product):
+        def made(*tensors, out_dtype=None, out=None):
+            if out_dtype is None:
+                return product(*tensors)
+            calls.append(out is not None)
+            found = product(*(tensor.to(out_dtype) for tensor in tensors))
+            return found if out is None else out.copy_(found)
+
+        return made
+
+    calls = []
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(60, 64, generator=generator).bfloat16().requires_grad_()
+    head = torch.nn.Linear(64, 300, bias=False).bfloat16()
+    ids = torch.randint(0, 300, (60,), generator=generator)
+
+    def run():
+        head.zero_grad()
+        values = head_logprobs(head, hidden, ids, temperature=temperature, chunk_tokens=25)
+        values.sum().backward()
+        return values.detach(), head.weight.grad.float()
+
+    exact = torch.log_softmax(hidden.double() @ head.weight.double().T / temperature, dim=-1)
+    expected = exact.gather(-1, ids[:, None])[:, 0].detach()
+    narrow, its_gradient = run()
+    monkeypatch.setattr(logprobs, "has_wide_products", lambda device, dtype: True)
+    monkeypatch.setattr(torch, "mm", wide(torch.mm))
+    monkeypatch.setattr(torch, "addmm", wide(torch.addmm))
+    values, gradient = run()
+    assert calls == [False] * 3 + [False, True] * 3
+    assert (values - expected).abs().max() < 1e-5 < (narrow - expected).abs().max()
+    assert (gradient - its_gradient).norm() < 0.01 * its_gradient.norm()
+
+
+def test_the_cpu_has_no_products_into_float32_and_nothing_breaks():
+    assert logprobs.has_wide_products(torch.device("cpu"), torch.bfloat16) is False
 
 
 class LargestLogits(TorchDispatchMode):

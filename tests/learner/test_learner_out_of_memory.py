@@ -137,6 +137,39 @@ def test_what_failed_has_let_go_of_its_memory_before_the_next_attempt():
         fitting.run(lambda: torch.empty(1 << 60, dtype=torch.uint8), step=2, whole=5000, longest=250)
 
 
+def test_activations_are_recomputed_before_micro_batches_get_smaller(model_folder, tmp_path, monkeypatch, caplog):
+    """A pass runs out for as long as a layer keeps its activations, then once more: only then the budget is halved."""
+    reports = {}
+    for name, may in (("plain", False), ("may", True)):
+        learner = Learner(make_boot(model_folder, tmp_path / name, may_recompute=may, micro_batch_tokens=100))
+        layer, failures = learner.policy.causal_lm.get_decoder().layers[0], []
+
+        def starved(micro_batch, layer=layer, failures=failures, policy=learner.policy):
+            if not layer.gradient_checkpointing or len(failures) < 2:
+                failures.append(layer.gradient_checkpointing)
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return type(policy).logprobs(policy, micro_batch)
+
+        if may:
+            learner.policy = _Starved(learner.policy, starved)
+        reports[name] = learner.train(random_groups(), step=1).report
+        assert failures == ([False, True] if may else [])
+    assert (reports["may"].out_of_memory, reports["may"].micro_batch_tokens) == (2, 50)
+    assert "ran out of memory: activations are recomputed from here on" in caplog.text
+    assert reports["may"].loss == pytest.approx(reports["plain"].loss, abs=1e-6)
+    assert reports["may"].grad_norm == pytest.approx(reports["plain"].grad_norm, rel=1e-5)
+
+
+class _Starved:
+    """A policy whose log-probs are another function's."""
+
+    def __init__(self, policy, logprobs):
+        self._policy, self.logprobs = policy, logprobs
+
+    def __getattr__(self, name):
+        return getattr(self._policy, name)
+
+
 def test_a_later_update_that_runs_out_makes_the_next_step_smaller(model_folder, tmp_path, monkeypatch):
     boot = make_boot(model_folder, tmp_path, updates_per_batch=3, micro_batch_tokens=100)
     learner = Learner(boot)

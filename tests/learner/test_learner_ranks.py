@@ -45,14 +45,15 @@ TIED_TOGETHER = {"method_params": {"denominator": "kept"}}  # a loss that needs 
 FORMS = {"full": {}, "lora": ADAPTER | TIED_TOGETHER}
 
 
-def run_two_ranks(tasks, folder):
-    """`ranks_program.py` under torchrun; what rank 0 wrote."""
+def run_two_ranks(tasks, folder, program="ranks_program.py"):
+    """The program under torchrun; what rank 0 wrote."""
     store = [f"--rdzv-endpoint={folder / 'rendezvous'}", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
     python_path = f"{HERE}:{Path(ftis_node.__file__).parents[1]}"
     arguments = [json.dumps(msgspec.to_builtins(tasks)), str(folder / "out.json")]
     environment = {**os.environ, **COMMUNICATION, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path}
+    environment["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that resident memory is what is in use
     done = subprocess.run(
-        [*TORCHRUN, *store, str(HERE / "ranks_program.py"), *arguments],
+        [*TORCHRUN, *store, str(HERE / program), *arguments],
         env=environment,
         capture_output=True,
         text=True,

@@ -75,8 +75,15 @@ def test_the_line_says_what_and_why() -> None:
     usable = 22 * USABLE_SHARE
     assert choice.training == (
         f"a LoRA adapter of rank 128: full training of 3.09 B needs {full.peak_bytes / GIB:.1f} GiB, "
-        f"this card has 22.0 ({usable:.1f} usable)"
+        f"this card has 22.0 ({usable:.1f} usable); "
+        f"activations are recomputed (keeping them needs {choice.options[3].made.keeping_bytes / GIB:.1f} GiB)"
     )
+    roomy, full = chosen("3B", 139), plan(QWEN["3B"], [80 * GIB], settings(lora=False), RUN, host_bytes=64 * GIB)
+    assert full.recompute_activations
+    needed = roomy.training.split("needs ")[1].split(" GiB")[0]
+    assert float(needed) == pytest.approx(full.needed_bytes / GIB, abs=5), "not what is taken because there is room"
+    assert roomy.training.endswith("; activations are kept")
+    assert chosen("3B", 139, learner={"recompute_activations": True}).training.endswith("recomputed, as set")
 
 
 def test_smaller_adapters_keep_their_scale_and_come_last() -> None:
@@ -105,7 +112,7 @@ def test_what_is_set_bounds_the_options() -> None:
 def test_full_and_lora_insist(lora: bool, training: str) -> None:
     choice = chosen("3B", 22, lora=lora)
     assert (choice.settings, choice.settings.lora) == (settings(lora=lora), lora)
-    assert choice.training == f"{training}, as asked ({'--lora' if lora else '--full'})"
+    assert choice.training.split(";")[0] == f"{training}, as asked ({'--lora' if lora else '--full'})"
     refused = not lora
     if refused:
         with pytest.raises(MachineError, match="does not fit on the GPU"):
@@ -137,7 +144,7 @@ def test_a_home_goes_on_with_what_it_began_with_on_any_card() -> None:
     )
     assert {option.settings.lora_adapter.rank for option in adapter.options} == {32}
     for choice in (full, eight, adapter):
-        assert choice.training.endswith(", as this home began")
+        assert choice.training.split(";")[0].endswith(", as this home began")
 
 
 def test_where_nothing_fits_the_largest_model_that_would_is_named() -> None:
@@ -215,7 +222,8 @@ def test_join_chooses_by_the_card_and_a_later_start_does_not_choose_again(tmp_pa
     begin(home, **first.model_dump(include={"lora", "lora_adapter", "learner", "generation"}))
     card[:] = [139.0]
     again = choose_here(settings(), RUN, home, SOURCE)
-    assert (again.settings.lora, again.training) == (True, "a LoRA adapter of rank 128, as this home began")
+    assert again.settings.lora is True
+    assert again.training == "a LoRA adapter of rank 128, as this home began; activations are kept"
     card[:] = []
     assert choose_here(settings(), RUN, home, SOURCE).settings.lora is True
     assert choose_here(settings(), RUN, Home(tmp_path / "new"), SOURCE).settings.lora is False

@@ -28,7 +28,7 @@ from ftis_node.learner.layout import Span
 from ftis_node.learner.logprobs import completion_logprobs
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.optimizer import make_masters, make_optimizer, moments_of
-from ftis_node.learner.policy import _recompute_activations, add_adapter
+from ftis_node.learner.policy import add_adapter, recompute_activations
 from ftis_node.models import published_qwen25, shape_of
 from ftis_node.node.memory_generator import cache_bytes_per_token, generator_memory
 from ftis_node.node.memory_parts import (
@@ -182,7 +182,7 @@ class Step:
             self.model.requires_grad_(False)
             add_adapter(self.model, LoraSettings(rank=8, alpha=8))
         if recompute:
-            _recompute_activations(self.model)
+            recompute_activations(self.model)
         save_memory(self.model)
         self.shape = shape_of(make_model(hidden_size=hidden_size).config.to_dict())
         width = 2 if dtype == "bfloat16" else 4
@@ -313,5 +313,5 @@ def _compare_peak(step: Step, num_tokens: int) -> None:
         held += event.nbytes()
         peak = max(peak, held)
     memory = learner_memory(step.shape, step.workload(num_tokens))
-    assert memory.activations + memory.work == pytest.approx(peak, rel=0.12)
+    assert memory.activations + memory.work == pytest.approx(peak, rel=0.1)
     assert memory.context == HOST_PROCESS_BYTES

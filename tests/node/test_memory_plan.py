@@ -12,8 +12,8 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.models import ModelShape, published_qwen25, shape_of
 from ftis_node.node.memory_changes import find_changes
 from ftis_node.node.memory_generator import generator_memory
-from ftis_node.node.memory_parts import Workload, learner_memory
-from ftis_node.node.memory_plan import HAND_OVER, USABLE_SHARE, MemoryPlan, plan
+from ftis_node.node.memory_parts import HOST_PROCESS_BYTES, Workload, learner_memory
+from ftis_node.node.memory_plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, MemoryPlan, plan
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
 GIB = 1 << 30
@@ -66,6 +66,40 @@ def test_placements_that_a_person_would_expect(
     assert made.fits is (placement != "none") is (made.peak_bytes <= made.usable_bytes)
 
 
+@pytest.mark.parametrize(
+    ("shape", "gib", "recomputes", "chunk"),
+    [
+        (HALF_B, 24, True, 2048),
+        (HALF_B, 80, False, 2048),
+        (THREE_B, 80, True, 2048),
+        (THREE_B, 139, False, 2048),
+    ],
+)
+def test_activations_are_kept_and_pieces_are_large_where_there_is_room(
+    shape: ModelShape, gib: float, recomputes: bool, chunk: int
+) -> None:
+    unset = {"recompute_activations": None}
+    made = planned(shape, gib, learner=unset)
+    assert (made.recompute_activations, made.head_chunk_tokens) == (recomputes, chunk)
+    least = planned(shape, gib, learner={"recompute_activations": True})
+    assert (made.placement, made.kv_cache_bytes) == (least.placement, least.kv_cache_bytes)
+    kept = planned(shape, gib, learner={"recompute_activations": False})
+    assert made.keeping_bytes is not None
+    assert made.keeping_bytes == pytest.approx(kept.peak_bytes, rel=0.05)  # but for the size of the head's pieces
+    assert (made.keeping_bytes > TIGHT_SHARE * made.usable_bytes) is recomputes
+    if not recomputes:
+        assert made.peak_bytes == kept.peak_bytes <= TIGHT_SHARE * made.usable_bytes
+    assert least.keeping_bytes is kept.keeping_bytes is None
+
+
+def test_keeping_activations_takes_no_cache_and_no_turns() -> None:
+    """On 100 GiB a 3B learner that keeps them would fit only where the generator slept."""
+    turns = planned(THREE_B, 100, learner={"recompute_activations": False, "micro_batch_tokens": 12288})
+    made = planned(THREE_B, 100, learner={"recompute_activations": None, "micro_batch_tokens": 12288})
+    assert turns.fits
+    assert (turns.placement, made.placement, made.recompute_activations) == ("sleep", "split", True)
+
+
 def test_an_adapter_and_recomputed_layers_bring_3b_onto_24_gib() -> None:
     made = planned(THREE_B, 24)
     by_name = {change.name: change for change in made.changes}
@@ -105,6 +139,18 @@ def test_without_an_adapter_states_go_to_the_host_before_pieces_get_smaller() ->
     by_name = {change.name: change for change in planned(THREE_B, 24).changes}
     assert not by_name["learner.optimizer_states = offload"].fits
     assert by_name["learner.optimizer_states = offload + learner.recompute_activations = true"].fits
+
+
+def test_several_ranks_need_host_memory_for_their_processes_and_adapters_but_not_for_the_model_each() -> None:
+    def host(processes: int, **changes: Any) -> int:
+        return planned(SEVEN_B, 80, 80, learner={"processes": processes}, **changes).host_bytes
+
+    assert host(8) - host(1) == 7 * HOST_PROCESS_BYTES
+    weights, adapter = 2 * SEVEN_B.num_parameters, SEVEN_B.adapter_parameters(512)
+    read = 2 * (SEVEN_B.embedding_parameters + 16 * adapter)
+    assert read > weights
+    large = {"lora": True, "lora_adapter": {"rank": 512}}
+    assert host(16, **large) - host(1, **large) == 15 * HOST_PROCESS_BYTES + read - weights
 
 
 def test_changes_are_put_together_until_they_fit() -> None:

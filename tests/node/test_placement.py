@@ -8,18 +8,29 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+from ftis_node.cli.common import spread_over
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
-from ftis_node.config.node import NodeSettings
+from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.models import ModelSource, shape_of
-from ftis_node.node import placement
+from ftis_node.node import makers, placement
 from ftis_node.node.makers import generation_boot, learner_boot
 from ftis_node.node.memory_changes import Change
-from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
-from ftis_node.node.placement import Arrangement, Seats, arrange, arrange_on, find_seats, visible_gpus
+from ftis_node.node.memory_parts import Workload, learner_memory
+from ftis_node.node.memory_plan import USABLE_SHARE, Machine, MemoryPlan, plan
+from ftis_node.node.placement import (
+    Arrangement,
+    Seats,
+    arrange,
+    arrange_alone,
+    arrange_on,
+    find_seats,
+    visible_gpus,
+)
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
 if TYPE_CHECKING:
@@ -31,6 +42,7 @@ GIB = 1 << 30
 HALF_B, THREE_B = shape_of(QWEN_05B), shape_of(QWEN_3B)
 RUN = load_manifest("gsm8k-ftis")
 HOST_BYTES = 64 * GIB
+PEER_ID = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 
 
 def settings(**changes: Any) -> NodeSettings:
@@ -48,6 +60,11 @@ def planned(shape: ModelShape, *gpus_gib: float, **changes: Any) -> Any:
     return plan(shape, [int(gib * GIB) for gib in gpus_gib], settings(**changes), RUN, host_bytes=HOST_BYTES)
 
 
+def of_learner(made: MemoryPlan) -> dict[str, Any]:
+    """What a plan says of how the learner computes."""
+    return {"recompute_activations": made.recompute_activations, "head_chunk_tokens": made.head_chunk_tokens}
+
+
 def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
     made = planned(HALF_B, 24)
     assert made.placement == "split"
@@ -56,6 +73,7 @@ def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
         cache_bytes=made.kv_cache_bytes,
         learner_share=made.learner_share,
         hand_over="ipc",
+        **of_learner(made),
     )
 
 
@@ -100,6 +118,7 @@ def test_where_both_do_not_fit_they_take_turns() -> None:
         can_sleep=True,
         memory_share=made.gpu_memory_utilization,
         cache_bytes=made.kv_cache_bytes,
+        **of_learner(made),
     )
 
 
@@ -147,6 +166,7 @@ def test_a_generator_on_two_gpus_halves_its_cache() -> None:
         hand_over="pinned",
         generator_gpus=(0, 1),
         learner_gpus=(2,),
+        **of_learner(whole),
     )
 
 
@@ -191,7 +211,9 @@ def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
     # Gathered: embedding (tied) and two of 36 layers, in bfloat16; a gradient of the larger, in both formats.
     root = THREE_B.embedding_parameters
     layer = -(-(THREE_B.num_parameters - root) // 36)
-    gathered = together.parts["learner: logits and work space"] - alone.parts["learner: logits and work space"]
+    workload = Workload.of(settings(learner=small), RUN, on_gpu=True)
+    work = learner_memory(THREE_B, replace(workload, head_chunk_tokens=together.head_chunk_tokens)).work
+    gathered = together.parts["learner: logits and work space"] - work
     assert gathered == 2 * (root + 2 * layer)
     assert together.parts["learner: gradients"] == alone.parts["learner: gradients"] / 2 + 6 * max(root, layer)
 
@@ -240,6 +262,108 @@ def test_a_share_that_was_set_leaves_the_cache_to_vllm() -> None:
     assert (made.memory_share, made.cache_bytes) == (0.4, None)
 
 
+@pytest.fixture
+def torch_sees(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """GiB of the cards whose properties torch is made to give; none to begin with."""
+    cards: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cards))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(name=f"card {index}", total_memory=int(cards[index] * GIB)),
+    )
+    return cards
+
+
+def flags(tmp_path: Path, number: int | None = None, parallel: int | None = None, **more: Any) -> NodeSettings:
+    """The settings of `join --gpus NUMBER --tensor-parallel PARALLEL`."""
+    given = {"model": "m", "engine": "vllm", "gpus": number, "generation": spread_over(parallel)}
+    return load_node_settings(tmp_path / "node.toml", **given | more)
+
+
+@pytest.mark.parametrize(
+    ("cards", "number", "parallel", "generator", "learner"),
+    [
+        ([80], 1, None, (), ()),  # of one card nothing need be named
+        ([80, 80], 1, None, (0,), (0,)),
+        ([80, 80], None, None, (0,), (1,)),
+        ([80, 80], 2, None, (0,), (1,)),
+        ([80] * 4, None, None, (0,), (1,)),
+        ([80] * 4, 4, None, (0,), (1, 2, 3)),
+        ([80] * 4, 3, 2, (0, 1), (2,)),
+        ([80] * 4, 4, 2, (0, 1), (2, 3)),
+    ],
+)
+def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
+    tmp_path: Path,
+    torch_sees: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    cards: list[float],
+    number: int | None,
+    parallel: int | None,
+    generator: tuple[int, ...],
+    learner: tuple[int, ...],
+) -> None:
+    torch_sees[:] = cards
+    monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
+    given = flags(tmp_path, number, parallel, lora=True)
+    source: Any = SimpleNamespace(name="m")
+    made = arrange(given, RUN, source)
+    assert (made.generator_gpus, made.learner_gpus) == (generator, learner)
+    assert given.learner.num_processes == max(1, len(learner))
+    if len(learner) > 1:
+        boot = learner_boot(given, RUN, ModelSource("m", tmp_path), Home(tmp_path), made, weights=tmp_path)
+        assert boot.num_processes == len(learner)
+
+
+@pytest.mark.parametrize(
+    ("cards", "number", "parallel", "more", "problem"),
+    [
+        ([80], 2, None, {}, "--gpus 2: this node sees 1 GPUs"),
+        ([], 1, None, {}, "--gpus 1: this node sees no GPU"),
+        ([], None, 2, {}, "ask for 2 GPUs: this node sees no GPU"),
+        ([80] * 2, 2, 2, {}, "none is left for the learner: give --gpus 3, or --tensor-parallel 1"),
+        ([80] * 2, 1, 2, {}, "asks for 2 GPUs .* and the node may use 1: give --gpus 3 or more"),
+        ([80] * 4, 4, 3, {}, "16 attention heads, which can be divided among 1, 2, 4, 8, 16 GPUs"),
+        ([80] * 2, 1, None, {"learner": {"gpus": [1]}}, "name GPU 1: this node sees 1 GPUs"),
+        ([80] * 2, 2, None, {"device": "cpu"}, 'and device = "cpu" contradict each other'),
+        ([80] * 2, None, "two", {}, "tensor_parallel_size is 'two': give a number of GPUs"),
+        ([80] * 2, 3, None, {"role": "learner"}, "--gpus 3: this node sees 2 GPUs"),
+    ],
+)
+def test_gpus_that_a_node_cannot_have_are_the_user_s_error(
+    tmp_path: Path,
+    torch_sees: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    cards: list[float],
+    number: int | None,
+    parallel: Any,
+    more: dict[str, Any],
+    problem: str,
+) -> None:
+    torch_sees[:] = cards
+    monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
+    source: Any = SimpleNamespace(name="m")
+    with pytest.raises(ConfigError, match=problem) as refused:
+        given = flags(tmp_path, number, parallel, **{"lora": True} | more)
+        if given.role == "full":
+            arrange(given, RUN, source)
+        else:
+            arrange_alone(given)
+    assert refused.value.exit_code == 2
+    assert "\n" not in str(refused.value)
+
+
+def test_a_node_with_one_worker_gives_it_all_of_its_gpus(tmp_path: Path, torch_sees: list[float]) -> None:
+    torch_sees[:] = [80] * 4
+    given = flags(tmp_path, 3, role="learner")
+    assert (arrange_alone(given).learner_gpus, given.learner.num_processes) == ((0, 1, 2), 3)
+    given = flags(tmp_path, 2, 2, role="generator", roles={"follow": PEER_ID})
+    assert (arrange_alone(given).generator_gpus, given.num_generator_gpus) == ((0, 1), 2)
+    assert arrange_alone(flags(tmp_path, role="learner")) == Arrangement()
+
+
 def test_what_a_worker_sees_is_named_as_this_process_sees_it() -> None:
     assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "3"}) == {}
     assert visible_gpus((1, 0), {}) == {"CUDA_VISIBLE_DEVICES": "1,0"}
@@ -270,6 +394,27 @@ def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
     assert engine_arguments(source, boot.settings, device="cpu", seed=0)["enable_sleep_mode"] is False
     learning = learner_boot(settings(device="cpu"), RUN, source, Home(tmp_path), made, weights=tmp_path)
     assert (learning.takes_turns, learning.memory_share) == (True, 0.25)
+
+
+def test_the_learner_is_told_what_the_plan_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(makers, "pick_device", lambda wanted: "cuda")
+    source = ModelSource(name="m", folder=tmp_path)
+
+    def booted(*gpus_gib: float, **changes: Any) -> tuple[bool, bool, int]:
+        given, machine = settings(**changes), Machine(tuple(int(gib * GIB) for gib in gpus_gib), HOST_BYTES)
+        boot = learner_boot(
+            given, RUN, source, Home(tmp_path), arrange_on(machine, HALF_B, given, RUN), weights=tmp_path
+        )
+        return boot.recompute_activations, boot.may_recompute, boot.head_chunk_tokens
+
+    # 16,384 tokens of a 0.5B model keep 24 GiB of activations.
+    assert booted(139) == (False, True, 2048)
+    assert booted(24) == (True, True, 2048)
+    assert booted(139, learner={"recompute_activations": True}) == (True, False, 2048)
+    assert booted(139, learner={"recompute_activations": False}) == (False, False, 2048)
+    assert learner_boot(
+        settings(), RUN, source, Home(tmp_path), Arrangement(), weights=tmp_path
+    ).recompute_activations, "without a plan the smaller is taken"
 
 
 def test_the_first_change_that_fits_is_the_advice() -> None:

@@ -1,0 +1,91 @@
+"""A model without its weights, and any rows of its weights from its files: for a model that is spread over processes.
+
+    empty_causal_lm   modules and buffers as they are, parameters without memory (torch's meta device)
+    WeightRows        rows start to end of a parameter, read from the file that holds it
+
+So a process reads what it holds, and no more. Buffers are made as the model's code makes them: those that no file has
+(rotary frequencies) could not be read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import ModelError
+from ftis_node.models.loading import first_line
+from ftis_node.models.quiet import quiet_libraries
+from ftis_node.models.safetensors_file import read_header
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from ftis_node.models.source import ModelSource
+
+GENERATION_CONFIG_FILE = "generation_config.json"
+READABLE = {"F64", "F32", "F16", "BF16"}  # safetensors' names of number formats
+
+
+def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
+    """`source` as `load_causal_lm` would give it in `dtype`, with all parameters on the meta device, tied ones tied.
+
+    Raises ModelError where the configuration describes no model.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    with quiet_libraries():
+        try:
+            config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+            with init_empty_weights(include_buffers=False):
+                model = AutoModelForCausalLM.from_config(
+                    config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+                )
+            model.tie_weights()
+            if (source.folder / GENERATION_CONFIG_FILE).exists():
+                model.generation_config = GenerationConfig.from_pretrained(source.folder, local_files_only=True)
+        except Exception as error:
+            raise ModelError(f"the model in {source.folder} cannot be made: {first_line(error)}") from error
+    return model.eval()
+
+
+class WeightRows:
+    """The tensors in a model's files, by name. Nothing stays open or in memory between two reads."""
+
+    def __init__(self, source: ModelSource) -> None:
+        """Reads the headers. Raises ModelError where a file is damaged."""
+        self._where: dict[str, tuple[Path, dict[str, Any]]] = {
+            name: (path, entry) for path in source.weights_files for name, entry in read_header(path).tensors.items()
+        }
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+    def why_not(self, model: Any) -> str:
+        """Why `model` cannot be filled tensor by tensor, from files that name them as it does; empty: it can."""
+        wanted = {name: value.shape for name, value in model.named_parameters()}
+        wanted |= {name: value.shape for name, value in model.named_buffers() if name in model.state_dict()}
+        for name, shape in wanted.items():
+            _, entry = self._where.get(name, (None, None))
+            if entry is None:
+                return f"{name} is not in its files"
+            if tuple(entry["shape"]) != tuple(shape) or entry["dtype"] not in READABLE:
+                return f"{name} is {entry['dtype']} {entry['shape']} in its file"
+        if twice := sorted(name for name in model.all_tied_weights_keys if name in self._where):
+            return f"{twice[0]} is tied and in its files all the same"
+        if model._keep_in_fp32_modules_strict:
+            return "parts of it are float32 in any case"
+        return ""
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> torch.Tensor:
+        """Rows `start` to `end` (all unless given) of a tensor, in the file's number format, on the CPU."""
+        from safetensors import safe_open
+
+        path, entry = self._where[name]
+        with safe_open(path, framework="pt") as file:
+            if not entry["shape"]:
+                scalar: torch.Tensor = file.get_tensor(name).clone()
+                return scalar
+            rows: torch.Tensor = file.get_slice(name)[start:end].clone()
+        return rows
