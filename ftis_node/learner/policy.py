@@ -24,7 +24,7 @@ from ftis_node.learner.gated import save_memory
 from ftis_node.learner.layout_choice import choose_layout
 from ftis_node.learner.logprobs import EntropyMeter, completion_logprobs
 from ftis_node.learner.ranks import RankGroup
-from ftis_node.learner.shards import shard, whole
+from ftis_node.learner.shards import shard
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer, resolve_model, tied_names
 from ftis_node.models.quiet import quiet_libraries
 
@@ -105,7 +105,21 @@ class Policy:
 
 
 def load_policy(boot: LearnerBoot) -> Policy:
-    """The policy that `boot` describes, untrained. Raises ModelError, ConfigError, MachineError or NetworkError."""
+    """The policy that `boot` describes, untrained, with its log-probs checked and its layout chosen.
+
+    Raises ModelError, ConfigError, MachineError or NetworkError.
+    """
+    policy = load_unchecked(boot)
+    check_logits(policy)
+    chosen = choose_layout(policy)
+    return replace(chosen, entropies=EntropyMeter()) if boot.report_entropy else chosen
+
+
+def load_unchecked(boot: LearnerBoot) -> Policy:
+    """The policy that `boot` describes, without any computation: its weights are enough for an export.
+
+    Raises as `load_policy` does.
+    """
     resolved = resolve_model(boot.model)
     source = ModelSource(name=boot.model_name, folder=resolved.folder)
     tokenizer = load_tokenizer(source)
@@ -124,9 +138,7 @@ def load_policy(boot: LearnerBoot) -> Policy:
         temperature=boot.temperature,
     )
     save_memory(causal_lm)
-    check_logits(policy)
-    chosen = choose_layout(policy)
-    return replace(chosen, entropies=EntropyMeter()) if boot.report_entropy else chosen
+    return policy
 
 
 def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
@@ -144,30 +156,19 @@ def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
     """Put a LoRA adapter into `causal_lm`, in its number format. Returns peft's wrapper. Raises ConfigError."""
-    from peft import LoraConfig, get_peft_model
-
     if lora.dropout != 0:
         raise ConfigError("LoRA dropout must be 0: the two passes over a batch would not see the same model")
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
-    )
     with quiet_libraries():
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
+        )
         try:
             return get_peft_model(causal_lm, config, autocast_adapter_dtype=False).eval()
         except ValueError as error:
             raise ConfigError(f"the LoRA adapter does not fit the model: {error}") from error
-
-
-@torch.no_grad()
-def merged_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights as a model without adapter would hold them, under its own names, in `dtype` on the CPU.
-
-    Tied weights appear once. The adapter is left as it is. Tensors that need no change are the model's own, not copies.
-    All ranks call it, and each gets them.
-    """
-    merge = adapter_merger(policy)
-    return {name: whole(merge(name, value).to(dtype)).cpu() for name, value in own_tensors(policy).items()}
 
 
 def own_tensors(policy: Policy) -> dict[str, Tensor]:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftis_node.ipc.weights import PREFIX
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -31,11 +33,18 @@ FREE_SHARE = 0.5  # of what is free there, at most: others use it, too
 def weights_folder(
     home: Home, *, version_bytes: int, num_versions: int = VERSIONS_AT_ONCE, memory_disk: Path = MEMORY_DISK
 ) -> Iterator[Path]:
-    """The folder for so many published weights of `version_bytes`; removed at the end where it lies in memory."""
+    """The folder for so many published weights of `version_bytes`; removed at the end where it lies in memory.
+
+    In the home the published versions are removed: a learner publishes its weights again at its start.
+    """
     digest = hashlib.sha256(str(home.root.absolute()).encode()).hexdigest()[:16]
     folder = memory_disk / f"ftis-{os.getuid()}-{digest}"
     if not _claim(folder, num_bytes=num_versions * version_bytes):
-        yield home.weights
+        try:
+            yield home.weights
+        finally:
+            for path in home.weights.glob(f"{PREFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
         return
     try:
         yield folder

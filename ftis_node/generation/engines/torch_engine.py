@@ -162,6 +162,7 @@ class TorchEngine:
         if self._driver is not None:
             self._driver.cancel()
             await asyncio.wait({self._driver})
+        self._decoder.stop()  # eight tokens of a large model on a CPU take longer than a stop may
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         closed = WorkerTaskError("the engine was closed")
         abandoned: list[_Awaited[Any]] = [*self._waiting, *self._decoding, *self._loads, *self._sleepers]
