@@ -119,7 +119,7 @@ def prepare(out: Path, *, rank: int) -> None:
     installed.mkdir(parents=True, exist_ok=True)
     (out / "packages/even_reward.py").write_text(REWARD)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: even-reward\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text('[ftis_node.rewards]\neven = even_reward:even\n')
+    (installed / "entry_points.txt").write_text("[ftis_node.rewards]\neven = even_reward:even\n")
 
 
 def parts(out: Path, model: Path, options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
@@ -163,7 +163,9 @@ def measured(name: str, command: list[str], out: Path) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began, 1),
         "least_available_gib": round(least / GIB, 2),
         "most_shared_gib": round(shared / GIB, 2),
-        "processes": {kind: {key: round(value / GIB, 2) for key, value in peak.items()} for kind, peak in peaks.items()},
+        "processes": {
+            kind: {key: round(value / GIB, 2) for key, value in peak.items()} for kind, peak in peaks.items()
+        },
     }
 
 
@@ -180,9 +182,7 @@ def note_peaks(peaks: dict[str, dict[str, float]], pid: int) -> None:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             kind = "command" if process.pid == pid else kind_of(process)
-            status = dict(
-                line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            )
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
             kib = {key: int(status[key].split()[0]) * 1024 for key in ("VmHWM", "RssAnon", "RssShmem")}
             peak = peaks.setdefault(kind, {"hwm_gib": 0, "own_gib": 0})
             peak["hwm_gib"] = max(peak["hwm_gib"], kib["VmHWM"])

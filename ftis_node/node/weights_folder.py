@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of 0700 is made in it
-VERSIONS_AT_ONCE = 3  # two are kept, and one is being written
+VERSIONS_KEPT = 2
+VERSIONS_AT_ONCE = VERSIONS_KEPT + 1  # and one is being written
 FREE_SHARE = 0.5  # of what is free there, at most: others use it, too
 
 
@@ -52,13 +53,26 @@ def weights_folder(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def has_room(num_bytes: int, free_bytes: int) -> bool:
+    """Whether versions of `num_bytes` together go into memory of which `free_bytes` are free."""
+    return num_bytes <= FREE_SHARE * free_bytes
+
+
+def free_in_memory(memory_disk: Path = MEMORY_DISK) -> int:
+    """Free bytes of the file system in memory; 0 where there is none."""
+    try:
+        return shutil.disk_usage(memory_disk).free
+    except OSError:
+        return 0
+
+
 def _claim(folder: Path, *, num_bytes: int) -> bool:
     """Make `folder` afresh, for this user's eyes alone. False where there is no such place or not enough room."""
     try:
         if os.path.lexists(folder) and folder.lstat().st_uid == os.getuid():
             shutil.rmtree(folder)  # of a node that was killed: the home's lock is ours
         free_bytes = shutil.disk_usage(folder.parent).free
-        if num_bytes > FREE_SHARE * free_bytes:
+        if not has_room(num_bytes, free_bytes):
             log.info("weights go through the home: %s has %d bytes free, %d are wanted", folder, free_bytes, num_bytes)
             return False
         folder.mkdir(mode=0o700)  # raises where someone else has put anything in this place
