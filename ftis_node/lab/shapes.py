@@ -52,10 +52,11 @@ def save_random_model(
     dtype: torch.dtype = torch.float32,
     vocab_size: int | None = None,
     pads_tokenizer: bool = False,
+    device: str = "cpu",
 ) -> int:
     """A model folder of that shape, as the hub would give it; `vocab_size` None: the shape's own.
 
-    The weights are made in `dtype`, so that memory holds them once. `pads_tokenizer`: any token id of the embedding has
+    The weights are made in `dtype` on `device`, so that memory holds them once. `pads_tokenizer`: any token id of the embedding has
     a text, as in a real model. Returns the number of parameters.
     """
     torch.manual_seed(0)
@@ -65,7 +66,8 @@ def save_random_model(
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        model = Qwen2ForCausalLM(config)
+        with torch.device(device):
+            model = Qwen2ForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
     with quiet_libraries():
