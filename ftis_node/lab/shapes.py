@@ -56,8 +56,8 @@ def save_random_model(
 ) -> int:
     """A model folder of that shape, as the hub would give it; `vocab_size` None: the shape's own.
 
-    The weights are made in `dtype` on `device`, so that memory holds them once. `pads_tokenizer`: any token id of the embedding has
-    a text, as in a real model. Returns the number of parameters.
+    The weights are made in `dtype` on `device`, so that memory holds them once. `pads_tokenizer`: any token id of the
+    embedding has a text, as in a real model. Returns the number of parameters.
     """
     torch.manual_seed(0)
     sizes = SHAPES[shape] | ({} if vocab_size is None else {"vocab_size": vocab_size})

@@ -133,6 +133,10 @@ class NoLearner:
     async def give_memory_back(self) -> None:
         """It has none."""
 
+    async def save(self) -> int:
+        """Nothing to save: the model is as it came."""
+        return 0
+
 
 class NothingToPull:
     """The pull loop of a generator node, which has no use for others' groups."""
