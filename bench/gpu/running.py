@@ -62,15 +62,15 @@ def run_case(case: Case, options: Options) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
-        )
-        try:
-            output, error = process.communicate(timeout=case.limit_s)[0], None
-        except subprocess.TimeoutExpired:
-            output, error = "", f"took longer than {case.limit_s:.0f} s"
-        finally:
-            _end_session(process)
+        ) as process:
+            try:
+                output, error = process.communicate(timeout=case.limit_s)[0], None
+            except subprocess.TimeoutExpired:
+                output, error = "", f"took longer than {case.limit_s:.0f} s"
+            finally:
+                _end_session(process)
         log.seek(0)
         figures = last_object(output)
         if error is None and (process.returncode or figures is None):
