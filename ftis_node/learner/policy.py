@@ -226,7 +226,8 @@ def _merged(layer: Any, value: Tensor) -> Tensor:
     """`value` with what the adapter of `layer` adds to it, in float32. One buffer where the layer is plain: peft's own
     sum makes five, which on a CPU takes three times as long."""
     if is_spread(value) or getattr(layer, "fan_in_fan_out", True):
-        return value.float() + layer.get_delta_weight(ADAPTER).float()
+        added: Tensor = layer.get_delta_weight(ADAPTER)
+        return value.float() + added.float()
     down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
     merged = value.to(torch.float32, copy=True)
     return merged.addmm_(up.float(), down.float(), alpha=layer.scaling[ADAPTER])
