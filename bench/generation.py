@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
@@ -47,7 +48,6 @@ NUM_GROUPS, GROUP_SIZE = 32, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 64, 256
 ROUNDS = 3
 STEPS = 8  # of the learner; the first is not counted
-MAX_MODEL_LEN = PROMPT_TOKENS + COMPLETION_TOKENS
 
 
 def main() -> None:
@@ -57,13 +57,21 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--part", choices=["both", "throughput", "hand-over"], default="both")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--groups", type=int, default=NUM_GROUPS, help=f"of {GROUP_SIZE} completions")
+    parser.add_argument("--completion-tokens", type=int, default=COMPLETION_TOKENS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="that count")
+    parser.add_argument("--max-batch", type=int, help="completions decoded side by side; and as many are asked for")
+    parser.add_argument("--engine-core", choices=["auto", "inside", "separate"], default="auto", help="of ours")
     parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)  # the raw side, in its own process
     options = parser.parse_args()
+    if options.max_batch and options.groups == NUM_GROUPS:
+        options.groups = options.max_batch // GROUP_SIZE
     if options.raw is not None:
-        serve_raw(options.raw, options.device)
+        serve_raw(options.raw, options)
         return
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=memory_disk()) as weights:
-        save_random_model(options.shape, Path(folder) / "model")
+        dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
+        save_random_model(options.shape, Path(folder) / "model", dtype=dtype, device=options.device)
         figures = asyncio.run(measure(Path(folder), Path(weights), options))
     sys.stdout.write(json.dumps({"bench": "generation", **figures}) + "\n")
 
@@ -83,7 +91,13 @@ async def measure(folder: Path, weights: Path, options: argparse.Namespace) -> d
 def settings(options: argparse.Namespace) -> EngineSettings:
     """How both sides serve the model."""
     shape = SHAPES[options.shape]
-    return EngineSettings(vocab_size=shape["vocab_size"], device=options.device, max_model_len=MAX_MODEL_LEN)
+    return EngineSettings(
+        vocab_size=shape["vocab_size"],
+        device=options.device,
+        max_batch=options.max_batch,
+        max_model_len=PROMPT_TOKENS + options.completion_tokens,
+        engine_core=options.engine_core,
+    )
 
 
 @asynccontextmanager
@@ -104,9 +118,9 @@ async def generating(folder: Path, options: argparse.Namespace, *, threads: int)
         await client.stop()
 
 
-def prompts(round_number: int) -> list[list[int]]:
+def prompts(round_number: int, options: argparse.Namespace) -> list[list[int]]:
     """Different ones in each round, so that nobody's cache has them."""
-    return np.random.default_rng(round_number).integers(5, 300, (NUM_GROUPS, PROMPT_TOKENS)).tolist()
+    return np.random.default_rng(round_number).integers(5, 300, (options.groups, PROMPT_TOKENS)).tolist()
 
 
 # Throughput.
@@ -117,30 +131,32 @@ async def throughput(client: GenerationClient, folder: Path, options: argparse.N
     raw = start_raw(folder, options)
     ours_s, raw_s = [], []
     try:
-        for number in range(ROUNDS + 1):
-            ours_s.append(await seconds_of_ours(client, prompts(number)))
-            raw_s.append(await asyncio.to_thread(seconds_of_raw, raw, prompts(number)))
-            progress(f"round {number}: ours {rate(ours_s[-1]):.0f}, raw {rate(raw_s[-1]):.0f} tokens/s")
+        for number in range(options.rounds + 1):
+            asked = prompts(number, options)
+            ours_s.append(await seconds_of_ours(client, asked, options.completion_tokens))
+            raw_s.append(await asyncio.to_thread(seconds_of_raw, raw, asked))
+            ours, theirs = rate(ours_s[-1], options), rate(raw_s[-1], options)
+            progress(f"round {number}: ours {ours:.0f}, raw {theirs:.0f} tokens/s")
     finally:
         raw.stdin.close()
         raw.wait(timeout=60)
     best_ours, best_raw = min(ours_s[1:]), min(raw_s[1:])
     return {
-        "tokens_per_s": round(rate(best_ours)),
-        "raw_tokens_per_s": round(rate(best_raw)),
+        "tokens_per_s": round(rate(best_ours, options)),
+        "raw_tokens_per_s": round(rate(best_raw, options)),
         "ratio_to_raw": round(best_raw / best_ours, 3),
         "ratio_to_raw_median": round(statistics.median(raw_s[1:]) / statistics.median(ours_s[1:]), 3),
     }
 
 
-def rate(seconds: float) -> float:
-    return NUM_GROUPS * GROUP_SIZE * COMPLETION_TOKENS / seconds
+def rate(seconds: float, options: argparse.Namespace) -> float:
+    return options.groups * GROUP_SIZE * options.completion_tokens / seconds
 
 
-async def seconds_of_ours(client: GenerationClient, groups: Sequence[Sequence[int]]) -> float:
+async def seconds_of_ours(client: GenerationClient, groups: Sequence[Sequence[int]], tokens: int) -> float:
     began = time.perf_counter()
-    results = await asyncio.gather(*(generate(client, prompt) for prompt in groups))
-    assert all(len(each.token_ids) == COMPLETION_TOKENS for result in results for each in result.completions)
+    results = await asyncio.gather(*(generate(client, prompt, tokens=tokens) for prompt in groups))
+    assert all(len(each.token_ids) == tokens for result in results for each in result.completions)
     return time.perf_counter() - began
 
 
@@ -153,8 +169,10 @@ async def generate(
 def start_raw(folder: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
     """This file again, as the raw side; returns when it is ready."""
     command = [sys.executable, __file__, "--raw", str(folder / "model"), "--shape", options.shape]
+    command += ["--device", options.device, "--completion-tokens", str(options.completion_tokens)]
+    command += ["--max-batch", str(options.max_batch)] if options.max_batch else []
     raw = subprocess.Popen(
-        [*command, "--device", options.device],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=(folder / "raw.log").open("w"),
@@ -174,9 +192,9 @@ def seconds_of_raw(raw: subprocess.Popen[str], groups: Sequence[Sequence[int]]) 
     return float(raw.stdout.readline())
 
 
-def serve_raw(model: Path, device: str) -> None:
+def serve_raw(model: Path, options: argparse.Namespace) -> None:
     """Reads a line of prompts, generates with vLLM's own `LLM`, writes the seconds it took; until the input ends."""
-    served = EngineSettings(vocab_size=1, device=device, max_model_len=MAX_MODEL_LEN)
+    served, device, tokens = settings(options), options.device, options.completion_tokens
     for name, value in environment(served, device=device).items():
         if name != "VLLM_ENABLE_V1_MULTIPROCESSING":  # where the core runs is vLLM's own choice here
             os.environ.setdefault(name, value)
@@ -186,7 +204,7 @@ def serve_raw(model: Path, device: str) -> None:
     del arguments["worker_extension_cls"]
     llm = LLM(**arguments, **({"kv_cache_memory_bytes": 2 << 30} if device == "cpu" else {}))
     params = SamplingParams(
-        n=GROUP_SIZE, temperature=1.0, max_tokens=COMPLETION_TOKENS, logprobs=0, ignore_eos=True, detokenize=False
+        n=GROUP_SIZE, temperature=1.0, max_tokens=tokens, logprobs=0, ignore_eos=True, detokenize=False
     )
     sys.stdout.write("ready\n")
     sys.stdout.flush()
@@ -195,7 +213,7 @@ def serve_raw(model: Path, device: str) -> None:
         began = time.perf_counter()
         outputs = llm.generate(requests, params, use_tqdm=False)
         seconds = time.perf_counter() - began
-        assert all(len(each.token_ids) == COMPLETION_TOKENS for output in outputs for each in output.outputs)
+        assert all(len(each.token_ids) == tokens for output in outputs for each in output.outputs)
         sys.stdout.write(f"{seconds}\n")
         sys.stdout.flush()
 

@@ -72,9 +72,6 @@ def main() -> None:
         measured = {
             name: measure(case, Path(folder) / name, options) for name, case in cases.items() if chosen & {name, "all"}
         }
-    if options.alone:
-        sys.stdout.write(json.dumps({"bench": "learner", "torch": torch.__version__, "cases": measured}) + "\n")
-        return
     sys.stderr.write(table(measured))
     sys.stdout.write(json.dumps(result(measured, options)) + "\n")
 
@@ -92,11 +89,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--micro-batch-tokens", type=int, default=0, help="ours; the learner's default unless told")
     parser.add_argument("--trl-micro-batches", type=int, nargs="+", default=list(TRL_MICRO_BATCHES), metavar="N")
+    parser.add_argument("--ours-only", action="store_true", help="without TRL, which need not be installed then")
     parser.add_argument("--recompute", action="store_true", help="gradient checkpointing on both sides")
     parser.add_argument("--kernels", choices=["auto", "plain", "compile", "liger"], default="auto", help="ours")
-    parser.add_argument("--alone", action="store_true", help="ours alone, where TRL is not installed: no ratios")
     parser.add_argument("--peak-tflops", type=float, help="the chip's own figure, instead of the measured product")
     options = parser.parse_args()
+    if options.ours_only:
+        options.trl_micro_batches = []
     options.groups = options.groups or (QUICK_GROUPS if options.quick else NUM_GROUPS)
     options.steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
     return options
@@ -139,13 +138,13 @@ def measure(case: Case, folder: Path, options: argparse.Namespace) -> dict[str, 
     )
     sides = {"ours": ("ours", job(folder=str(folder / "ours"), micro_batch=options.micro_batch_tokens))}
     plain = {}
-    for number in () if options.alone else options.trl_micro_batches:
+    for number in options.trl_micro_batches:
         name = f"trl_{number}"
         sides[name] = ("theirs", job(folder=str(folder / name), micro_batch=number))
         its = job(folder=str(folder / (name + PLAIN)), micro_batch=number, keeps_freed_blocks=False)
         plain[name + PLAIN] = ("theirs", its)
     sides_figures = take_turns(sides, steps=options.steps, together=case.device == "cpu")
-    if case.device == "cpu" and plain:
+    if plain and case.device == "cpu":
         sides_figures |= take_turns(plain, steps=1, together=False)
     work = flops_a_token(model, lora=case.lora)
     known_peak = options.peak_tflops * 1e12 if options.peak_tflops else None
@@ -153,7 +152,7 @@ def measure(case: Case, folder: Path, options: argparse.Namespace) -> dict[str, 
         name: side_figures(raw, tokens, flops_a_token=work, peak_flops=known_peak or raw["peak_flops"])
         for name, raw in sides_figures.items()
     }
-    compared = {} if options.alone else ratios(figures)
+    compared = ratios(figures)
     return {"parameters": num_parameters, **asdict(tokens), **figures, **compared}
 
 
@@ -189,6 +188,8 @@ def ratios(figures: dict[str, dict[str, float]]) -> dict[str, float]:
     """Ours against TRL's: above 1 is faster, below 1 is smaller."""
     ours = figures["ours"]
     theirs = {name: side for name, side in figures.items() if name != "ours"}
+    if not theirs:
+        return {}
     fastest = min(side["step_s"] for side in theirs.values())
     smallest = {
         name: min(side["peak_gb"], theirs.get(name + PLAIN, side)["peak_gb"])
@@ -205,26 +206,34 @@ def result(measured: dict[str, dict[str, Any]], options: argparse.Namespace) -> 
 
     main_case = MAIN_CASE if MAIN_CASE in measured else next(iter(measured))
     main = measured[main_case]
-    largest = f"memory_ratio_to_trl_{max(options.trl_micro_batches)}"
-    smallest = f"memory_ratio_to_trl_{min(options.trl_micro_batches)}"
     return {
         "bench": "learner",
         "main_case": main_case,
-        "speed_ratio_to_trl": main["speed_ratio_to_trl"],
-        "memory_ratio_to_trl": main[largest],
-        "memory_ratio_to_smallest_trl": main[smallest],
         "share_of_peak": main["ours"]["share_of_peak"],
-        "share_of_peak_trl": max(side["share_of_peak"] for name, side in main.items() if name.startswith("trl_")),
-        "least_speed_ratio_to_trl": min(case["speed_ratio_to_trl"] for case in measured.values()),
-        "most_memory_ratio_to_trl": max(case[largest] for case in measured.values()),
-        "most_memory_ratio_to_smallest_trl": max(case[smallest] for case in measured.values()),
+        **({} if options.ours_only else {**beside_trl(measured, main, options), "trl": version("trl")}),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "threads": options.threads,
         "steps": options.steps,
         "groups": options.groups,
         "torch": torch.__version__,
-        "trl": version("trl"),
         "cases": measured,
+    }
+
+
+def beside_trl(
+    measured: dict[str, dict[str, Any]], main: dict[str, Any], options: argparse.Namespace
+) -> dict[str, float]:
+    """The main case's ratios to TRL, and the worst of all cases."""
+    largest = f"memory_ratio_to_trl_{max(options.trl_micro_batches)}"
+    smallest = f"memory_ratio_to_trl_{min(options.trl_micro_batches)}"
+    return {
+        "speed_ratio_to_trl": main["speed_ratio_to_trl"],
+        "memory_ratio_to_trl": main[largest],
+        "memory_ratio_to_smallest_trl": main[smallest],
+        "share_of_peak_trl": max(side["share_of_peak"] for name, side in main.items() if name.startswith("trl_")),
+        "least_speed_ratio_to_trl": min(case["speed_ratio_to_trl"] for case in measured.values()),
+        "most_memory_ratio_to_trl": max(case[largest] for case in measured.values()),
+        "most_memory_ratio_to_smallest_trl": max(case[smallest] for case in measured.values()),
     }
 
 
@@ -240,6 +249,8 @@ def table(measured: dict[str, dict[str, Any]]) -> str:
                 f"{figures['peak_gb']:8.3f} {figures['share_of_peak']:6.3f} {figures['share_of_peak_real_tokens']:6.3f}"
             )
         memory = ", ".join(f"{key[7:]} {value}" for key, value in case.items() if key.startswith("memory_"))
+        if "speed_ratio_to_trl" not in case:
+            continue
         lines.append(f"{'':24} speed x {case['speed_ratio_to_trl']}; memory: {memory}")
     return "\n".join(lines) + "\n"
 

@@ -111,6 +111,16 @@ def with_logprobs(groups: tuple[TrainGroup, ...], model: str) -> tuple[TrainGrou
     return tuple(filled)
 
 
+def with_flat_logprobs(groups: Sequence[TrainGroup], vocab_size: int) -> tuple[TrainGroup, ...]:
+    """The groups with the log-probs that a model without knowledge gives them: without a forward pass."""
+
+    def filled(completion: TrainCompletion) -> TrainCompletion:
+        flat = np.full(len(completion.token_ids) // 4, -np.log(vocab_size), "<f4")
+        return msgspec.structs.replace(completion, logprobs=flat.tobytes())
+
+    return tuple(msgspec.structs.replace(group, completions=tuple(map(filled, group.completions))) for group in groups)
+
+
 def _logprobs(causal_lm: torch.nn.Module, prompt: NDArray[np.int32], ids: NDArray[np.int32]) -> NDArray[np.float32]:
     row = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64)).to(causal_lm.device)
     logits = causal_lm(row[None], logits_to_keep=len(ids) + 1).logits[0, :-1]

@@ -280,7 +280,7 @@ class MismatchSection(Section):
         ge=0,
         le=1,
         description="Largest healthy share of tokens whose importance ratio is off by more than 1 %; unset: 0.01 in "
-        "float32, 0.8 in bfloat16, where rounding alone is that large.",
+        "float32, 0.9 in bfloat16, where rounding alone is that large.",
     )
 
 

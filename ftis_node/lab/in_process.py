@@ -266,6 +266,13 @@ class InProcessLearner:
         """Nobody needs it: they are in files anyway."""
         return None if self._learner is None else self._learner.write_weights(refused=refused)
 
+    async def save(self) -> int:
+        """Saves what is not on disk yet."""
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        self._learner.save_if_behind()
+        return self._learner.state().step
+
     def export(self, out: Path) -> None:
         """Writes the model as it is now to the folder `out`, with an adapter merged."""
         from ftis_node.learner.export import export_policy

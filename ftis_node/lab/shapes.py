@@ -1,7 +1,8 @@
 """Models of real shapes with random weights, for measurements: nothing is downloaded, and speed does not ask for sense.
 
 `12m`, `12m-wide` (fewer and wider layers: the learner's) and `110m` are for a CPU; `0.5b` and `3b` have the shapes of
-Qwen2.5's models of these sizes. The tokenizer is the tiny models' own, whatever the embedding's size.
+Qwen2.5's models of these sizes. The tokenizer is the tiny models' own; it has an entry for each row of the embedding
+only where that is asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from ftis_node.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+SHARD_SIZE: Final = "2GB"
 
 
 def _shape(
@@ -42,18 +46,31 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
 
 
 def save_random_model(
-    shape: str, folder: Path, *, dtype: torch.dtype = torch.float32, vocab_size: int | None = None
+    shape: str,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    vocab_size: int | None = None,
+    pads_tokenizer: bool = False,
+    device: str = "cpu",
 ) -> int:
     """A model folder of that shape, as the hub would give it; `vocab_size` None: the shape's own.
 
-    Returns its number of parameters.
+    The weights are made in `dtype` on `device`, so that memory holds them once. `pads_tokenizer`: any token id of the
+    embedding has a text, as in a real model. Returns the number of parameters.
     """
     torch.manual_seed(0)
-    tokenizer = make_tokenizer()
     sizes = SHAPES[shape] | ({} if vocab_size is None else {"vocab_size": vocab_size})
+    tokenizer = make_tokenizer(sizes["vocab_size"] if pads_tokenizer else None)
     config = Qwen2Config(**sizes, max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id)
-    model = Qwen2ForCausalLM(config).to(dtype)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = Qwen2ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
     with quiet_libraries():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
         tokenizer.save_pretrained(folder)
     return int(model.num_parameters())

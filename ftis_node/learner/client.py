@@ -31,6 +31,8 @@ from ftis_node.learner.messages import (
     GiveMemoryBack,
     LearnerState,
     MemoryGivenBack,
+    Saved,
+    SaveRequest,
     StateRequest,
     TrainReply,
     TrainRequest,
@@ -197,6 +199,13 @@ class LearnerClient:
         MachineError where the disk refuses, WorkerDiedError where the worker died meanwhile.
         """
         return (await self._supervisor.call(WriteWeights(refused=refused), WeightsWritten)).weights
+
+    async def save(self) -> int:
+        """Have the newest step written to the disk, however long that takes; returns its number.
+
+        Raises MachineError where the disk refuses, WorkerDiedError where the worker died meanwhile.
+        """
+        return (await self._supervisor.call(SaveRequest(), Saved)).step
 
     async def export(self, out: Path, *, merge: bool = True) -> ExportReply:
         """Write the trained model to `out`; `merge` False: the adapter alone. Raises ConfigError for a used folder."""

@@ -41,7 +41,7 @@ from ftis_node.learner.objective import make_objective
 from ftis_node.learner.optimizer import check_optimizer_states, make_masters, make_optimizer
 from ftis_node.learner.orders import CheckOrder, EndOrder, GatherOrder, Order, ProveOrder
 from ftis_node.learner.packing import make_packed_micro_batches
-from ftis_node.learner.policy import merged_weights, open_policy, recompute_activations
+from ftis_node.learner.policy import open_policy, recompute_activations
 from ftis_node.learner.publish import Publisher, discard_published, gathering_of, proof_of
 from ftis_node.learner.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.reference import load_reference
@@ -133,7 +133,7 @@ class Learner:
             case GatherOrder(what="checkpoint"):
                 checkpoints.gather(self._trainable, self._optimizer, keep=False)
             case GatherOrder(what="merged model"):
-                merged_weights(self.policy, self.policy.compute_dtype)
+                gathering_of(self.policy).rest()
             case GatherOrder(what="adapter"):
                 adapter_state(self.policy)
 

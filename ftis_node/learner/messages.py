@@ -311,6 +311,16 @@ class WeightsWritten(Message, frozen=True):
     weights: PublishedWeights | None = None
 
 
+class SaveRequest(Message, frozen=True):
+    """Write a checkpoint of the newest step, unless there is one, and answer when it is on disk."""
+
+
+class Saved(Message, frozen=True):
+    """It is on disk: the newest checkpoint is of `step`."""
+
+    step: int
+
+
 class CheckpointSkipped(Message, frozen=True):
     """A checkpoint could not be read and was set aside; an older one is used."""
 

@@ -24,7 +24,7 @@ from ftis_node.learner.gated import save_memory
 from ftis_node.learner.layout_choice import choose_layout
 from ftis_node.learner.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.learner.ranks import RankGroup
-from ftis_node.learner.shards import back_to_meta, fill, hollow, plain_name, shard, whole
+from ftis_node.learner.shards import back_to_meta, fill, hollow, is_spread, plain_name, shard
 from ftis_node.models import (
     ModelSource,
     PromptTokenizer,
@@ -120,12 +120,22 @@ class Policy:
 
 
 def load_policy(boot: LearnerBoot) -> Policy:
-    """The policy that `boot` describes, untrained. Raises ModelError, ConfigError, MachineError or NetworkError."""
-    source, tokenizer = _find(boot)
-    causal_lm = load_causal_lm(source, dtype=boot.dtype, device=boot.device)
-    policy = _policy_of(boot, source, tokenizer, causal_lm)
+    """The policy that `boot` describes, untrained, with its log-probs checked and its layout chosen.
+
+    Raises ModelError, ConfigError, MachineError or NetworkError.
+    """
+    policy = load_unchecked(boot)
     check_logits(policy)
     return _metered(choose_layout(policy), boot)
+
+
+def load_unchecked(boot: LearnerBoot) -> Policy:
+    """The policy that `boot` describes, without any computation: its weights are enough for an export.
+
+    Raises as `load_policy` does.
+    """
+    source, tokenizer = _find(boot)
+    return _policy_of(boot, source, tokenizer, load_causal_lm(source, dtype=boot.dtype, device=boot.device))
 
 
 def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
@@ -198,30 +208,19 @@ def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
 
 def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
     """Put a LoRA adapter into `causal_lm`, in its number format. Returns peft's wrapper. Raises ConfigError."""
-    from peft import LoraConfig, get_peft_model
-
     if lora.dropout != 0:
         raise ConfigError("LoRA dropout must be 0: the two passes over a batch would not see the same model")
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
-    )
     with quiet_libraries():
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
+        )
         try:
             return get_peft_model(causal_lm, config, autocast_adapter_dtype=False).eval()
         except ValueError as error:
             raise ConfigError(f"the LoRA adapter does not fit the model: {error}") from error
-
-
-@torch.no_grad()
-def merged_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights as a model without adapter would hold them, under its own names, in `dtype` on the CPU.
-
-    Tied weights appear once. The adapter is left as it is. Tensors that need no change are the model's own, not copies.
-    All ranks call it, and each gets them.
-    """
-    merge = adapter_merger(policy)
-    return {name: whole(merge(name, value).to(dtype)).cpu() for name, value in own_tensors(policy).items()}
 
 
 def own_tensors(policy: Policy) -> dict[str, Tensor]:
@@ -236,11 +235,11 @@ def own_tensors(policy: Policy) -> dict[str, Tensor]:
 
 def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
     """A function of a weight's plain name and its value that adds what the adapter adds to it."""
-    deltas = {} if policy.adapted is None else dict(_adapter_deltas(policy.causal_lm))
+    layers = {} if policy.adapted is None else dict(_adapted_layers(policy.causal_lm))
 
     def merge(name: str, value: Tensor) -> Tensor:
-        delta = deltas.get(name)
-        return value if delta is None else value.float() + delta().float()
+        layer = layers.get(name)
+        return value if layer is None else _merged(layer, value)
 
     return merge
 
@@ -275,13 +274,25 @@ def check_logits(policy: Policy) -> None:
         )
 
 
-def _adapter_deltas(causal_lm: Any) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Pairs of a weight's plain name and a function that makes what its adapter adds to it."""
+@torch.no_grad()
+def _merged(layer: Any, value: Tensor) -> Tensor:
+    """`value` with what the adapter of `layer` adds to it, in float32. One buffer where the layer is plain: peft's own
+    sum makes five, which on a CPU takes three times as long."""
+    if is_spread(value) or getattr(layer, "fan_in_fan_out", True):
+        added: Tensor = layer.get_delta_weight(ADAPTER)
+        return value.float() + added.float()
+    down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    merged = value.to(torch.float32, copy=True)
+    return merged.addmm_(up.float(), down.float(), alpha=layer.scaling[ADAPTER])
+
+
+def _adapted_layers(causal_lm: Any) -> Iterator[tuple[str, Any]]:
+    """Pairs of a weight's plain name and the layer with an adapter that holds it."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in causal_lm.named_modules():
         if isinstance(module, LoraLayer):
-            yield f"{name}.weight", partial(module.get_delta_weight, ADAPTER)
+            yield f"{name}.weight", module
 
 
 def recompute_activations(causal_lm: Any) -> bool:

@@ -30,6 +30,8 @@ from ftis_node.learner.messages import (
     LearnerBoot,
     LearnerState,
     MemoryGivenBack,
+    Saved,
+    SaveRequest,
     StateRequest,
     TrainReply,
     TrainRequest,
@@ -94,6 +96,7 @@ async def build(boot: LearnerBoot, emit: Emitter) -> AsyncIterator[Handlers]:
                 CheckRequest: partial(_check, boot, bench, learner),
                 AuditRequest: partial(_audit, bench, learner),
                 ExportRequest: partial(_export, bench, learner),
+                SaveRequest: partial(_save, bench, learner),
                 GiveMemoryBack: partial(_give_memory_back, bench, learner),
                 WriteWeights: partial(_write_weights, bench, learner),
             }
@@ -165,6 +168,14 @@ async def _export(bench: Bench, learner: Learner, request: ExportRequest, emit: 
         return ExportReply(out=request.out, step=learner.state().step)
 
     return await bench.work(export, emit)
+
+
+async def _save(bench: Bench, learner: Learner, _: SaveRequest, emit: Emitter) -> Saved:
+    def save(between: Between) -> Saved:
+        learner.save_if_behind()
+        return Saved(step=learner.state().step)
+
+    return await bench.work(save, emit)
 
 
 async def _give_memory_back(bench: Bench, learner: Learner, _: GiveMemoryBack, emit: Emitter) -> MemoryGivenBack:

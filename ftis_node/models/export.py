@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     import torch
@@ -22,22 +22,17 @@ if TYPE_CHECKING:
 
 
 def export_model(
-    model: Any, tokenizer: PromptTokenizer, out: Path, *, state_dict: Mapping[str, torch.Tensor] | None = None
+    model: Any, tokenizer: PromptTokenizer, out: Path, *, dtype: torch.dtype, write: Callable[[Path], None]
 ) -> None:
-    """Write weights (safetensors, in shards where large), configuration, generation configuration and tokenizer.
+    """Write a folder with the configuration, the generation configuration and the tokenizer of `model`.
 
-    `state_dict` stands in for the model's own weights, as where an adapter was merged into them; a tied output head may
-    be left out of it. Raises ConfigError where `out` exists and is not an empty folder.
+    `write` puts the weights there as safetensors of `dtype`; a tied output head may be left out. Raises ConfigError
+    where `out` exists and is not an empty folder.
     """
-    from huggingface_hub import save_torch_state_dict
-
-    tied = tied_names(model)
-    given = model.state_dict() if state_dict is None else state_dict
-    weights = {name: tensor for name, tensor in given.items() if name not in tied}
     with _whole_folder(out) as folder:
-        save_torch_state_dict(weights, folder)
+        write(folder)
         config = type(model.config).from_dict(model.config.to_dict())
-        config.dtype = next(iter(weights.values())).dtype
+        config.dtype = dtype
         config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
         tokenizer.save(folder)

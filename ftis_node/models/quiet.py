@@ -1,7 +1,7 @@
 """Keeps libraries from talking over the one line that a user should read.
 
-transformers, peft and huggingface_hub warn and log on stderr. Errors still come out as exceptions; what is silenced is
-the chatter around them.
+transformers, peft (which imports bitsandbytes) and huggingface_hub warn and log on stderr. Errors still come out as
+exceptions; what is silenced is the chatter around them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHATTY_LOGGERS = ("transformers", "huggingface_hub", "peft", "httpx", "httpx2")
+CHATTY_LOGGERS = ("transformers", "huggingface_hub", "peft", "bitsandbytes", "httpx", "httpx2")
 
 
 @contextmanager

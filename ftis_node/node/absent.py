@@ -138,6 +138,10 @@ class NoLearner:
         """It has none."""
         return None
 
+    async def save(self) -> int:
+        """Nothing to save: the model is as it came."""
+        return 0
+
 
 class NothingToPull:
     """The pull loop of a generator node, which has no use for others' groups."""

@@ -38,7 +38,8 @@ async def _evaluate(parts: Parts, task: Task, *, step: int) -> None:
     entry = EvalStatus(step=step, task=task.name, pass_at_1=result.pass_at_1, n=result.n)
     parts.figures.evaluated(entry)
     duration_s = round(time.monotonic() - began_at, 3)
-    fields = {"step": entry.step, "task": entry.task, "pass_at_1": entry.pass_at_1, "n": entry.n}
-    parts.events.write("eval", **fields, duration_s=duration_s)
+    parts.events.write(
+        "eval", step=entry.step, task=entry.task, pass_at_1=entry.pass_at_1, n=entry.n, duration_s=duration_s
+    )
     track_evaluation(parts, entry)
     log.info("step %d: pass@1 %.3f on %d problems of %s", entry.step, entry.pass_at_1, entry.n, entry.task)

@@ -34,6 +34,7 @@ from ftis_node.node.memory_parts import (
     learner_memory,
 )
 from ftis_node.node.memory_ranks import share_of
+from ftis_node.node.weights_folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,17 +92,27 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory of each GPU in total, and what is free of the host's."""
+    """Memory of each GPU in total, what is free of the host's, and what is free of the file system in it."""
 
     devices_bytes: tuple[int, ...]
     host_bytes: int
+    memory_disk_bytes: int = 0
 
 
 def plan(
-    shape: ModelShape, devices_bytes: Sequence[int], settings: NodeSettings, manifest: RunManifest, *, host_bytes: int
+    shape: ModelShape,
+    devices_bytes: Sequence[int],
+    settings: NodeSettings,
+    manifest: RunManifest,
+    *,
+    host_bytes: int,
+    memory_disk_bytes: int = 0,
 ) -> MemoryPlan:
-    """The plan for a model on GPUs of these sizes, none for the CPU; `host_bytes` counts on the CPU alone."""
-    machine = Machine(() if settings.device == "cpu" else tuple(devices_bytes), host_bytes)
+    """The plan for a model on GPUs of these sizes, none for the CPU.
+
+    `host_bytes` and `memory_disk_bytes`, free on the host and of /dev/shm, count on the CPU alone.
+    """
+    machine = Machine(() if settings.device == "cpu" else tuple(devices_bytes), host_bytes, memory_disk_bytes)
     workload = Workload.of(settings, manifest, on_gpu=bool(machine.devices_bytes))
     made = _place(shape, machine, workload)
     if workload.on_gpu and made.fits:
@@ -146,19 +157,25 @@ def _placed(shape: ModelShape, machine: Machine, workload: Workload) -> MemoryPl
     generator = generator_memory(shape, workload)
     learner = share_of(learner_memory(shape, workload), shape, workload)
     if not machine.devices_bytes:
-        return _on_cpu(generator, learner, machine.host_bytes)
+        return _on_cpu(generator, learner, machine)
     host_bytes = _host_bytes(shape, workload)
     if len(machine.devices_bytes) > 1:
         return _separate(generator, learner, machine.devices_bytes, host_bytes)
     return _on_one_gpu(generator, learner, machine.devices_bytes[0], host_bytes, workload)
 
 
-def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, host_bytes: int) -> MemoryPlan:
-    usable = _usable(host_bytes)
-    fixed = HOST_PROCESS_BYTES + generator.fixed + learner.peak
+def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine) -> MemoryPlan:
+    """Published versions stay beside all else where /dev/shm has room for them. On a disk they take no memory: the
+    kernel takes the pages of a file back."""
+    usable, version = _usable(machine.host_bytes), learner.hand_over
+    in_memory = has_room(VERSIONS_AT_ONCE * version, machine.memory_disk_bytes)
+    learner = replace(learner, hand_over=0)
+    published = VERSIONS_KEPT * version if in_memory else 0
+    fixed = HOST_PROCESS_BYTES + generator.fixed + learner.peak + published
     cache = _cache_within(generator, usable - fixed)
     fits = fixed + cache <= usable
     parts = {"the node's process": HOST_PROCESS_BYTES} | _parts(generator, learner, cache)
+    parts["published weights in /dev/shm"] = published
     return MemoryPlan("cpu" if fits else "none", fits, fixed + cache, usable, cache, None, parts, fixed + cache)
 
 

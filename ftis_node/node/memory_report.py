@@ -80,7 +80,14 @@ def answer(question: MemoryQuestion, shape: ModelShape) -> Iterator[Finding]:
         choice = choose(settings, manifest, shape, machine, question.begun)
         chosen = next((option for option in choice.options if option.settings is choice.settings), None)
         if chosen is None:
-            made = plan(shape, (), choice.settings, manifest, host_bytes=machine.host_bytes)
+            made = plan(
+                shape,
+                (),
+                choice.settings,
+                manifest,
+                host_bytes=machine.host_bytes,
+                memory_disk_bytes=machine.memory_disk_bytes,
+            )
         else:
             made = chosen.made
         advice = "" if made.fits else _advice(made)

@@ -135,13 +135,24 @@ async def run_loops(
                 running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
                 health.tasks = running
                 await tasks.create_task(work.until_done, name="work")
-                await _linger(parts)
+                await asyncio.gather(_linger(parts), _save(parts))
                 for task in running:
                     task.cancel()
         finally:
             health.tasks = ()
             await status.refresh(state="stopped")
             await parts.disk(status.save)
+
+
+async def _save(parts: Parts) -> None:
+    """Has the last step written while nobody waits: a checkpoint takes longer than a worker's end may."""
+    try:
+        with waiting_for("the checkpoint of the last step"):
+            step = await parts.learner.save()
+        if parts.settings.learns:
+            log.info("step %d is saved", step)
+    except FtisError as error:
+        log.error("the last step is not saved: %s", error)
 
 
 async def _without_end(name: str, loop: Coroutine[None, None, None]) -> None:

@@ -24,6 +24,7 @@ from ftis_node.node.findings import in_gib
 from ftis_node.node.hand_over_way import way_of
 from ftis_node.node.memory_parts import HEAD_CHUNK_TOKENS, Workload
 from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
+from ftis_node.node.weights_folder import free_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,7 +120,7 @@ def look_around(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
         settings = settings.model_copy(update={"engine": "vllm" if has_vllm() else "torch"})
     on_gpu = pick_device(settings.device) != "cpu"
     gpus_bytes = tuple(device.memory_bytes for device in list_accelerators()) if on_gpu else ()
-    return settings, Machine(gpus_bytes, psutil.virtual_memory().available)
+    return settings, Machine(gpus_bytes, psutil.virtual_memory().available, free_in_memory())
 
 
 def arrange_on(
@@ -134,7 +135,14 @@ def arrange_on(
     if shape is not None:
         check_heads(shape, settings)
         devices_bytes = seats.devices_bytes(machine.devices_bytes)
-        made = plan(shape, devices_bytes, settings, manifest, host_bytes=machine.host_bytes)
+        made = plan(
+            shape,
+            devices_bytes,
+            settings,
+            manifest,
+            host_bytes=machine.host_bytes,
+            memory_disk_bytes=machine.memory_disk_bytes,
+        )
         _judge(made, settings, on_gpu=bool(devices_bytes))
     by_vllm = bool(seats.generator) and settings.engine != "torch"
     takes_turns = seats.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -326,6 +327,29 @@ async def test_close_ends_every_request(open_tiny: OpenTiny) -> None:
     await engine.close()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [WorkerTaskError] * 2
+
+
+async def test_close_waits_for_one_forward_pass_at_most(open_tiny: OpenTiny) -> None:
+    model, begun, go = tiny_model(), threading.Event(), threading.Event()
+    passes = 0
+
+    def slow(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 2:
+            begun.set()
+            go.wait(60)
+
+    model.register_forward_pre_hook(slow)
+    engine = open_tiny(model)
+    asking = asyncio.create_task(engine.generate(make_request(PROMPTS[0], max_tokens=100_000, eos_ids=NEVER)))
+    await asyncio.to_thread(begun.wait, 60)
+    closing = asyncio.create_task(engine.close())
+    await eventually(lambda: engine._thread._shutdown)
+    go.set()
+    await closing
+    await asyncio.gather(asking, return_exceptions=True)
+    assert passes == 2
 
 
 @pytest.mark.parametrize("bad_id", [-1, 96])

@@ -16,12 +16,8 @@ from ftis_node.learner.attention_kernels import attend_self_backward
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.layout_choice import difference_from
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.policy import (
-    check_logits,
-    load_policy,
-    merged_weights,
-    recompute_activations,
-)
+from ftis_node.learner.policy import check_logits, load_policy, recompute_activations
+from ftis_node.learner.publish import gathering_of
 
 LORA = LoraSettings(rank=4, alpha=8)
 
@@ -58,13 +54,18 @@ def test_lora_trains_the_adapter_alone(model_folder, tmp_path, micro_batch):
     assert all(".lora_" in name for name in with_gradient)
 
 
+def merged_weights(policy):
+    with gathering_of(policy) as gathering:
+        return {name: gathering.take(name, tensor) for name, tensor in gathering.tensors.items()}
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_merged_weights_answer_like_the_adapter_and_leave_it_alone(tmp_path, micro_batch, tied):
     folder = save_tiny(tmp_path / "m", tied=tied)
     policy = disturbed_adapter(load_policy(make_boot(folder, tmp_path, lora=LORA)))
     with torch.no_grad():
         unmerged = policy.logprobs(micro_batch)
-    merged = merged_weights(policy, torch.float32)
+    merged = merged_weights(policy)
     plain = make_model(tied=tied)
     without_adapter = policies.completion_logprobs(plain, micro_batch)
     missing, unexpected = plain.load_state_dict(merged, strict=False)
@@ -82,7 +83,7 @@ def test_bfloat16_holds_and_computes_in_bfloat16(model_folder, tmp_path, micro_b
         difference = (exact.logprobs(micro_batch) - rough.logprobs(micro_batch)).abs().max()
     assert 1e-4 < difference < 0.2
     assert {value.dtype for value in rough.trainable().values()} == {torch.bfloat16}
-    assert {value.dtype for value in merged_weights(rough, rough.compute_dtype).values()} == {torch.bfloat16}
+    assert {value.dtype for value in merged_weights(rough).values()} == {torch.bfloat16}
 
 
 def test_bfloat16_lora_is_bfloat16_throughout(model_folder, tmp_path, micro_batch):

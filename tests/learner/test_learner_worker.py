@@ -140,6 +140,20 @@ async def test_the_newest_step_is_saved_though_no_next_one_comes(model_folder, t
         await client.stop()
 
 
+async def test_asked_to_save_it_has_the_newest_step_on_disk_when_it_answers(model_folder, tmp_path):
+    boot = make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=1000)
+    client = make_client(boot, tmp_path)
+    await client.start()
+    try:
+        await client.train(random_groups(**SMALL), step=1)
+        newest = tmp_path / "home" / "checkpoints" / "step-00000001"
+        assert not is_complete(newest)
+        assert await client.save() == 1
+        assert is_complete(newest)
+    finally:
+        await client.stop()
+
+
 async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, tmp_path):
     """Without a checkpoint the step before is lost with the worker, and the caller must ask where it stands."""
     boot = make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,15 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_model, save_tiny
 
 from ftis_node.errors import ConfigError, MachineError, ModelError
-from ftis_node.models import export_model, load_causal_lm, load_tokenizer, model_fingerprint, pick_device, resolve_model
+from ftis_node.models import (
+    export_model,
+    load_causal_lm,
+    load_tokenizer,
+    model_fingerprint,
+    pick_device,
+    resolve_model,
+    tied_names,
+)
 
 PROBE = torch.tensor([[5, 80, 3, 290, 17]])
 
@@ -82,12 +91,17 @@ def test_no_gpu_is_said(monkeypatch):
         pick_device("cuda")
 
 
+def writer(model, weights):
+    own = {name: tensor.clone() for name, tensor in weights.items() if name not in tied_names(model)}
+    return lambda folder: save_file(own, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_export_round_trip(tmp_path, tied):
     source = resolve_model(str(save_tiny(tmp_path / "m", tied=tied)))
     model, tokenizer = load_causal_lm(source), load_tokenizer(source)
     changed = {name: tensor.detach() * 1.5 for name, tensor in model.state_dict().items()}
-    export_model(model, tokenizer, tmp_path / "out", state_dict=changed)
+    export_model(model, tokenizer, tmp_path / "out", dtype=torch.float32, write=writer(model, changed))
     again = resolve_model(str(tmp_path / "out"))
     loaded = load_causal_lm(again)
     model.load_state_dict(changed)
@@ -101,7 +115,7 @@ def test_export_says_its_own_dtype(tmp_path):
     source = resolve_model(str(save_tiny(tmp_path / "m")))
     model = load_causal_lm(source)
     half = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    export_model(model, load_tokenizer(source), tmp_path / "out", state_dict=half)
+    export_model(model, load_tokenizer(source), tmp_path / "out", dtype=torch.bfloat16, write=writer(model, half))
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
     assert next(load_causal_lm(resolve_model(str(tmp_path / "out"))).parameters()).dtype == torch.bfloat16
 
@@ -109,7 +123,9 @@ def test_export_says_its_own_dtype(tmp_path):
 def test_export_does_not_overwrite(tmp_path):
     source = resolve_model(str(save_tiny(tmp_path / "m")))
     with pytest.raises(ConfigError, match="is not an empty folder"):
-        export_model(load_causal_lm(source), load_tokenizer(source), source.folder)
+        export_model(
+            load_causal_lm(source), load_tokenizer(source), source.folder, dtype=torch.float32, write=Path.mkdir
+        )
 
 
 def test_model_fingerprint_tells_models_apart(tmp_path):

@@ -248,3 +248,18 @@ def test_shorter_completions_are_named_where_one_sets_the_micro_batch() -> None:
     long = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 16384})})
     names = [change.name for change in planned(HALF_B, 24, run=long, **small_steps()).changes]
     assert any(name.startswith("sampling.max_total_tokens = ") and "another run" in name for name in names)
+
+
+def test_on_a_cpu_published_weights_take_memory_only_where_dev_shm_has_room() -> None:
+    def made(memory_disk_gib: float) -> MemoryPlan:
+        asked = settings(dtype="bfloat16", lora=True, **small_steps())
+        sizes = {"host_bytes": 64 * GIB, "memory_disk_bytes": int(memory_disk_gib * GIB)}
+        return plan(HALF_B, (), asked, RUN, **sizes)
+
+    version = 2 * HALF_B.num_parameters
+    on_disk, in_memory = made(0.0), made(2 * 3 * version / GIB + 0.01)
+    assert made(2 * 3 * version / GIB - 0.01) == on_disk
+    assert in_memory.peak_bytes - on_disk.peak_bytes == 2 * version
+    assert in_memory.parts["published weights in /dev/shm"] == 2 * version
+    assert sum(in_memory.parts.values()) == in_memory.peak_bytes
+    assert not any(name == HAND_OVER and num_bytes for name, num_bytes in on_disk.parts.items())

@@ -42,7 +42,7 @@ def test_a_warning_comes_once_and_goes_once() -> None:
 def test_the_limits_are_the_formats_own_unless_set() -> None:
     unset = NodeSettings(model="m").mismatch
     assert limits_of(unset, dtype="float32") == LIMITS["float32"] == MismatchLimits(1e-4, 0.01)
-    assert limits_of(unset, dtype="bfloat16") == LIMITS["bfloat16"] == MismatchLimits(2e-3, 0.8)
+    assert limits_of(unset, dtype="bfloat16") == LIMITS["bfloat16"] == MismatchLimits(2e-3, 0.9)
     assert limits_of(MismatchSection(max_share=0.0), dtype="bfloat16") == MismatchLimits(2e-3, 0.0)
     assert limits_of(MismatchSection(max_kl=0.5), dtype="float32") == MismatchLimits(0.5, 0.01)
 

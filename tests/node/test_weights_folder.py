@@ -36,6 +36,16 @@ def test_weights_that_would_fill_the_memory_go_through_the_home(tmp_path: Path) 
         assert folder == home.weights
 
 
+def test_published_versions_in_the_home_go_with_the_node_and_followed_ones_stay(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    with weights_folder(home, version_bytes=1, memory_disk=tmp_path / "nowhere") as folder:
+        for name in ("weights-00000001", "followed"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "file").write_text("bytes")
+    assert [path.name for path in home.weights.iterdir()] == ["followed"]
+
+
 def test_a_name_that_someone_else_has_taken_is_left_alone(tmp_path: Path) -> None:
     home, elsewhere = Home(tmp_path / "home"), tmp_path / "elsewhere"
     elsewhere.mkdir()

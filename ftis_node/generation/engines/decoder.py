@@ -133,6 +133,7 @@ class Decoder:
         self._device: torch.device = model.device
         self._vocab_size = vocab_size
         self._batch: Batch | None = None
+        self._is_stopped = False
         self.tokens_made = 0
 
     @property
@@ -141,7 +142,8 @@ class Decoder:
         return 0 if self._batch is None else len(self._batch.drafts)
 
     def advance(self, newcomers: Sequence[ActiveRequest], *, num_steps: int) -> None:
-        """Prefill `newcomers` and give every row up to `num_steps` tokens; returns early when a row has ended.
+        """Prefill `newcomers` and give every row up to `num_steps` tokens; returns early when a row has ended, and
+        after the forward pass in progress when `stop` was called.
 
         Raises NonFiniteError where the model's logits are no numbers.
         """
@@ -150,11 +152,15 @@ class Decoder:
                 self._prefill(newcomers)
             for _ in range(num_steps):
                 num_rows = self.num_rows
-                if num_rows == 0:
+                if num_rows == 0 or self._is_stopped:
                     return
                 self._step()
                 if self.num_rows < num_rows:
                     return
+
+    def stop(self) -> None:
+        """Have `advance` return as soon as it can, now and from now on. From any thread."""
+        self._is_stopped = True
 
     def drop(self, requests: Sequence[ActiveRequest]) -> None:
         """Forget the rows of these requests."""

@@ -175,6 +175,7 @@ class TorchEngine:
         if self._driver is not None:
             self._driver.cancel()
             await asyncio.wait({self._driver})
+        self._decoder.stop()  # eight tokens of a large model on a CPU take longer than a stop may
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         self._opened.close()
         self._locked.close()

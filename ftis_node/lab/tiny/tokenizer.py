@@ -8,6 +8,7 @@ machine, so that nodes that made their models themselves have one tokenizer fing
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -39,10 +40,14 @@ CHAT_TEMPLATE: Final = (
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """The shared tokenizer, trained anew; `save_pretrained` writes it in the hub's format."""
+def make_tokenizer(num_entries: int | None = None) -> PreTrainedTokenizerFast:
+    """The shared tokenizer, trained anew; `save_pretrained` writes it in the hub's format.
+
+    `num_entries`: with so many entries. The ones added have a text each, and no text is encoded to them.
+    """
+    trained = _train_bpe()
     return PreTrainedTokenizerFast(
-        tokenizer_object=_train_bpe(),
+        tokenizer_object=trained if num_entries is None else _padded(trained, num_entries),
         eos_token=TURN_END,
         pad_token=PAD_TOKEN,
         additional_special_tokens=[TURN_START],
@@ -68,6 +73,13 @@ def encode_completions(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str])
 def fill(ids: list[int], filler: int, width: int) -> list[int]:
     """`ids`, filled on the right to `width`."""
     return ids + [filler] * (width - len(ids))
+
+
+def _padded(trained: Tokenizer, num_entries: int) -> Tokenizer:
+    content = json.loads(trained.to_str())
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {f"<unused{number}>": number for number in range(len(vocabulary), num_entries)}
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def _train_bpe() -> Tokenizer:

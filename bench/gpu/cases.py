@@ -1,0 +1,121 @@
+"""The table of parts: what each runs, in which cases, and how long a case may take."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PARTS = ("env", "contexts", "flash", "parity", "memory", "learner", "handover", "generate", "one_gpu")
+NEED_VLLM = ("generate", "one_gpu")
+SHAPES = ("0.5b", "3b")
+SMALL_SHAPE, SMALL_TOKENS = "12m", 256
+SMALL_LIMIT_S = 300.0  # of any case of a small check, which a busy machine makes slow
+MODEL_S = 120.0  # of the first case of a shape, which makes its model
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a part is run. `peak_tflops` None: measured where a share of it is asked for."""
+
+    device: Literal["cpu", "cuda"]
+    small: bool = False
+    peak_tflops: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement, in a process of its own. `how` are keyword arguments of `function` in `gpu.module`."""
+
+    part: str
+    name: str
+    module: str
+    function: str
+    limit_s: float
+    how: dict[str, Any]
+
+    def run(self, options: Options) -> dict[str, Any]:
+        """The figures. Raises whatever goes wrong."""
+        function = getattr(import_module(f"gpu.{self.module}"), self.function)
+        figures: dict[str, Any] = function(options, **self.how)
+        return figures
+
+
+def cases_of(part: str, options: Options) -> list[Case]:
+    """The cases of `part`, in the order in which they run."""
+    shapes = (SMALL_SHAPE,) if options.small else SHAPES
+    made = {
+        "env": _env,
+        "contexts": _contexts,
+        "flash": _flash,
+        "parity": _parity,
+        "memory": _memory,
+        "learner": _learner,
+        "handover": _handover,
+        "generate": _generate,
+        "one_gpu": _one_gpu,
+    }[part](shapes)
+    return [replace(case, limit_s=SMALL_LIMIT_S) for case in made] if options.small else list(made)
+
+
+def _env(shapes: tuple[str, ...]) -> Iterator[Case]:
+    for name in ("machine", "peak", "copies"):
+        yield Case("env", name, "machine", name, 60.0, {})
+
+
+def _contexts(shapes: tuple[str, ...]) -> Iterator[Case]:
+    for name in ("bare", "daemon"):
+        yield Case("contexts", name, "machine", name, 60.0, {})
+
+
+def _flash(shapes: tuple[str, ...]) -> Iterator[Case]:
+    yield Case("flash", "tests", "numbers", "flash", 120.0, {})
+
+
+def _parity(shapes: tuple[str, ...]) -> Iterator[Case]:
+    for shape in shapes:
+        yield Case("parity", f"{shape}-logprobs", "numbers", "parity", MODEL_S + 60.0, {"shape": shape})
+        yield Case("parity", f"{shape}-layouts", "numbers", "layouts", 90.0, {"shape": shape})
+
+
+def _memory(shapes: tuple[str, ...]) -> Iterator[Case]:
+    sizes = (SMALL_TOKENS,) if shapes == (SMALL_SHAPE,) else (16384, 8192)
+    for shape, lora, recompute, tokens in itertools.product(shapes, (False, True), (True, False), sizes):
+        name = f"{shape}-{'lora' if lora else 'full'}-{'recomputed' if recompute else 'kept'}-{tokens}"
+        how = {"shape": shape, "lora": lora, "recompute": recompute, "tokens": tokens}
+        # A checkpoint of all weights of 3B has 37 GB: one of each kind is enough.
+        how["saves"] = recompute and tokens == sizes[0]
+        yield Case("memory", name, "steps", "memory", 90.0 + MODEL_S * how["saves"], how)
+
+
+def _learner(shapes: tuple[str, ...]) -> Iterator[Case]:
+    for shape, lora in itertools.product(shapes, (False, True)):
+        how = {"shape": shape, "lora": lora}
+        yield Case("learner", f"{shape}-{'lora' if lora else 'full'}", "programs", "learner", 400.0, how)
+
+
+def _handover(shapes: tuple[str, ...]) -> Iterator[Case]:
+    for way in ("file", "registered", "ipc"):
+        yield Case("handover", way, "transfer", way, 120.0, {"shape": shapes[-1]})
+
+
+def _generate(shapes: tuple[str, ...]) -> Iterator[Case]:
+    for shape, lora in itertools.product(shapes, (False, True)):
+        how = {"shape": shape, "lora": lora}
+        name = f"{shape}-{'adapter' if lora else 'model'}"
+        yield Case("generate", f"{name}-served", "engine", "served", 300.0, how)
+    yield Case("generate", f"{shapes[-1]}-probe", "engine", "probe", 300.0, {"shape": shapes[-1]})
+    for max_batch, core in ((64, "auto"), (256, "auto"), (512, "auto"), (256, "inside")):
+        how = {"shape": shapes[0], "max_batch": max_batch, "core": core}
+        yield Case("generate", f"{shapes[0]}-{max_batch}-{core}", "programs", "throughput", 300.0, how)
+    yield Case("generate", f"{shapes[0]}-hand-over", "programs", "engine_hand_over", 300.0, {"shape": shapes[0]})
+
+
+def _one_gpu(shapes: tuple[str, ...]) -> Iterator[Case]:
+    for shape, lora in dict.fromkeys([(shapes[0], False), (shapes[-1], False), (shapes[-1], True)]):
+        how = {"shape": shape, "lora": lora}
+        yield Case("one_gpu", f"{shape}-{'lora' if lora else 'full'}", "programs", "one_gpu", 300.0, how)

@@ -1,0 +1,100 @@
+"""A device's memory, time and rates: of the first GPU, or of the CPU where a check of the program itself is run."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from ftis_node.lab.shapes import SHAPES, save_random_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GIB, MIB = 1 << 30, 1 << 20
+MODELS = Path(tempfile.gettempdir()) / "ftis-gpu-check"
+LOGITS_DEVIATION = 3.0  # standard deviation of a real model's logits; a random one's are near 1
+INITIALIZER_RANGE = 0.02
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(work: Callable[[], object], device: str, *, rounds: int = 1) -> float:
+    """The fastest of `rounds`, after all that was queued before."""
+    best = math.inf
+    for _ in range(rounds):
+        synchronize(device)
+        began = time.perf_counter()
+        work()
+        synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def used_bytes(device: str, pid: int | None = None) -> int:
+    """Bytes in use: of the whole GPU, by nvidia-smi; on the CPU of process `pid` and its children, resident."""
+    if device == "cuda":
+        return int(ask_driver("memory.used")) * MIB
+    root = psutil.Process(pid)
+    return sum(process.memory_info().rss for process in (root, *root.children(recursive=True)))
+
+
+def ask_driver(field: str) -> str:
+    """A field of the first GPU, by nvidia-smi: it takes no memory of it. Raises OSError or CalledProcessError."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", "--id=0"]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+
+def reset_peak(device: str) -> int:
+    """Begin to measure; returns the bytes in use now, which `peak_bytes` takes off on the CPU."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return 0
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_bytes(device: str, before: int) -> tuple[int, int]:
+    """Bytes that tensors took at most since `reset_peak`, and that the allocator held. On the CPU both are VmHWM's."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return (peak := int(found[1]) * 1024 - before), peak
+
+
+def peak_flops(device: str, *, size: int) -> float:
+    """Floating-point operations a second of the fastest product of two square matrices in bfloat16."""
+    one, other = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
+    return 2 * size**3 / seconds(lambda: one @ other, device, rounds=10)
+
+
+def model_folder(shape: str, device: str) -> Path:
+    """A random model of `shape` in bfloat16, made by the first case that needs it."""
+    folder = MODELS / shape
+    if not (folder / "whole").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        save_random_model(shape, folder, dtype=torch.bfloat16, pads_tokenizer=True, device=device)
+        (folder / "whole").touch()
+    return folder
+
+
+def scale_logits(causal_lm: torch.nn.Module, shape: str) -> None:
+    """Scale the last norm so that logits deviate by `LOGITS_DEVIATION`: rounding errors grow with logits."""
+    width = SHAPES[shape]["hidden_size"]
+    with torch.no_grad():
+        causal_lm.get_submodule("model.norm").weight.fill_(LOGITS_DEVIATION / (INITIALIZER_RANGE * math.sqrt(width)))
+
+
+def gib(num_bytes: float) -> float:
+    return round(num_bytes / GIB, 3)

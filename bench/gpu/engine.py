@@ -1,0 +1,242 @@
+"""`generate`: vLLM in the generation worker. Its start and memory against the plan, five new versions, sleep, and how
+far its log-probs are from the learner's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.ipc.weights import WeightStore
+from ftis_node.lab.shapes import SHAPES
+from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
+from ftis_node.learner.policy import load_unchecked
+from ftis_node.learner.publish import proof_of, publish
+from ftis_node.models import read_shape, resolve_model
+from ftis_node.node.memory_generator import generator_memory
+from ftis_node.node.memory_parts import Workload
+from ftis_node.records.group import SamplingSettings
+from gpu.device import GIB, gib, model_folder, scale_logits, used_bytes
+from learner_sides.job import LORA
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ftis_node.generation.engines.base import GenerationResult
+    from ftis_node.learner.policy import Policy
+    from gpu.cases import Options
+
+VERSIONS = 5
+PROMPT_TOKENS = 64
+LARGE_DIFFERENCE = 0.25  # nats
+GREEDY = SamplingSettings(temperature=0.0)
+
+
+class Sizes:
+    """How much is generated: little in a small check."""
+
+    def __init__(self, options: Options) -> None:
+        self.max_batch = 8 if options.small else 256
+        self.groups, self.completions = (2, 2) if options.small else (16, 16)
+        self.tokens = 12 if options.small else 128
+        self.cache_bytes = None if options.device == "cpu" else 16 * GIB
+
+
+def served(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
+    """One worker: start, memory, versions of the whole model or of an adapter, sleep and wake."""
+    return asyncio.run(_served(options, shape, lora))
+
+
+def probe(options: Options, *, shape: str) -> dict[str, Any]:
+    """Log-probs of the engine's own samples by the learner, under the same weights; logits as large as real ones."""
+    return asyncio.run(_probe(options, shape))
+
+
+async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
+    sizes, device = Sizes(options), options.device
+    policy = _policy(options, shape, lora=lora)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
+        before, began = used_bytes(device, os.getpid()), time.monotonic()
+        async with _worker(options, shape, Path(folder), lora=lora) as client:
+            figures: dict[str, Any] = {"start_s": round(time.monotonic() - began, 1)}
+            figures |= {
+                "planned_gib": gib(_planned(options, shape, lora)),
+                "allocated_gib": gib(used_bytes(device, os.getpid()) - before),
+                "gen_tokens_per_s": await _tokens_per_s(client, sizes),
+            }
+            store, loads, firsts = WeightStore(Path(weights)), [], []
+            for version in range(1, VERSIONS + 1):
+                _change(policy)
+                published = publish(policy, store, version=version, form="adapter" if lora else "model")
+                began = time.monotonic()
+                await client.update_weights(published, proof_of(policy, version=version))
+                loads.append(client.load_s or 0.0)
+                firsts.append(await _first_token(client, began))
+            figures |= {
+                "load_s": round(median(loads), 4),
+                "first_token_s": round(median(firsts), 4),
+                "after_reload_gib": gib(used_bytes(device, os.getpid()) - before),
+                "new_version_tokens_per_s": await _tokens_per_s(client, sizes),
+            }
+            return figures | await _slept(client, device)
+
+
+async def _slept(client: GenerationClient, device: str) -> dict[str, Any]:
+    """Sleep and wake as a node does; the tokens afterwards must be those from before."""
+    expected = await _generate(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
+    used, began = used_bytes(device, os.getpid()), time.monotonic()
+    await client.sleep()
+    slept_s, freed = time.monotonic() - began, used - used_bytes(device, os.getpid())
+    began = time.monotonic()
+    await client.wake()
+    found = await _generate(client, [5, 6, 7], num=1, tokens=8, sampling=GREEDY)
+    woken_s = time.monotonic() - began
+    if not np.array_equal(found.completions[0].token_ids, expected.completions[0].token_ids):
+        raise RuntimeError("after sleep and wake the same prompt is answered by other tokens")
+    return {"sleep_s": round(slept_s, 3), "wake_s": round(woken_s, 3), "freed_gib": gib(freed)}
+
+
+async def _probe(options: Options, shape: str) -> dict[str, Any]:
+    sizes, policy = Sizes(options), _policy(options, shape, lora=False)
+    scale_logits(policy.causal_lm, shape)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
+        async with _worker(options, shape, Path(folder), lora=False) as client:
+            published = publish(policy, WeightStore(Path(weights)), version=1)
+            proof = proof_of(policy, version=1)
+            await client.update_weights(published, proof)
+            prompts = _prompts(sizes.groups)
+            results = await asyncio.gather(
+                *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in prompts)
+            )
+    batch = make_batch([_group(str(n), *pair) for n, pair in enumerate(zip(prompts, results, strict=True))])
+    differences = []
+    with torch.no_grad():
+        for part in make_micro_batches(batch, max_tokens=8192):
+            theirs = batch.behaviour_logprobs.flatten()[part.cell_index.cpu()]
+            differences.append((policy.logprobs(part).float().cpu() - theirs).abs())
+    errors = torch.cat(differences)
+    return {
+        "probe_max": round(float(errors.max()), 4),
+        "probe_rms": round(float(errors.square().mean().sqrt()), 4),
+        "probe_p99": round(float(errors.quantile(0.99)), 4),
+        "share_beyond": round(float((errors > LARGE_DIFFERENCE).float().mean()), 5),
+        "num_tokens": len(errors),
+    }
+
+
+def _policy(options: Options, shape: str, *, lora: bool) -> Policy:
+    folder = model_folder(shape, options.device)
+    boot = LearnerBoot(
+        model=str(folder),
+        model_name=shape,
+        run_id="gpu-check",
+        checkpoints_dir=str(folder / "checkpoints"),
+        weights_dir=str(folder / "weights"),
+        dtype="bfloat16",
+        device=options.device,
+        lora=LORA if lora else None,
+    )
+    return load_unchecked(boot)
+
+
+@asynccontextmanager
+async def _worker(options: Options, shape: str, folder: Path, *, lora: bool) -> AsyncIterator[GenerationClient]:
+    sizes, model = Sizes(options), str(model_folder(shape, options.device))
+    settings = EngineSettings(
+        vocab_size=SHAPES[shape]["vocab_size"],
+        dtype="bfloat16",
+        device=options.device,
+        max_batch=sizes.max_batch,
+        max_model_len=PROMPT_TOKENS + sizes.tokens,
+        cache_bytes=sizes.cache_bytes,
+        lora_rank=LORA.rank if lora else None,
+        can_sleep=options.device == "cuda",
+    )
+    client = GenerationClient(
+        GenerationBoot(model=model, settings=settings, eos_ids=(), engine="vllm"),
+        sockets_dir=folder / "s",
+        log_path=folder / "generation.log",
+        proof_tolerance=PROOF_TOLERANCES["bfloat16"],
+    )
+    try:
+        await client.start()
+        yield client
+    except Exception as error:
+        raise RuntimeError(f"{error}\n{(folder / 'generation.log').read_text()[-1500:]}") from error
+    finally:
+        await client.stop()
+
+
+def _planned(options: Options, shape: str, lora: bool) -> int:
+    """Weights, cache and the rest, as the plan has them."""
+    sizes, model = Sizes(options), model_folder(shape, options.device)
+    settings = NodeSettings(
+        model=str(model), lora=lora, dtype="bfloat16", engine="vllm", generation={"max_batch": sizes.max_batch}
+    )
+    workload = Workload.of(settings, load_manifest("gsm8k-ftis"), on_gpu=options.device == "cuda")
+    memory = generator_memory(read_shape(resolve_model(str(model))), workload)
+    return memory.fixed + (sizes.cache_bytes or 0)
+
+
+def _change(policy: Policy) -> None:
+    """Every version has other weights than the one before."""
+    with torch.no_grad():
+        for value in policy.trainable().values():
+            value.add_(1e-3 * torch.randn_like(value))
+
+
+async def _tokens_per_s(client: GenerationClient, sizes: Sizes) -> float:
+    began = time.monotonic()
+    results = await asyncio.gather(
+        *(_generate(client, prompt, num=sizes.completions, tokens=sizes.tokens) for prompt in _prompts(sizes.groups))
+    )
+    made = sum(len(each.token_ids) for result in results for each in result.completions)
+    return round(made / (time.monotonic() - began), 1)
+
+
+async def _first_token(client: GenerationClient, began: float) -> float:
+    await _generate(client, [5, 6, 7], num=1, tokens=1)
+    return time.monotonic() - began
+
+
+async def _generate(
+    client: GenerationClient, prompt: list[int], *, num: int, tokens: int, sampling: SamplingSettings | None = None
+) -> GenerationResult:
+    return await client.generate(
+        prompt, num_completions=num, sampling=sampling or SamplingSettings(), max_tokens=tokens
+    )
+
+
+def _prompts(number: int) -> list[list[int]]:
+    found: list[list[int]] = np.random.default_rng().integers(5, 300, (number, PROMPT_TOKENS)).tolist()
+    return found
+
+
+def _group(name: str, prompt: list[int], result: GenerationResult) -> TrainGroup:
+    return TrainGroup(
+        group_id=name,
+        advantage_key=name,
+        own=True,
+        policy_version=1,
+        policy_version_newest=1,
+        prompt_ids=np.asarray(prompt, dtype="<i4").tobytes(),
+        completions=tuple(
+            TrainCompletion(each.token_ids.tobytes(), each.logprobs.tobytes(), reward=0.0)
+            for each in result.completions
+        ),
+    )

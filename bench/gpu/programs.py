@@ -1,0 +1,75 @@
+"""Parts that are other benches: `learner`, `one_gpu`, and throughput and hand-over of `generate`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu.running import ask_program
+
+if TYPE_CHECKING:
+    from gpu.cases import Options
+
+BENCH = Path(__file__).parent.parent
+PRODUCT_TFLOPS = {"cuda": 989.0}  # of an H100 and an H200 in bfloat16, by their data sheet
+
+
+def learner(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
+    """Whole steps, beside TRL's where TRL is installed."""
+    trained = "lora" if lora else "full"
+    case = f"8192-{trained}-float32" if options.small else f"{shape}-{trained}-bfloat16"
+    command = [str(BENCH / "learner.py"), "--device", options.device, "--case", case]
+    if options.small:
+        command += ["--quick", "--groups", "1"]
+    else:
+        steps = ["--steps", "3"] if shape == "0.5b" else ["--steps", "2", "--groups", "8"]
+        peak = options.peak_tflops or PRODUCT_TFLOPS[options.device]
+        command += ["--shape", shape, *steps, "--peak-tflops", str(peak)]
+    if options.small or find_spec("trl") is None:
+        command.append("--ours-only")
+    (measured,) = ask_program(command)["cases"].values()
+    ours = measured["ours"]
+    return {
+        "step_s": ours["step_s"],
+        "publish_s": round(ours["call_s"] - ours["step_s"], 3),
+        "mfu": ours["share_of_peak_real_tokens"],
+        "real_tokens_per_s": round((measured["completion_tokens"] + measured["prompt_tokens"]) / ours["step_s"], 1),
+        "allocated_gib": round(ours["peak_gb"] * 1e9 / 2**30, 3),
+        "beside": {name: value for name, value in measured.items() if name.startswith(("trl", "speed", "memory"))},
+    }
+
+
+def one_gpu(options: Options, *, shape: str, lora: bool) -> dict[str, Any]:
+    """Both workers on the device, by turns or side by side as planned."""
+    steps = ["--steps", "2", "--completion-tokens", "16"] if options.small else ["--steps", "2"]
+    command = [str(BENCH / "one_gpu.py"), "--shape", shape, *steps, *(["--lora"] if lora else [])]
+    found = ask_program(command)[shape]
+    return {
+        "step_s": found["train_s"],
+        "planned_gib": found["planned_gib"],
+        "allocated_gib": found["peak_gib"],
+        "publish_s": found["hand_over_s"],
+        "gen_tokens_per_s": found["generated_tokens_per_s"],
+        **found,
+    }
+
+
+def throughput(options: Options, *, shape: str, max_batch: int, core: str) -> dict[str, Any]:
+    """Tokens a second of the worker and of raw vLLM, with as many completions as are decoded side by side."""
+    found = _generation(options, shape, "throughput", ["--max-batch", str(max_batch), "--engine-core", core])
+    return {"gen_tokens_per_s": found["tokens_per_s"], **found, "max_batch": max_batch, "core": core}
+
+
+def engine_hand_over(options: Options, *, shape: str) -> dict[str, Any]:
+    """From a step's end to the first token of its version, by a real learner's worker."""
+    found = _generation(options, shape, "hand-over", [])
+    return {"publish_s": found["publish_ms"] / 1000, "load_s": found["load_ms"] / 1000, **found}
+
+
+def _generation(options: Options, shape: str, part: str, more: list[str]) -> dict[str, Any]:
+    command = [str(BENCH / "generation.py"), "--shape", shape, "--device", options.device, "--part", part, *more]
+    if options.small:
+        command += ["--rounds", "1", "--groups", "2", "--completion-tokens", "8"]
+    found = ask_program(command)
+    return {name: value for name, value in found.items() if name not in ("bench", "shape")}

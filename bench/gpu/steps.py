@@ -1,0 +1,127 @@
+"""`memory`: the learner's steps against its plan, with the seconds of what comes after a step."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.ipc.weights import PublishedWeights
+from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import LearnerBoot
+from ftis_node.models import read_shape, resolve_model
+from ftis_node.node.memory_parts import Workload, learner_memory
+from gpu.device import gib, model_folder, peak_bytes, peak_flops, reset_peak, synchronize
+from learner import flops_a_token
+from learner_sides.batch import count, even_groups, with_flat_logprobs
+from learner_sides.job import LORA
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.learner.messages import TrainGroup
+    from gpu.cases import Options
+
+GROUPS, GROUP_SIZE = 2, 12
+STEPS = 3  # the first is not counted
+NEVER = 1_000_000
+
+
+def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens: int, saves: bool) -> dict[str, Any]:
+    """Steps of one micro-batch of `tokens` positions; with `saves` a checkpoint after the last one."""
+    folder = model_folder(shape, options.device)
+    vocab_size = read_shape(resolve_model(str(folder))).vocab_size
+    groups = filled(tokens, vocab_size)
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
+        boot = LearnerBoot(
+            model=str(folder),
+            model_name=shape,
+            run_id="gpu-check",
+            checkpoints_dir=f"{home}/checkpoints",
+            weights_dir=weights,
+            learning_rate=1e-6,
+            lora=LORA if lora else None,
+            dtype="bfloat16",
+            device=options.device,
+            micro_batch_tokens=tokens,
+            recompute_activations=recompute,
+            checkpoint_every_steps=NEVER,
+        )
+        before = reset_peak(options.device)
+        learner = Learner(boot)
+        rounds = [one_step(learner, groups, step) for step in range(1, STEPS + 1)]
+        synchronize(options.device)
+        allocated, reserved = peak_bytes(options.device, before)
+        layout, checkpoint = learner.policy.layout, {}
+        if saves:
+            began = time.monotonic()
+            learner.save_if_behind()
+            size = sum(path.stat().st_size for path in Path(home).rglob("*") if path.is_file())
+            checkpoint = {"checkpoint_s": round(time.monotonic() - began, 2), "checkpoint_gib": gib(size)}
+        learner.close()
+    planned = planned_bytes(folder, boot)
+    best = {name: min(each[name] for each in rounds[1:]) for name in rounds[0]}
+    flops = options.peak_tflops * 1e12 if options.peak_tflops else peak_flops(options.device, size=2048)
+    real = count(groups).real_tokens
+    return {
+        **{name: round(value, 4) for name, value in best.items()},
+        "mfu": round(flops_a_token(folder, lora=lora) * real / best["step_s"] / flops, 4),
+        "real_tokens_per_s": round(real / best["step_s"], 1),
+        "planned_gib": gib(planned),
+        "allocated_gib": gib(allocated),
+        "reserved_gib": gib(reserved),
+        "allocated_to_plan": round(allocated / planned, 3),
+        "recompute": recompute,
+        "micro_batch_tokens": tokens,
+        "layout": layout,
+        **checkpoint,
+    }
+
+
+def filled(tokens: int, vocab_size: int) -> tuple[TrainGroup, ...]:
+    """Groups that fill a micro-batch of `tokens` when they are packed, each prompt once."""
+    prompt = min(128, tokens // 8)
+    length = (tokens // GROUPS - prompt) // GROUP_SIZE
+    made = even_groups(
+        num_groups=GROUPS, completion_tokens=[length] * GROUP_SIZE, prompt_tokens=prompt, vocab_size=vocab_size
+    )
+    return with_flat_logprobs(made, vocab_size)
+
+
+def one_step(learner: Learner, groups: Sequence[TrainGroup], step: int) -> dict[str, float]:
+    """Seconds of the step, of publishing the new weights, and of their proof."""
+    times: dict[str, float] = {}
+
+    def note(news: object) -> None:
+        now = time.monotonic()
+        if isinstance(news, PublishedWeights):
+            assert news.step_done_at_s is not None
+            times["published"], times["publish_s"] = now, now - news.step_done_at_s
+        else:
+            times["prove_s"] = now - times.pop("published")
+
+    report = learner.train(groups, step=step, on_published=note).report
+    if report.num_updates != 1 or report.out_of_memory:
+        raise RuntimeError(f"step {step} was not done as asked: {report}")
+    return {"step_s": report.duration_s, **times}
+
+
+def planned_bytes(folder: Path, boot: LearnerBoot) -> int:
+    """What the plan says of the tensors of this learner, without its context and the hand-over."""
+    settings = NodeSettings(
+        model=str(folder),
+        lora=boot.lora is not None,
+        dtype="bfloat16",
+        learner={"micro_batch_tokens": boot.micro_batch_tokens, "recompute_activations": boot.recompute_activations},
+    )
+    shape = read_shape(resolve_model(str(folder)))
+    workload = Workload.of(settings, load_manifest("gsm8k-ftis"), on_gpu=boot.device == "cuda")
+    # The run's longest completion is longer than a small micro-batch here.
+    found = learner_memory(
+        shape, replace(workload, max_total_tokens=min(workload.max_total_tokens, boot.micro_batch_tokens))
+    )
+    return found.resident - found.context + found.gradients + found.activations + found.work
