@@ -70,6 +70,7 @@ def test_placements_that_a_person_would_expect(
     ("shape", "gib", "recomputes", "chunk"),
     [
         (HALF_B, 24, True, 2048),
+        (HALF_B, 32, True, 2048),  # they would fit, and fill the card
         (HALF_B, 80, False, 2048),
         (THREE_B, 80, True, 2048),
         (THREE_B, 139, False, 2048),
