@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,17 +31,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 PROMPT = [3, 1, 4]
-FIRST_LENGTH, NUM_COMPLETIONS = 60, 120
+FIRST_LENGTH, NUM_COMPLETIONS = 60, 80
 
 Open = Callable[..., contextlib.AbstractAsyncContextManager[GenerationClient]]
 
 
 @pytest.fixture
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """`opened(core)`: a client of a real worker, whose processes share weights as on a GPU."""
     monkeypatch.setenv("PYTHONPATH", cpu_sharing.site_folder(tmp_path / "site"))
     cpu_sharing.install(monkeypatch.setattr)
     save_model(tmp_path / "model", **VLLM_MODEL)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # hundreds of tiny passes: threads would wait for each other on a busy machine
 
     @contextlib.asynccontextmanager
     async def open_client(core: str, **changed: Any) -> AsyncIterator[GenerationClient]:
@@ -52,7 +54,8 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
         finally:
             await client.stop()
 
-    return open_client
+    yield open_client
+    torch.set_num_threads(num_threads)
 
 
 def share(exporter: Exporter, model: Any, version: int) -> PublishedWeights:
