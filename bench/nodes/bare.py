@@ -10,8 +10,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.bindings import P2P, Multiaddr, PeerID, p2pd_pb2
-from ftis_node.gossip.control import Control
+from ftis_node.gossip.p2pd.client import Control
+from ftis_node.gossip.p2pd.hivemind_bindings import P2P, Multiaddr, PeerID, p2pd_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

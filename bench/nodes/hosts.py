@@ -22,11 +22,11 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, StepSection
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.gossip import GossipLimits, NetworkSettings
-from ftis_node.gossip.backoff import Backoff
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.sockets import CONTROL_NAME
+from ftis_node.gossip.p2pd.sockets import CONTROL_NAME
 from ftis_node.lab.light_node import LightNode, light_group
 from ftis_node.records.identity import Identity
+from ftis_node.swarm.backoff import Backoff
 from nodes.bare import BareNode
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import hivemind, and with it torch: import them where a network is really starte
 
 from __future__ import annotations
 
-from ftis_node.gossip.base import (
+from ftis_node.gossip.interface import (
     Announcement,
     Fetched,
     FetchOutcome,

@@ -10,18 +10,18 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import GossipCounters, GossipLimits
-from ftis_node.gossip.dialling import Dialler
-from ftis_node.gossip.forwarding import Forwarder
-from ftis_node.gossip.link import Link
-from ftis_node.gossip.reception import Reception
-from ftis_node.gossip.session import Session, Station
+from ftis_node.gossip.interface import GossipCounters, GossipLimits
+from ftis_node.gossip.membership.dialler import Dialler
+from ftis_node.gossip.p2pd.session import Session, Station
+from ftis_node.gossip.p2pd.supervisor import Link
+from ftis_node.gossip.pubsub.forwarding import Forwarder
+from ftis_node.gossip.rpc.admission import Reception
 from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.gossip.base import PeerConnection
+    from ftis_node.gossip.interface import PeerConnection
     from ftis_node.gossip.settings import NetworkSettings
     from ftis_node.records.identity import Identity
 

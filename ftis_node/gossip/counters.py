@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ftis_node.gossip.base import FetchOutcome
+    from ftis_node.gossip.interface import FetchOutcome
 
 
 @dataclass(slots=True)

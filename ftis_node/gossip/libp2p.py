@@ -16,25 +16,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.base import Announcement, Fetched, FetchOutcome, GossipLimits, SwarmPhase
-from ftis_node.gossip.calls import PeerCalls
-from ftis_node.gossip.inbox import Inbox
-from ftis_node.gossip.link import Link
-from ftis_node.gossip.membership import SEEN_TTLS, Membership
-from ftis_node.gossip.names import Service, protocol, topic
-from ftis_node.gossip.pulling import pull_items
-from ftis_node.gossip.reachability import Reachability, reachability_of
-from ftis_node.gossip.secret import OPEN, SecretSeal
-from ftis_node.gossip.session import Session, Station
-from ftis_node.gossip.standing import TWIN_WORDS, with_twin
-from ftis_node.gossip.topics import Topics
+from ftis_node.gossip.encryption import OPEN, SecretSeal
+from ftis_node.gossip.interface import Announcement, Fetched, FetchOutcome, GossipLimits, SwarmPhase
+from ftis_node.gossip.membership.connection_state import TWIN_WORDS, with_twin
+from ftis_node.gossip.membership.membership import SEEN_TTLS, Membership
+from ftis_node.gossip.membership.reachability import Reachability, reachability_of
+from ftis_node.gossip.p2pd.session import Session, Station
+from ftis_node.gossip.p2pd.supervisor import Link
+from ftis_node.gossip.pubsub.announcement_queue import Inbox
+from ftis_node.gossip.pubsub.subscriptions import Topics
+from ftis_node.gossip.rpc.calls import PeerCalls
+from ftis_node.gossip.rpc.client import pull_items
+from ftis_node.gossip.wire_names import Service, protocol, topic
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
-    from ftis_node.gossip.base import PeerConnection, SwarmState
-    from ftis_node.gossip.bodies import Pull
+    from ftis_node.gossip.interface import PeerConnection, SwarmState
+    from ftis_node.gossip.rpc.bounds import Pull
     from ftis_node.gossip.settings import NetworkSettings
     from ftis_node.records.identity import Identity
 

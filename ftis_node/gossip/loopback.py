@@ -18,7 +18,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.base import (
+from ftis_node.gossip.interface import (
     Announcement,
     Fetched,
     FetchOutcome,
@@ -27,20 +27,20 @@ from ftis_node.gossip.base import (
     SwarmPhase,
     SwarmState,
 )
-from ftis_node.gossip.bodies import outcome_of
-from ftis_node.gossip.calls import PeerCalls
-from ftis_node.gossip.inbox import Inbox
-from ftis_node.gossip.reachability import Reachability, reachability_of
-from ftis_node.gossip.reception import OverBudget
-from ftis_node.gossip.standing import TWIN_WORDS, Standing, with_twin
+from ftis_node.gossip.membership.connection_state import TWIN_WORDS, Standing, with_twin
+from ftis_node.gossip.membership.reachability import Reachability, reachability_of
+from ftis_node.gossip.pubsub.announcement_queue import Inbox
+from ftis_node.gossip.rpc.admission import OverBudget
+from ftis_node.gossip.rpc.bounds import outcome_of
+from ftis_node.gossip.rpc.calls import PeerCalls
 from ftis_node.swarm.peer_guard import Place, is_own
-from ftis_node.swarm.shards import shard_of
+from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 
-    from ftis_node.gossip.bodies import Pull
-    from ftis_node.gossip.names import Service
+    from ftis_node.gossip.rpc.bounds import Pull
+    from ftis_node.gossip.wire_names import Service
 
     DelayHook = Callable[[str, str], float]
     LossHook = Callable[[str, str, bytes], bool]

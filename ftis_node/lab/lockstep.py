@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftis_node.lab.rounds import Quota
 from ftis_node.node.fill import Fill
-from ftis_node.swarm.reasons import AFTER_THE_DOOR
+from ftis_node.swarm.reputation.reasons import AFTER_THE_DOOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from ftis_node.node.train import train_group
 from ftis_node.node.waits import waiting_for
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reputation import Conduct, Standing
+from ftis_node.swarm.reputation.score import Conduct, Standing
 
 if TYPE_CHECKING:
     from ftis_node.learner.messages import TrainGroup

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
-    from ftis_node.gossip.base import Gossip
+    from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource
     from ftis_node.node.makers import Makers
     from ftis_node.node.parts import Generation, Learning

@@ -12,8 +12,8 @@ import msgspec
 from ftis_node.errors import SchemaRecordError
 from ftis_node.learner.senders import add_up
 from ftis_node.records.reading import SCHEMA
-from ftis_node.swarm.claims import Claims
-from ftis_node.swarm.unconfirmed import Unconfirmed
+from ftis_node.swarm.delivery.pending_confirmations import Unconfirmed
+from ftis_node.swarm.delivery.unverified_confirmations import Claims
 from ftis_node.swarm.wire_versions import other_versions, peer_words
 
 if TYPE_CHECKING:

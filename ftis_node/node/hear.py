@@ -17,18 +17,18 @@ from ftis_node.errors import RecordError
 from ftis_node.node.waits import waiting_for
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.reading import SCHEMA
-from ftis_node.swarm.duty import duty_circle, is_on_duty
-from ftis_node.swarm.numbers import Heard
+from ftis_node.swarm.delivery.reconfirm_queue import Reminders
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reminders import Reminders
-from ftis_node.swarm.reputation import Conduct
-from ftis_node.swarm.voices import Voices
-from ftis_node.swarm.wants import Want, Wants
+from ftis_node.swarm.pulling.assignment import duty_circle, is_on_duty
+from ftis_node.swarm.pulling.pull_queue import Want, Wants
+from ftis_node.swarm.pulling.sequence import Heard
+from ftis_node.swarm.reputation.announce_rate import Voices
+from ftis_node.swarm.reputation.score import Conduct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.gossip.base import Announcement as Message
+    from ftis_node.gossip.interface import Announcement as Message
     from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import Announcement
 

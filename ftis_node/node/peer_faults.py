@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.records.identity import peer_id_from_text
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Conduct
 
 if TYPE_CHECKING:
     from collections.abc import Callable

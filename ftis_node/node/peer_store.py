@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.soundness import BUSY_TIMEOUT_S, is_busy, readable_rows, told
-from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.standings import Dossier
+from ftis_node.swarm.reputation.score import Reputation
+from ftis_node.swarm.reputation.table import Dossier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftis_node.swarm.standings import Standings
+    from ftis_node.swarm.reputation.table import Standings
 
 SCHEMA_VERSION = 1
 SAVE_PATIENCE_MS = 200  # it is saved from the event loop, and again soon

@@ -10,7 +10,8 @@ waits for: an announcement                    unblocked by: gossip
                                                            +----- missed: ask another -------+
 
 A body is pulled once: from its sender, or from anyone who holds it where the sender cannot be reached. In a small swarm
-everything is pulled; in a large one what the learner will use (`swarm/demand.py`) and what this node is on duty for.
+everything is pulled; in a large one what the learner will use (`swarm/pulling/demand.py`) and what this node is on
+duty for.
 
 Where the run says so, a group of another tokenizer is pulled as text; only its sender can tell it so.
 """
@@ -25,19 +26,19 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import FetchOutcome
+from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.node.budget import shares_of_next_step
 from ftis_node.node.hear import Ear, Members
 from ftis_node.node.held_bytes import HeldBytes
 from ftis_node.node.repair import Repair
 from ftis_node.node.waits import waiting_for
-from ftis_node.swarm.allowance import Allowance
-from ftis_node.swarm.demand import STEPS_IN_STOCK, Demand, demand
-from ftis_node.swarm.domains import ANY, portions
-from ftis_node.swarm.later import Later
-from ftis_node.swarm.pauses import Pauses
+from ftis_node.swarm.peer_backoff import Pauses
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.pulling.demand import STEPS_IN_STOCK, Demand, demand
+from ftis_node.swarm.pulling.domains import ANY, portions
+from ftis_node.swarm.pulling.retry_queue import Later
+from ftis_node.swarm.reputation.score import Conduct
+from ftis_node.swarm.token_bucket import Allowance
 from ftis_node.tasks import part_names
 from ftis_node.validation import Accepted, Refused
 
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
     from ftis_node.node.intake import IntakeLoop
     from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import PeerRecord
-    from ftis_node.swarm.domains import Portion
-    from ftis_node.swarm.wants import Batch, Want
+    from ftis_node.swarm.pulling.domains import Portion
+    from ftis_node.swarm.pulling.pull_queue import Batch, Want
     from ftis_node.validation import Verdict
 
 log = logging.getLogger(__name__)

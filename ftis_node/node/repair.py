@@ -17,22 +17,22 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import Fetched, FetchOutcome
+from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.budget import shares_of_next_step
 from ftis_node.node.hear import MAX_SENDERS
 from ftis_node.node.waits import waiting_for
 from ftis_node.records.question import Question
-from ftis_node.swarm.allowance import Allowance
-from ftis_node.swarm.catching_up import CatchingUp
-from ftis_node.swarm.pauses import Pauses
+from ftis_node.swarm.peer_backoff import Pauses
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.shards import shard_of
+from ftis_node.swarm.pulling.backfill_progress import CatchingUp
+from ftis_node.swarm.token_bucket import Allowance
+from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
     from ftis_node.node.hear import Ear
     from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import PeerRecord
-    from ftis_node.swarm.numbers import Gap
+    from ftis_node.swarm.pulling.sequence import Gap
 
 log = logging.getLogger(__name__)
 

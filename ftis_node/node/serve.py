@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.base import MAX_ANSWERS
+from ftis_node.gossip.interface import MAX_ANSWERS
 from ftis_node.node.announce import announcement_of
 from ftis_node.node.retell import retell_group
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
 from ftis_node.records.question import open_question
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.deliveries import Deliveries
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.delivery.sent_bodies import Deliveries
+from ftis_node.swarm.reputation.score import Conduct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -39,8 +39,8 @@ from ftis_node.replay.lifecycle import (
     choose_useful,
 )
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reasons import sentence
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.reasons import sentence
+from ftis_node.swarm.reputation.score import Conduct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

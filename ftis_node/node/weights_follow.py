@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
-from ftis_node.gossip.base import FetchOutcome
+from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.ipc.weights import probe_token_ids
 from ftis_node.models import model_fingerprint
 from ftis_node.node.background import in_background

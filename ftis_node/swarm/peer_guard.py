@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from ftis_node.errors import DamagedError, MachineError, WorkerError
-from ftis_node.swarm.pauses import Pauses
+from ftis_node.swarm.peer_backoff import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable

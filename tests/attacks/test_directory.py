@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.gossip.bindings import DHTID, PeerID
-from ftis_node.gossip.entries import EntryKind, seal
-from ftis_node.gossip.names import record_key
+from ftis_node.gossip.directory.entries import EntryKind, seal
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID
+from ftis_node.gossip.wire_names import record_key
 from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:

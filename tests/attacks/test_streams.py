@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import Service
 from tests.attacks.victim import REQUESTS_PER_MINUTE
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
-from ftis_node.gossip.names import bucket_key
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.wire_names import bucket_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 
 if TYPE_CHECKING:
     from tests.attacks.member import Member

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.config.manifest import load_manifest
-from ftis_node.gossip.control import Refused
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service, bucket_key
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.p2pd.client import Refused
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import Service, bucket_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 from tests.attacks.member import Maker, Member, joined, spoil
 from tests.attacks.victim import Victim
 from tests.chaos.fault import Fault, trains

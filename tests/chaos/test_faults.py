@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ftis_node.errors import FtisError
-from ftis_node.gossip.control import Refused
+from ftis_node.gossip.p2pd.client import Refused
 from tests.attacks.member import Member
 from tests.chaos import process_faults
 from tests.chaos.hostile_faults import NUM_STREAMS, Attack, hold_streams

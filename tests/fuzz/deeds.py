@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.names import Service
+from ftis_node.gossip.wire_names import Service
 from ftis_node.lab.light_node import FINGERPRINT, light_group
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from ftis_node.gossip import GossipLimits
-from ftis_node.gossip.bindings import DHTID, PeerID, dht_pb2
-from ftis_node.gossip.door import MAX_KEYS_PER_FIND
-from ftis_node.gossip.entries import EntryKind, seal
+from ftis_node.gossip.directory.entries import EntryKind, seal
+from ftis_node.gossip.directory.validators import MAX_KEYS_PER_FIND
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.names import Service, protocol, record_key, topic
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID, dht_pb2
+from ftis_node.gossip.wire_names import Service, protocol, record_key, topic
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
 

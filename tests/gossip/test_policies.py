@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ftis_node.gossip import Announcement, GossipCounters, GossipLimits, NetworkSettings, SwarmPhase
-from ftis_node.gossip.backoff import Backoff
-from ftis_node.gossip.dialling import believable_addresses
-from ftis_node.gossip.inbox import Inbox
-from ftis_node.gossip.own_entries import OwnEntries
-from ftis_node.gossip.slots import Slots
-from ftis_node.gossip.standing import Standing
+from ftis_node.gossip.directory.own_entries import OwnEntries
+from ftis_node.gossip.membership.connection_state import Standing
+from ftis_node.gossip.membership.dialler import believable_addresses
+from ftis_node.gossip.pubsub.announcement_queue import Inbox
+from ftis_node.gossip.rpc.slots import Slots
+from ftis_node.swarm.backoff import Backoff
 from tests.gossip.test_multiaddr import PEER, RELAY
 
 

@@ -13,15 +13,15 @@ import pytest_asyncio
 
 from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, seal
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.gossip.names import bucket_key, topic
-from ftis_node.gossip.roster import Roster
-from ftis_node.gossip.standing import TWIN_WORDS
+from ftis_node.gossip.membership.connection_state import TWIN_WORDS
+from ftis_node.gossip.membership.hello import Roster
+from ftis_node.gossip.wire_names import bucket_key, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
 
 if TYPE_CHECKING:

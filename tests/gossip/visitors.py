@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from ftis_node.gossip.bindings import P2P, p2pd_pb2
-from ftis_node.gossip.control import Control
-from ftis_node.gossip.process import P2pdProcess
+from ftis_node.gossip.p2pd.client import Control
+from ftis_node.gossip.p2pd.hivemind_bindings import P2P, p2pd_pb2
+from ftis_node.gossip.p2pd.process import P2pdProcess
 from tests.gossip.helpers import LOOPBACK
 
 if TYPE_CHECKING:

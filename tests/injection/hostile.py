@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
-from ftis_node.gossip.names import bucket_key
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.wire_names import bucket_key
 from ftis_node.records.envelope import Announcement, PeerRecord, open_announcement, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.question import Question
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 from tests.attacks.member import Member, spoil
 
 if TYPE_CHECKING:

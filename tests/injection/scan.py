@@ -44,7 +44,7 @@ def points(package: Path = PACKAGE) -> set[str]:
         tree = ast.parse(path.read_text())
         here = readers & bound_names(tree)
         for name, function in functions(tree):
-            where = f"{path.parent.name}/{path.name}:{name}"
+            where = f"{path.relative_to(package).as_posix()}:{name}"
             if takes_value(function) and not places_of(function):
                 found.add(where)
             found |= {f"{where}>{reader}" for reader in called(function) & here}
@@ -115,4 +115,5 @@ def names_in(annotation: ast.expr | None) -> set[str]:
 
 
 def _files(package: Path, rooms: tuple[str, ...]) -> list[Path]:
-    return sorted(path for room in rooms for path in (package / room).glob("*.py") if not path.name.endswith("_pb2.py"))
+    found = sorted(path for room in rooms for path in (package / room).rglob("*.py"))
+    return [path for path in found if not path.name.endswith("_pb2.py")]

@@ -16,7 +16,7 @@ from ftis_node.lab.simulation.events import Events
 from ftis_node.lab.simulation.news import Call
 from ftis_node.lab.simulation.settings import copies_of, shards_for, simulated_shards_for
 from ftis_node.lab.simulation.world import World
-from ftis_node.swarm.duty import is_on_duty
+from ftis_node.swarm.pulling.assignment import is_on_duty
 
 SMALL = SimulationSettings(
     num_nodes=30, minutes=3.0, num_shards=1, warm_up_s=60.0, settle_s=75.0, step_s=50.0, leave_share_per_hour=1.0,

@@ -12,9 +12,9 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import NetworkSettings
-from ftis_node.gossip.bindings import p2pd_path
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
 from ftis_node.lab.light_node import LightNode
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually
@@ -47,8 +47,8 @@ def internet() -> Iterator[Internet]:
 async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts nodes whose network process runs on a host; what they do themselves, they do in this process."""
     program: contextvars.ContextVar[Path] = contextvars.ContextVar("program")
-    monkeypatch.setattr("ftis_node.gossip.process.p2pd_path", program.get)
-    monkeypatch.setattr("ftis_node.gossip.session.check_free", lambda listen: None)  # it would look on this host
+    monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", program.get)
+    monkeypatch.setattr("ftis_node.gossip.p2pd.session.check_free", lambda listen: None)  # it would look on this host
     nodes: list[Any] = []
     numbers = itertools.count()
 

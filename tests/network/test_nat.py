@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.gossip import FetchOutcome
-from ftis_node.gossip.relaying import ask_limit
+from ftis_node.gossip.p2pd.relay_limit import ask_limit
 from tests.gossip.helpers import Shelf, announce_until_heard
 from tests.network.conftest import all_connected
 from tests.node.support import started, write_manifest

@@ -16,7 +16,7 @@ from ftis_node.node.audit import AuditLoop
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
-from ftis_node.swarm.reputation import Conduct, Standing
+from ftis_node.swarm.reputation.score import Conduct, Standing
 from ftis_node.validation import Accepted
 from tests.conftest import make_completion, make_group
 

@@ -11,8 +11,8 @@ import pytest
 from ftis_node.node import reannounce
 from ftis_node.node.deliver import DeliverLoop
 from ftis_node.records.envelope import open_announcement
-from ftis_node.swarm.reputation import Conduct
-from ftis_node.swarm.unconfirmed import Unconfirmed
+from ftis_node.swarm.delivery.pending_confirmations import Unconfirmed
+from ftis_node.swarm.reputation.score import Conduct
 from tests.gossip.helpers import eventually
 from tests.node.test_pull import LightSwarm, held, identity_of, manifest_of
 

@@ -29,8 +29,8 @@ from ftis_node.replay import soundness
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.reputation import Conduct
-from ftis_node.swarm.standings import Standings
+from ftis_node.swarm.reputation.score import Conduct
+from ftis_node.swarm.reputation.table import Standings
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.events import EventTrail, read_events
 from ftis_node.telemetry.remembered import read_remembered

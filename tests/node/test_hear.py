@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.gossip.base import Fetched, FetchOutcome
+from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.announce import announcement_of
 from ftis_node.node.intake import IntakeLoop
 from ftis_node.node.pull import PullLoop
@@ -16,7 +16,7 @@ from ftis_node.node.repair import PAGE
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
 from ftis_node.records.question import Question, open_question
-from ftis_node.swarm.unconfirmed import Unconfirmed
+from ftis_node.swarm.delivery.pending_confirmations import Unconfirmed
 from tests.gossip.helpers import eventually
 from tests.node.test_pull import LightSwarm, held, identity_of, manifest_of, quick
 

@@ -12,7 +12,7 @@ from ftis_node.config.door import DoorSection
 from ftis_node.node.peer_book import PeerBook
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Conduct
 from ftis_node.telemetry.events import EventTrail, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
 from tests.conftest import make_completion, make_group
@@ -123,7 +123,7 @@ import os, signal
 from pathlib import Path
 from ftis_node.config.door import DoorSection
 from ftis_node.node.peer_book import PeerBook
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Conduct
 from ftis_node.telemetry.events import EventTrail
 book = PeerBook(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=DoorSection(),
                 events=EventTrail(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)

@@ -25,8 +25,8 @@ from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
 from ftis_node.records.question import open_question
-from ftis_node.swarm.shards import shard_of
-from ftis_node.swarm.unconfirmed import Unconfirmed
+from ftis_node.swarm.delivery.pending_confirmations import Unconfirmed
+from ftis_node.swarm.topology.shards import shard_of
 from tests.gossip.helpers import eventually
 
 if TYPE_CHECKING:

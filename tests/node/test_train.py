@@ -18,7 +18,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import PeerGuard
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Conduct
 from ftis_node.telemetry.tracking import Tracking
 from tests.conftest import PROMPT_IDS, make_group
 from tests.node.support import manifest_text

@@ -33,8 +33,8 @@ from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
 from ftis_node.records.question import Question, open_question
 from ftis_node.records.text_codec import pack_text_group, unpack_any
-from ftis_node.swarm.blame import blame_for
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.attribution import blame_for
+from ftis_node.swarm.reputation.score import Conduct
 from ftis_node.validation import Refused, judge
 from tests.conftest import RUN_ID, TOKENIZER, make_group, make_text_group
 from tests.fuzz.targets import MANIFEST

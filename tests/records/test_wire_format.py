@@ -13,12 +13,13 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ftis_node.gossip import door, entries, manifests
-from ftis_node.gossip import secret as secret_file
-from ftis_node.gossip.base import GossipLimits
-from ftis_node.gossip.bodies import pack_ids
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service, protocol, topic
+from ftis_node.gossip import encryption as secret_file
+from ftis_node.gossip.directory import entries, manifests
+from ftis_node.gossip.directory import validators as door
+from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip.rpc.bounds import pack_ids
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import Service, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.serve import MAX_ANSWERS
 from ftis_node.records import bounds, compact, planes, question, weights
@@ -26,8 +27,8 @@ from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.compact import pack_logprobs
 from ftis_node.records.planes import decompress
-from ftis_node.swarm.duty import in_turn
-from ftis_node.swarm.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
+from ftis_node.swarm.pulling.assignment import in_turn
+from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
@@ -204,8 +205,8 @@ def test_the_directory_is_hiveminds() -> None:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    from ftis_node.gossip.bindings import DHTID, MSGPackSerializer
-    from ftis_node.gossip.secret import SecretSeal
+    from ftis_node.gossip.encryption import SecretSeal
+    from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, MSGPackSerializer
 
     key = f"/ftis/1/{example.RUN_ID}/members/43"
     packed = b"\xd9" + bytes([len(key)]) + key.encode()  # msgpack: str 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, seal
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Envelope, announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings

@@ -13,8 +13,8 @@ from ftis_node.records.codec import pack_group
 from ftis_node.records.envelope import Envelope, seal_group
 from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.blame import blame_for
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.attribution import blame_for
+from ftis_node.swarm.reputation.score import Conduct
 from ftis_node.tasks.base import TaskItem
 from ftis_node.validation import Accepted, DoorContext, Refused, judge
 from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ftis_node.swarm.blame import NOBODYS_FAULT, ORIGINS_FAULT, SIGNERS_FAULT, blame_for
-from ftis_node.swarm.copycats import Copy
-from ftis_node.swarm.reasons import AFTER_THE_DOOR
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.attribution import NOBODYS_FAULT, ORIGINS_FAULT, SIGNERS_FAULT, blame_for
+from ftis_node.swarm.reputation.duplicates import Copy
+from ftis_node.swarm.reputation.reasons import AFTER_THE_DOOR
+from ftis_node.swarm.reputation.score import Conduct
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.duty import in_turn, is_on_duty
-from ftis_node.swarm.wants import Want
+from ftis_node.swarm.pulling.assignment import in_turn, is_on_duty
+from ftis_node.swarm.pulling.pull_queue import Want
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

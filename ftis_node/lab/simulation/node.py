@@ -14,13 +14,13 @@ from ftis_node.lab.simulation.peer import Peer
 from ftis_node.lab.simulation.readership import Readership
 from ftis_node.lab.simulation.standings import Standings
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
-from ftis_node.swarm.allowance import Allowance
-from ftis_node.swarm.demand import Demand, demand
-from ftis_node.swarm.numbers import Heard
-from ftis_node.swarm.quotas import ShareCap
-from ftis_node.swarm.reputation import Conduct
-from ftis_node.swarm.unconfirmed import Unconfirmed
-from ftis_node.swarm.wants import Wants
+from ftis_node.swarm.delivery.pending_confirmations import Unconfirmed
+from ftis_node.swarm.pulling.demand import Demand, demand
+from ftis_node.swarm.pulling.pull_queue import Wants
+from ftis_node.swarm.pulling.sequence import Heard
+from ftis_node.swarm.reputation.rate_limits import ShareCap
+from ftis_node.swarm.reputation.score import Conduct
+from ftis_node.swarm.token_bucket import Allowance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

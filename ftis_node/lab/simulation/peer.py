@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ftis_node.lab.simulation.link import Link
 from ftis_node.lab.simulation.news import News
 from ftis_node.lab.simulation.traffic import Kind, Traffic
-from ftis_node.swarm.allowance import Allowance
-from ftis_node.swarm.shards import shard_of
+from ftis_node.swarm.token_bucket import Allowance
+from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,12 +8,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ftis_node.replay.lifecycle import Candidate
-from ftis_node.swarm.allowance import Allowance
-from ftis_node.swarm.numbers import Heard
-from ftis_node.swarm.quotas import QuotaLimits, Quotas
-from ftis_node.swarm.reputation import BanRules, Conduct, Reputation
-from ftis_node.swarm.unconfirmed import Unconfirmed
-from ftis_node.swarm.wants import Want, Wants
+from ftis_node.swarm.delivery.pending_confirmations import Unconfirmed
+from ftis_node.swarm.pulling.pull_queue import Want, Wants
+from ftis_node.swarm.pulling.sequence import Heard
+from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas
+from ftis_node.swarm.reputation.score import BanRules, Conduct, Reputation
+from ftis_node.swarm.token_bucket import Allowance
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from ftis_node.lab.simulation.peer import Peer, Role
 from ftis_node.lab.simulation.traffic import Kind
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Conduct
 
 if TYPE_CHECKING:
     from ftis_node.lab.simulation.node import Node
     from ftis_node.lab.simulation.world import World
-    from ftis_node.swarm.numbers import Gap, Heard
-    from ftis_node.swarm.wants import Batch
+    from ftis_node.swarm.pulling.pull_queue import Batch
+    from ftis_node.swarm.pulling.sequence import Gap, Heard
 
 NUM_OTHERS = 2  # members that are asked for what its sender does not give
 

@@ -21,8 +21,8 @@ from ftis_node.lab.simulation.peer import Peer, Role
 from ftis_node.lab.simulation.settings import SimulationSettings, copies_of
 from ftis_node.lab.simulation.traffic import Kind
 from ftis_node.lab.simulation.transfers import Transfers
-from ftis_node.swarm.duty import ENOUGH_PER_SHARD
-from ftis_node.swarm.shards import NUM_MEMBER_BUCKETS, shard_of
+from ftis_node.swarm.pulling.assignment import ENOUGH_PER_SHARD
+from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

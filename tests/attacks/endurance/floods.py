@@ -10,14 +10,14 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import MAX_ANSWERS
-from ftis_node.gossip.control import Refused
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service, bucket_key, record_key
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.interface import MAX_ANSWERS
+from ftis_node.gossip.p2pd.client import Refused
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import Service, bucket_key, record_key
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 from tests.attacks import test_directory_addresses, test_http, test_numbers, test_streams
 from tests.attacks.test_bodies import SERVERS
 

@@ -6,9 +6,9 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.control import Refused
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service, protocol
+from ftis_node.gossip.p2pd.client import Refused
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import Service, protocol
 from tests.attacks.visitors.host import DIAL_S, host
 from tests.attacks.visitors.visitor import Visitor
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import base58
 
-from ftis_node.gossip import sockets
-from ftis_node.gossip.bindings import p2pd_pb2
-from ftis_node.gossip.control import Control, Refused
-from ftis_node.gossip.process import P2pdProcess
+from ftis_node.gossip.p2pd import sockets
+from ftis_node.gossip.p2pd.client import Control, Refused
+from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2
+from ftis_node.gossip.p2pd.process import P2pdProcess
 from ftis_node.records.identity import peer_id_from_text, write_private
 from tests.attacks.visitors.keys import KeyKind, private_key
 

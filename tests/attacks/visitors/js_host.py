@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.names import Service, protocol
+from ftis_node.gossip.wire_names import Service, protocol
 from tests.attacks.visitors.visitor import Visitor, output_of
 
 if TYPE_CHECKING:

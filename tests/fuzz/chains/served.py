@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import FetchOutcome
-from ftis_node.gossip.names import Service
+from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip.wire_names import Service
 from ftis_node.node.weights_offer import Held, OfferLoop
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group

@@ -1,0 +1,310 @@
+"""The directory: small records under peers' own keys, and buckets of a run's members, in hivemind's Kademlia DHT.
+
+The DHT node lives in the daemon's event loop, beside p2pd, over one persistent control connection. It needs no peer to
+start; others are met later with `join`. It keeps no cache: a record is asked for because it may have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.directory.entries import EntryKind, seal, split_private, unpack_addresses, unseal
+from ftis_node.gossip.directory.manifests import pack_manifest, unpack_manifest
+from ftis_node.gossip.directory.own_entries import OwnEntries
+from ftis_node.gossip.directory.validators import (
+    MAX_STORED_KEYS,
+    EntryValidator,
+    RequestBounds,
+    entries_in,
+    runs_stored,
+    unpack_bytes,
+)
+from ftis_node.gossip.encryption import OPEN
+from ftis_node.gossip.p2pd.cancellation import aside, ended
+from ftis_node.gossip.p2pd.hivemind_bindings import (
+    DHTID,
+    AttachedP2P,
+    DHTNode,
+    DictionaryDHTValue,
+    Multiaddr,
+    PeerID,
+    dht_pb2,
+)
+from ftis_node.gossip.wire_names import bucket_key, manifest_key, record_key
+from ftis_node.records.identity import peer_id_from_text
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.topology.shards import bucket_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+    from pathlib import Path
+
+    from ftis_node.gossip.directory.entries import Entry
+    from ftis_node.gossip.encryption import Seal
+    from ftis_node.gossip.interface import GossipCounters, GossipLimits
+    from ftis_node.records.identity import Identity
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+NUM_SKEWS = 9
+READ_BACK_EVERY = 10
+NUM_HOLDERS_ASKED = 5
+
+
+class Directory:
+    """This node's part of the DHT. Made by `attach`."""
+
+    def __init__(
+        self,
+        node: Any,
+        bounds: RequestBounds,
+        *,
+        identity: Identity,
+        limits: GossipLimits,
+        timeout_s: float,
+        seal: Seal = OPEN,
+        guard: PeerGuard | None = None,
+        on_twin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_twin` is called where another node is seen to register under this identity."""
+        self._node = node
+        self._bounds = bounds
+        self._seal = seal
+        self._identity = identity
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._skews_s: dict[str, float] = {}  # their clocks less a steady one here, by peer, those met last at the end
+        self._guard = guard or PeerGuard()
+        self._num_stored: dict[EntryKind, int] = {}
+        self._on_twin = on_twin
+        self._own_entries = OwnEntries()
+
+    @classmethod
+    async def attach(
+        cls,
+        control_path: Path,
+        *,
+        identity: Identity,
+        limits: GossipLimits,
+        counters: GossipCounters,
+        rpc_timeout_s: float,
+        timeout_s: float,
+        seal: Seal = OPEN,
+        guard: PeerGuard | None = None,
+        on_twin: Callable[[], None] = lambda: None,
+    ) -> Directory:
+        """Starts the DHT node over the p2pd at `control_path`."""
+        node_id = DHTID.generate(source=identity.peer)  # the same after a restart
+        guard = guard or PeerGuard()
+        bounds = RequestBounds(node_id.to_bytes(), guard=guard)
+        validator = EntryValidator(
+            max_record_bytes=limits.max_record_bytes,
+            max_ttl_s=limits.max_record_ttl_s,
+            on_refusal=counters.count_refused_record,
+            guard=guard,
+        )
+        node = await DHTNode.create(
+            p2p=await AttachedP2P.replicate(Multiaddr(f"/unix{control_path}")),
+            node_id=node_id,
+            wait_timeout=rpc_timeout_s,
+            cache_locally=False,
+            cache_on_store=False,
+            cache_nearest=0,
+            cache_refresh_before_expiry=0,
+            cache_size=1,
+            record_validator=validator,
+            authorizer=bounds,
+        )
+        node.protocol.storage.maxsize = MAX_STORED_KEYS
+        bounds.storage = node.protocol.storage
+        return cls(
+            node, bounds, identity=identity, limits=limits, timeout_s=timeout_s, seal=seal, guard=guard, on_twin=on_twin
+        )
+
+    @property
+    def clock_skew_s(self) -> float | None:
+        """The median of the last met peers' clocks less ours, in seconds: no single peer can make it up."""
+        ours = time.time() - time.monotonic()  # now: a clock that is moved shows at once, not when peers are met again
+        return median(self._skews_s.values()) - ours if self._skews_s else None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this node keeps entries for others and answers them."""
+        return self._bounds.is_serving
+
+    def serve(self, is_serving: bool) -> None:
+        """Keeps entries for others, or does not: a node behind a relay only asks, since what it kept would get lost."""
+        protocol = self._node.protocol
+        self._bounds.is_serving = is_serving
+        protocol.client_mode = not is_serving  # so that the node stores nothing at itself either
+        protocol.node_info = (
+            dht_pb2.NodeInfo(node_id=self._node.node_id.to_bytes()) if is_serving else dht_pb2.NodeInfo()
+        )
+
+    async def join(self, peer_ids: Iterable[str]) -> int:
+        """Meets connected peers and, through them, this node's neighbours; how many of `peer_ids` answered."""
+        answered = await asyncio.gather(*map(self._meet_guarded, peer_ids))
+        if any(answered):
+            await self._asked(self._node.find_nearest_nodes([self._node.node_id]))
+        return sum(answered)
+
+    async def publish_record(self, run_id: str, value: bytes, *, ttl_s: float) -> bool:
+        """Puts this node's record under its own key; whether a node took it."""
+        key = record_key(run_id, self._identity.peer_id)
+        return await self._store(EntryKind.RECORD, run_id, key, None, value, ttl_s=ttl_s)
+
+    async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
+        """The newest record of a peer."""
+        found = await self._asked(self._node.get(record_key(run_id, peer_id), latest=True))
+        entry = None if found is None else unseal(found.value, max_record_bytes=self._limits.max_record_bytes)
+        return None if entry is None else self._opened(entry)
+
+    async def publish_manifest(self, run_id: str, canonical: bytes, *, ttl_s: float) -> bool:
+        """Puts the run's manifest under the run's key; whether a node took it."""
+        key = manifest_key(run_id)
+        return await self._store(EntryKind.MANIFEST, run_id, key, None, pack_manifest(canonical), ttl_s=ttl_s)
+
+    async def get_manifest(self, run_id: str) -> bytes | None:
+        """The canonical text of a run's manifest."""
+        found = await self._asked(self._node.get(manifest_key(run_id), latest=True))
+        entry = None if found is None else unseal(found.value, max_record_bytes=self._limits.max_record_bytes)
+        return None if entry is None else unpack_manifest(entry.payload, run_id=run_id)
+
+    async def register(self, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
+        """Registers this node among the run's members; whether a node took it."""
+        peer_id = self._identity.peer_id
+        key = bucket_key(run_id, bucket_of(peer_id))
+        if self._own_entries.has_any:
+            with suppress(TimeoutError):
+                await self._look_for_twin(key)  # before this node's next entry replaces the other's
+        return await self._store(EntryKind.MEMBER, run_id, key, peer_id, payload, ttl_s=ttl_s)
+
+    async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
+        """Members registered in some of a run's buckets, and the addresses that each claims."""
+        keys = [bucket_key(run_id, bucket) for bucket in buckets]
+        found = await self._asked(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
+        members: dict[str, list[str]] = {}
+        for bucket in found.values():
+            for subkey, data in entries_in(bucket):
+                with self._guard.work_for(subkey, Place.DIRECTORY):
+                    self._add_member(members, data)
+        return members
+
+    async def _look_for_twin(self, key: str) -> None:
+        """Looks whether another node registers under this node's identity, in the bucket with this key."""
+        found = await self._asked(self._node.get_many([key], sufficient_expiration_time=float("inf")))
+        raw = dict(entries_in(found[key])).get(self._identity.peer_id, b"")
+        entry = unseal(raw, max_record_bytes=self._limits.max_record_bytes)
+        if entry is not None and self._own_entries.is_of_another(entry.expires_at):
+            self._on_twin()
+
+    def _add_member(self, members: dict[str, list[str]], data: bytes) -> None:
+        """A member and the addresses that its entry claims; nothing for an entry that is none, and this node's own."""
+        entry = unseal(data, max_record_bytes=self._limits.max_record_bytes)
+        if entry is None or entry.peer_id == self._identity.peer_id:
+            return
+        if (claimed := self._opened(entry)) is not None:
+            members[entry.peer_id] = unpack_addresses(claimed)
+
+    def runs_in_sight(self) -> dict[str, int]:
+        """Runs with members whose entries are stored here, and how many shards each has.
+
+        That is the most that any of some members says: one that says fewer must not silence the other shards.
+        """
+        return runs_stored(self._node.protocol.storage, guard=self._guard)
+
+    async def lost(self) -> None:
+        """Returns when the connection to p2pd has ended, or its reader has failed."""
+        await asyncio.wait([self._node.p2p._client.control._read_task])
+
+    async def close(self) -> None:
+        """Lets go of p2pd, which ends by itself when nobody holds on to it."""
+        self._node.is_alive = False
+        control = self._node.p2p._client.control
+        await self._node.p2p.shutdown()
+        await ended(control._read_task, control._write_task, *control._handler_tasks.values())
+
+    async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the DHT brings. Raises TimeoutError where nothing comes in time, or hivemind fails over some answer."""
+        try:
+            return await aside(work, timeout_s=self._timeout_s)
+        except (OSError, EOFError):
+            raise
+        except Exception as error:  # of many kinds: it asserts what it believes of its peers
+            logger.warning("the directory failed: %r", error)
+            raise TimeoutError(f"the directory failed: {error!r}") from error
+
+    async def _meet_guarded(self, peer_id: str) -> bool:
+        with self._guard.work_for(peer_id, Place.DIRECTORY, passes=(OSError, EOFError)):
+            return await self._meet(PeerID(peer_id_from_text(peer_id)))
+        return False
+
+    async def _meet(self, peer: Any) -> bool:
+        protocol = self._node.protocol
+        sent_at = time.monotonic()
+        try:
+            ping = dht_pb2.PingRequest(peer=protocol.node_info)
+            pinging = protocol.get_stub(peer).rpc_ping(ping, timeout=protocol.wait_timeout)
+            response = await aside(pinging, timeout_s=self._timeout_s)
+        except Exception as error:  # hivemind raises plain exceptions of many kinds for a peer that does not answer
+            logger.debug("%s did not answer the directory's ping: %r", peer, error)
+            return False
+        if response is None or not response.peer.node_id:
+            return False
+        self._skews_s.pop(str(peer), None)
+        self._skews_s[str(peer)] = response.dht_time - (sent_at + time.monotonic()) / 2
+        for met_before in list(self._skews_s)[:-NUM_SKEWS]:
+            del self._skews_s[met_before]
+        noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
+        await aside(noting, timeout_s=self._timeout_s)
+        return True
+
+    def _opened(self, entry: Entry) -> bytes | None:
+        """An entry's payload; None where it was not sealed with the secret of this run."""
+        try:
+            first, private = split_private(entry.kind, entry.payload)
+            return first + self._seal.open(private, entry.kind.name, entry.peer_id)
+        except RecordError:
+            logger.debug("%s has an entry that this run's secret does not open", entry.peer_id)
+            return None
+
+    async def _store(
+        self, kind: EntryKind, run_id: str, key: str, subkey: str | None, payload: bytes, *, ttl_s: float
+    ) -> bool:
+        """Stores an entry, and asks for it now and then: `store` answers True also where nobody can read it."""
+        expires_at = time.time() + ttl_s
+        if kind is EntryKind.MEMBER:
+            self._own_entries.note(expires_at)
+        first, private = split_private(kind, payload)
+        sealed = self._seal.close(private, kind.name, self._identity.peer_id)
+        entry = seal(self._identity, kind, run_id, first + sealed, expires_at=expires_at)
+        num_before = self._num_stored.get(kind, 0)
+        self._num_stored[kind] = num_before + 1
+        storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
+        kept = await self._asked(storing)
+        if kept and num_before % READ_BACK_EVERY == 0:
+            kept = await self._asked(self._is_held(DHTID.generate(source=key), entry, subkey))
+        return bool(kept)
+
+    async def _is_held(self, key: Any, entry: bytes, subkey: str | None) -> bool:
+        """Whether one of the nodes that should hold an entry does; True where there is no such node but this one."""
+        nearest = (await self._node.find_nearest_nodes([key], exclude_self=True))[key]
+        if not nearest:
+            return self.is_serving
+        for peer in list(nearest.values())[:NUM_HOLDERS_ASKED]:
+            found = (await self._node.protocol.call_find(peer, [key]) or {}).get(key, (None, {}))[0]
+            value = found.value if found is not None else None
+            if subkey is not None and isinstance(value, DictionaryDHTValue):
+                value = value.get(subkey).value if subkey in value else None
+            if isinstance(value, bytes) and unpack_bytes(value) == entry:
+                return True
+        logger.warning("the directory took our entry, but does not give it back")
+        return False

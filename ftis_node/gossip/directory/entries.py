@@ -1,0 +1,152 @@
+"""Directory entries that nobody but their owner can write.
+
+The DHT itself lets any peer overwrite any key and set any expiry. So each entry carries its owner's peer id, its expiry
+and a signature; whoever stores or reads an entry checks it, and that it lies under its owner's key:
+
+    entry = kind (1) + peer id (38) + expiry (8, Unix time as float64) + signature (64)
+            + length of the run id (1) + run id + payload
+
+A `RECORD` lies under a key of its own. A run's `MANIFEST` lies under the run's, the same from whoever stores it. A
+`MEMBER` lies in one of a run's buckets, under the peer id as subkey: a joiner reads buckets until it knows enough
+members, and no bucket grows into a reply too large to send. A node that stores entries, such as a bootstrap node, need
+not know the run.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
+from ftis_node.gossip.wire_names import RUN_ID, bucket_key, manifest_key, record_key
+from ftis_node.records.identity import peer_id_text, verify
+from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of
+
+if TYPE_CHECKING:
+    from ftis_node.records.identity import Identity
+
+DIRECTORY_DOMAIN = b"ftis-node/directory/1\n"
+MAX_MEMBER_BYTES = 512
+CLOCK_SLACK_S = 60.0
+SHARDS_MARK = "shards="
+_HEAD = struct.Struct(">B38sd64sB")
+
+
+class EntryKind(IntEnum):
+    """What an entry is, and so where it lies."""
+
+    RECORD = 1
+    MEMBER = 2
+    MANIFEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checked entry. `expires_at` is Unix time in seconds."""
+
+    kind: EntryKind
+    run_id: str
+    peer_id: str
+    expires_at: float
+    payload: bytes
+
+    @property
+    def key(self) -> str:
+        """The directory key where this entry belongs."""
+        if self.kind is EntryKind.RECORD:
+            return record_key(self.run_id, self.peer_id)
+        if self.kind is EntryKind.MANIFEST:
+            return manifest_key(self.run_id)
+        return bucket_key(self.run_id, bucket_of(self.peer_id))
+
+    @property
+    def subkey(self) -> str | None:
+        """The subkey where this entry belongs."""
+        return self.peer_id if self.kind is EntryKind.MEMBER else None
+
+
+def seal(identity: Identity, kind: EntryKind, run_id: str, payload: bytes, *, expires_at: float) -> bytes:
+    """The signed bytes of an entry."""
+    signature = identity.sign(DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at))
+    run = run_id.encode()
+    return _HEAD.pack(kind, identity.peer, expires_at, signature, len(run)) + run + payload
+
+
+def run_of(raw: bytes) -> str | None:
+    """The run that an entry names, unchecked; None where it names none."""
+    if len(raw) < _HEAD.size:
+        return None
+    num_run_bytes = raw[_HEAD.size - 1]
+    run = raw[_HEAD.size : _HEAD.size + num_run_bytes]
+    if not run.isascii() or RUN_ID.fullmatch(run.decode("ascii")) is None:
+        return None
+    return run.decode("ascii")
+
+
+def unseal(raw: bytes, *, max_record_bytes: int) -> Entry | None:
+    """The entry in `raw`, None where it is malformed, too large or not signed by the peer it names."""
+    run_id = run_of(raw)
+    if run_id is None:
+        return None
+    code, peer, expires_at, signature, num_run_bytes = _HEAD.unpack_from(raw)
+    payload = raw[_HEAD.size + num_run_bytes :]
+    if code not in tuple(EntryKind):
+        return None
+    kind = EntryKind(code)
+    if len(payload) > (MAX_MEMBER_BYTES if kind is EntryKind.MEMBER else max_record_bytes):
+        return None
+    if not verify(peer, DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at), signature):
+        return None
+    return Entry(kind=kind, run_id=run_id, peer_id=peer_id_text(peer), expires_at=expires_at, payload=payload)
+
+
+def is_timely(entry: Entry, *, expires_at: float, now: float, max_ttl_s: float) -> bool:
+    """Whether the expiry that the DHT was told is the signed one, and at most `max_ttl_s` (and some slack) ahead."""
+    return entry.expires_at == expires_at <= now + max_ttl_s + CLOCK_SLACK_S
+
+
+def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
+    """What a member says: how many shards its run has, and as many addresses as there is room for, first ones first.
+
+    The addresses may be sealed later, and must then still fit.
+    """
+    max_bytes = MAX_MEMBER_BYTES - MAX_OVERHEAD_BYTES
+    packed = f"{SHARDS_MARK}{num_shards}\n".encode()
+    for address in addresses:
+        line = address.encode() + b"\n"
+        if len(packed) + len(line) > max_bytes:
+            break
+        packed += line
+    return packed
+
+
+def split_private(kind: EntryKind, payload: bytes) -> tuple[bytes, bytes]:
+    """A payload's open part, a member's first line, which bootstrap nodes go by; and what a secret would seal."""
+    end = payload.find(b"\n") + 1 if kind is EntryKind.MEMBER else 0
+    return payload[:end], payload[end:]
+
+
+def unpack_addresses(payload: bytes) -> list[str]:
+    """The addresses of a member entry, unchecked."""
+    return [line for line in payload.decode("ascii", errors="replace").split() if not line.startswith(SHARDS_MARK)]
+
+
+def claimed_addresses(raw: bytes) -> list[str]:
+    """The addresses that a member entry names, unchecked; none where it is malformed."""
+    return unpack_addresses(raw[_HEAD.size + raw[_HEAD.size - 1] :]) if len(raw) >= _HEAD.size else []
+
+
+def num_shards_of(raw: bytes) -> int:
+    """How many shards the run of a member entry has, by that member's word; 1 where it does not say so."""
+    if len(raw) < _HEAD.size:
+        return 1
+    first, _, _ = raw[_HEAD.size + raw[_HEAD.size - 1] :].partition(b"\n")
+    text = first.decode("ascii", errors="replace").removeprefix(SHARDS_MARK)
+    return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= NUM_MEMBER_BUCKETS else 1
+
+
+def _signed(kind: EntryKind, run_id: str, payload: bytes, expires_at: float) -> bytes:
+    """The exact bytes that are signed; the run id cannot hold the line break that ends it."""
+    return struct.pack(">Bd", kind, expires_at) + run_id.encode() + b"\n" + payload

@@ -1,0 +1,49 @@
+"""A bounded queue of announcements. The newest are worth the most: when it is full the oldest goes, and is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ftis_node.gossip.interface import Announcement, GossipCounters
+
+
+class Inbox:
+    """Filled by the network, emptied by one reader. Lives in one event loop."""
+
+    def __init__(self, *, capacity: int, counters: GossipCounters) -> None:
+        self._waiting: deque[Announcement] = deque(maxlen=capacity)
+        self._counters = counters
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def put(self, announcement: Announcement) -> None:
+        """Takes an announcement in, at the cost of the oldest where there is no room."""
+        self._counters.announcements_received += 1
+        if len(self._waiting) == self._waiting.maxlen:
+            self._counters.announcements_dropped += 1
+        self._waiting.append(announcement)
+        self._changed.set()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the reader's iteration after what is waiting; with `error`, raises it there."""
+        self._closed = True
+        self._error = error
+        self._changed.set()
+
+    async def drain(self) -> AsyncIterator[Announcement]:
+        """Announcements as they come, until closed."""
+        while True:
+            while self._waiting:
+                yield self._waiting.popleft()
+            if self._closed:
+                if self._error is not None:
+                    raise self._error
+                return
+            self._changed.clear()
+            await self._changed.wait()

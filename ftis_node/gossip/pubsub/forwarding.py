@@ -1,0 +1,52 @@
+"""A bootstrap node's service to runs that it is no member of: it passes their announcements on.
+
+Two members behind home routers often cannot reach each other but through a relay, and gossipsub does not use relays.
+Both reach the bootstrap node; where that reads their topic, it is a part of the topic's mesh, and what one says the
+other hears. Bodies go through the relay. Which runs there are stands in the part of the directory that the node stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.wire_names import topic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftis_node.gossip.p2pd.session import Session
+
+logger = logging.getLogger(__name__)
+
+MAX_TOPICS = 256
+
+
+class Forwarder:
+    """Reads the topics of the runs in sight, and drops what it reads."""
+
+    def __init__(self, session: Session, *, look_s: float) -> None:
+        self._session = session
+        self._look_s = look_s
+        self._reading: dict[str, asyncio.Task[None]] = {}  # by topic
+
+    async def run(self) -> None:
+        """Until cancelled. Raises OSError or EOFError in a group where p2pd is lost."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._follow(self._session.directory.runs_in_sight(), group)
+                await asyncio.sleep(self._look_s)
+
+    def _follow(self, runs: Mapping[str, int], group: asyncio.TaskGroup) -> None:
+        topics = {topic(run_id, shard) for run_id, num_shards in runs.items() for shard in range(num_shards)}
+        for name in set(self._reading) - topics:
+            self._reading.pop(name).cancel()
+        for name in sorted(topics - set(self._reading))[: MAX_TOPICS - len(self._reading)]:
+            logger.info("forwarding announcements of %s", name)
+            self._reading[name] = group.create_task(self._read(name), name=f"forward {name}")
+
+    async def _read(self, name: str) -> None:
+        async with self._session.control.subscribe(name) as messages:
+            async for _ in messages:
+                pass

@@ -1,0 +1,60 @@
+"""Who is served now: refused peers not at all, others within slots and budgets. Shared by all streams of a node."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.rpc.slots import Slots
+from ftis_node.gossip.wire_names import Service
+from ftis_node.swarm.upload_budget import ServingBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.gossip.interface import GossipLimits
+
+COSTS = {Service.HELLO: 10.0, Service.ASK: 10.0}  # of usual requests: rarely needed, and an answer costs us look-ups
+
+
+class OverBudget(RecordError):
+    """What a peer asks for is refused just now; `reason` names the budget."""
+
+
+class Reception:
+    """Lives as long as the node: a restart of the network process gives nobody a new budget."""
+
+    def __init__(self, limits: GossipLimits) -> None:
+        self._slots = Slots(max_total=limits.max_streams, max_per_peer=limits.max_streams_per_peer)
+        self._budget = ServingBudget(
+            max_bytes_per_s=limits.max_upload_bytes_per_s, max_requests_per_minute=limits.max_requests_per_minute
+        )
+        self.is_refused: Callable[[str], bool] = _refuse_nobody
+
+    def enter(self, peer_id: str, service: Service) -> None:
+        """Takes a slot, to be given back by `leave`. Raises OverBudget where a peer is to come later."""
+        if not self._budget.takes_request(peer_id, service, cost=COSTS.get(service, 1.0), now=_now()):
+            raise OverBudget("over_requests", f"too many requests of {peer_id} for {service}")
+        if not self._slots.take(peer_id):
+            raise OverBudget("busy", "as many streams are served as this node is willing to")
+
+    def leave(self, peer_id: str) -> None:
+        """Gives a slot back."""
+        self._slots.give_back(peer_id)
+
+    async def before_item(self, peer_id: str, num_bytes: int) -> None:
+        """Returns when an item may be sent. Raises OverBudget where that would take long."""
+        wait_s = self._budget.wait_s(peer_id, num_bytes, now=_now())
+        if wait_s is None:
+            raise OverBudget("over_bytes", f"{num_bytes} bytes for {peer_id} are too much just now")
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _refuse_nobody(peer_id: str) -> bool:
+    return False

@@ -1,0 +1,188 @@
+"""The serving end of streams: p2pd brings them to a unix socket, a connection each; here they are bounded and answered.
+
+A handler gets a peer's id and its request and yields items. It knows nothing of frames, slots or time limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.interface import ID_BYTES
+from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
+from ftis_node.gossip.rpc.admission import OverBudget
+from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
+from ftis_node.gossip.rpc.slots import Slots
+from ftis_node.gossip.wire_names import service_of
+from ftis_node.records.identity import ed25519_peer_id
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ftis_node.gossip.encryption import Seal
+    from ftis_node.gossip.interface import GossipCounters, GossipLimits
+    from ftis_node.gossip.rpc.admission import Reception
+    from ftis_node.gossip.rpc.services import Handler
+
+logger = logging.getLogger(__name__)
+
+ACCEPT_TURNS = 3  # of the event loop, from a connection that is accepted to the stream that it becomes
+FLOOD_FACTOR = 4  # times the limits: so many open streams are told BUSY, those beyond are cut without a word
+
+
+class StreamServer:
+    """Answers incoming streams by protocol name until closed."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        *,
+        peer_id: str,
+        limits: GossipLimits,
+        counters: GossipCounters,
+        reception: Reception,
+        seal: Seal,
+        guard: PeerGuard | None = None,
+    ) -> None:
+        """`peer_id` is this node's own."""
+        self._handlers = handlers
+        self._peer_id = peer_id
+        self._limits = limits
+        self._counters = counters
+        self._reception = reception
+        self._seal = seal
+        self._guard = guard or PeerGuard()
+        self._open = Slots(
+            max_total=FLOOD_FACTOR * limits.max_streams, max_per_peer=FLOOD_FACTOR * limits.max_streams_per_peer
+        )
+        self._serving: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, path: Path) -> None:
+        """Opens the unix socket at `path`."""
+        self._server = await asyncio.start_unix_server(self._accept, path=path)
+
+    async def close(self) -> None:
+        """Ends all streams."""
+        if self._server is not None:
+            await close_in_order(self._server)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._serving) >= FLOOD_FACTOR * self._limits.max_streams:
+            self._counters.count_serve_error("flood")
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve_counted(reader, writer), name="gossip-serve")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())  # also of a task that was cancelled before it began
+
+    async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves a stream; whatever ends it early ends only this one, and is counted."""
+        try:
+            async with asyncio.timeout(self._limits.fetch_timeout_s):
+                await self._serve(reader, writer)
+        except TimeoutError:
+            self._counters.count_serve_error("timed_out")
+        except (OSError, EOFError):
+            self._counters.count_serve_error("broken")
+        except RecordError as error:
+            self._counters.count_serve_error(error.reason)
+        except Exception:  # this node's own fault: the other streams and the node go on
+            logger.exception("serving a stream failed")
+            self._counters.count_serve_error("fault")
+        finally:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.set_write_buffer_limits(high=0)  # drained means sent: the end may cut the connection
+        info = p2pd_pb2.StreamInfo()
+        await read_pbmsg_safe(reader, info)
+        peer_id = ed25519_peer_id(info.peer)
+        if peer_id is None:
+            self._counters.count_non_ed25519("stream")
+        elif self._reception.is_refused(peer_id):
+            self._counters.count_serve_error("refused")
+        elif not self._open.take(peer_id):
+            self._counters.count_serve_error("flood")
+        else:
+            try:
+                await self._serve_guarded(peer_id, info.proto, reader, writer)
+            finally:
+                self._open.give_back(peer_id)
+
+    async def _serve_guarded(
+        self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with self._guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
+            await self._serve_peer(peer_id, protocol, reader, writer)
+        if work.failed:
+            self._counters.count_serve_error("fault")
+
+    async def _serve_peer(
+        self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        has_read = False
+        try:
+            self._reception.enter(peer_id, service_of(protocol))
+            try:
+                sealed = await self._read_request(reader)
+                has_read = True
+                await self._answer(peer_id, protocol, sealed, reader, writer)
+            finally:
+                self._reception.leave(peer_id)
+        except OverBudget as error:
+            self._counters.count_serve_error(error.reason)
+            if not has_read:  # a stream closed with unread bytes is reset, and BUSY lost
+                await self._read_request(reader)
+            await write_frame(writer, Frame.BUSY, idle_s=self._limits.idle_timeout_s)
+
+    async def _answer(
+        self, peer_id: str, protocol: str, sealed: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serves for as long as the peer is there: one that left must not keep a slot while we look for its bodies."""
+        sending = asyncio.create_task(self._send_items(peer_id, protocol, sealed, writer))
+        gone = asyncio.create_task(reader.read(1))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise EOFError("the peer has gone")
+            sending.result()  # raises
+        finally:
+            sending.cancel()
+            gone.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+
+    async def _send_items(self, peer_id: str, protocol: str, sealed: bytes, writer: asyncio.StreamWriter) -> None:
+        request = self._seal.open(sealed, "request", peer_id, self._peer_id, protocol)
+        async with aclosing(self._handlers[protocol](peer_id, request)) as items:
+            async for item in items:
+                await self._reception.before_item(peer_id, len(item))
+                sealed_item = self._seal.close(item, "item", self._peer_id, peer_id, protocol, sealed)
+                await write_frame(writer, Frame.ITEM, sealed_item, idle_s=self._limits.idle_timeout_s)
+        await write_frame(writer, Frame.END, idle_s=self._limits.idle_timeout_s)
+
+    async def _read_request(self, reader: asyncio.StreamReader) -> bytes:
+        max_bytes = max(self._limits.max_ids_per_request * ID_BYTES, self._limits.max_announcement_bytes)
+        max_bytes += self._seal.overhead_bytes
+        kind, request = await read_frame(reader, max_bytes=max_bytes, idle_s=self._limits.idle_timeout_s)
+        if kind is not Frame.REQUEST:
+            raise RecordError("frame_kind", f"a stream that starts with {kind.name}")
+        return request
+
+
+async def close_in_order(server: asyncio.Server) -> None:
+    """What was accepted a moment ago becomes a stream first: in a closed server asyncio would drop it open."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(ACCEPT_TURNS):
+        await asyncio.sleep(0)
+    server.close()

@@ -1,0 +1,109 @@
+"""What this node does for its peers: bodies, confirmations, answers. A request in, items out; no transport inside."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.rpc.bounds import look_up, unpack_ids
+from ftis_node.gossip.wire_names import Service
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from ftis_node.gossip.interface import Answer, GiveWeights, GossipCounters, GossipLimits, Lookup, OnConfirm, OnSent
+
+    Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
+
+
+class Services:
+    """Until `use` is called this node holds nothing and hears nothing."""
+
+    def __init__(self, *, limits: GossipLimits, counters: GossipCounters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._lookup: Lookup = _hold_nothing
+        self._retell: Lookup = _hold_nothing
+        self._on_confirm: OnConfirm | None = None
+        self._on_sent: OnSent | None = None
+        self._answer: Answer | None = None
+        self._give_weights: GiveWeights | None = None
+
+    @property
+    def handlers(self) -> dict[Service, Handler]:
+        """A peer's id and request in, items out, for each service."""
+        return {
+            Service.HELLO: self._hello,
+            Service.FETCH: self._bodies,
+            Service.FETCH_TEXT: self._texts,
+            Service.CONFIRM: self._confirmation,
+            Service.ASK: self._answers,
+            Service.WEIGHTS: self._weights,
+        }
+
+    def use(
+        self,
+        lookup: Lookup,
+        *,
+        on_confirm: OnConfirm | None,
+        answer: Answer | None,
+        retell: Lookup | None,
+        on_sent: OnSent | None = None,
+    ) -> None:
+        """Sets what serves."""
+        self._lookup, self._on_confirm, self._answer = lookup, on_confirm, answer
+        self._retell = retell or _hold_nothing
+        self._on_sent = on_sent
+
+    def use_weights(self, give: GiveWeights) -> None:
+        """Sets what gives weights."""
+        self._give_weights = give
+
+    async def _hello(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """One empty item."""
+        yield b""
+
+    def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Bodies held of the ids in `request`. Raises RecordError for a bad request."""
+        return self._looked_up(peer_id, self._lookup, request)
+
+    def _texts(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """The bodies of `request` that are this node's own, told as text. Raises RecordError for a bad request."""
+        return self._looked_up(peer_id, self._retell, request)
+
+    async def _looked_up(self, peer_id: str, lookup: Lookup, request: bytes) -> AsyncGenerator[bytes, None]:
+        def on_taken(body_id: bytes) -> None:
+            if self._on_sent is not None:
+                self._on_sent(peer_id, body_id)
+
+        ids = unpack_ids(request, limits=self._limits)
+        async for body in look_up(lookup, ids, limits=self._limits, on_taken=on_taken):
+            yield body
+            self._counters.bodies_out += 1
+            self._counters.body_bytes_out += len(body)
+
+    async def _confirmation(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Passes confirmed ids on; one empty item says that they were heard. Raises RecordError for a bad request."""
+        ids = unpack_ids(request, limits=self._limits)
+        self._counters.confirmed_in += len(ids)
+        if self._on_confirm is not None:
+            await self._on_confirm(peer_id, ids)
+        yield b""
+
+    async def _answers(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Answers to the question in `request`."""
+        for answer in await self._answer(peer_id, request) if self._answer is not None else ():
+            yield answer
+
+    async def _weights(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """What is given of the weights that `request` asks for. Raises RecordError for a bad request."""
+        if self._give_weights is None:
+            return
+        async with aclosing(self._give_weights(peer_id, request)) as items:
+            async for item in items:
+                yield item
+                self._counters.weights_bytes_out += len(item)
+
+
+async def _hold_nothing(ids: Sequence[bytes]) -> Sequence[bytes]:
+    return ()

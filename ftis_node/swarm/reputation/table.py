@@ -1,0 +1,118 @@
+"""The records of all peers that are worth remembering: bounded, so that a thousand identities grow nothing.
+
+When there are too many, those are forgotten of whom least is known: never one that the operator banned or trusts, late
+one that taught, then one whose ban runs longest. An identity that is forgotten comes back as a stranger.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftis_node.swarm.reputation.score import BanRules, Conduct, Reputation, Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BY_OPERATOR = "by the operator"
+FORGOTTEN_AT_ONCE = 8  # one in so many
+MAX_REASONS = 32
+STRANGER = Reputation()
+GOOD_CONDUCT = frozenset({Conduct.ACCEPTED, Conduct.TAUGHT})
+
+
+@dataclass(slots=True)
+class Dossier:
+    """One peer: its reputation, what was held against it by name, and when anything was noted last (Unix seconds)."""
+
+    reputation: Reputation = field(default_factory=Reputation)
+    reasons: Counter[str] = field(default_factory=Counter)
+    noted_at: float = 0.0
+
+
+class Standings:
+    """Peers and how they stand. `now` is Unix time in seconds."""
+
+    def __init__(self, rules: BanRules | None = None, *, max_peers: int = 4096) -> None:
+        self._rules = rules or BanRules()
+        self._max_peers = max_peers
+        self._peers: dict[str, Dossier] = {}
+        self.changed: set[str] = set()  # since the owner last saved them; the owner clears it
+        self.forgotten: set[str] = set()  # the same for those that are gone
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[tuple[str, Dossier]]:
+        return iter(list(self._peers.items()))
+
+    def put(self, peer_id: str, record: Dossier) -> None:
+        """A record from a former life."""
+        self._peers[peer_id] = record
+
+    def reputation(self, peer_id: str) -> Reputation:
+        """A stranger's where nothing is known."""
+        record = self._peers.get(peer_id)
+        return STRANGER if record is None else record.reputation
+
+    def dossier(self, peer_id: str) -> Dossier:
+        """A new one where nothing is known."""
+        return self._peers.get(peer_id) or Dossier()
+
+    def is_banned(self, peer_id: str, *, now: float) -> bool:
+        """Whether a ban is running."""
+        record = self._peers.get(peer_id)
+        return record is not None and record.reputation.is_banned(now=now)
+
+    def note(self, peer_id: str, conduct: Conduct, *, now: float, reason: str = "") -> Standing | None:
+        """One deed; the new standing where it changed."""
+        name = reason or conduct.value
+        before = self.reputation(peer_id).standing(now=now)
+        record = self._change(peer_id, lambda was: was.after(conduct, now=now, rules=self._rules, reason=name), now=now)
+        if conduct not in GOOD_CONDUCT and (name in record.reasons or len(record.reasons) < MAX_REASONS):
+            record.reasons[name] += 1
+        standing = record.reputation.standing(now=now)
+        return standing if standing is not before else None
+
+    def ban(self, peer_id: str, length_s: float, *, now: float) -> None:
+        """Bans by the operator's word, from now on for so long; a trusted peer is trusted no longer."""
+        self._change(
+            peer_id,
+            lambda was: was.with_trust(False, now=now).banned(length_s, now=now, reason=BY_OPERATOR),
+            now=now,
+        )
+
+    def unban(self, peer_id: str, *, now: float) -> None:
+        """Ends a ban; past bans are forgotten."""
+        self._change(peer_id, lambda was: was.unbanned(now=now), now=now)
+
+    def trust(self, peer_id: str, trusted: bool, *, now: float) -> None:
+        """Trusts a peer, or no longer."""
+        self._change(peer_id, lambda was: was.with_trust(trusted, now=now), now=now)
+
+    def _change(self, peer_id: str, change: Callable[[Reputation], Reputation], *, now: float) -> Dossier:
+        record = self._peers.get(peer_id)
+        if record is None:
+            self._make_room(now)
+            record = self._peers[peer_id] = Dossier()
+            self.forgotten.discard(peer_id)
+        record.reputation, record.noted_at = change(record.reputation), now
+        self.changed.add(peer_id)
+        return record
+
+    def _make_room(self, now: float) -> None:
+        if len(self._peers) < self._max_peers:
+            return
+
+        def interest(item: tuple[str, Dossier]) -> tuple[bool, bool, float, float, float]:
+            known, record = item[1].reputation, item[1]
+            by_operator = known.trusted or (known.is_banned(now=now) and known.ban_reason == BY_OPERATOR)
+            ban_left_s = max(0.0, known.banned_until - now)
+            return by_operator, known.is_known(now=now), ban_left_s, abs(known.score_at(now)), record.noted_at
+
+        by_interest = sorted(self._peers.items(), key=interest)
+        for peer_id, _ in by_interest[: max(1, len(by_interest) // FORGOTTEN_AT_ONCE)]:
+            del self._peers[peer_id]
+            self.changed.discard(peer_id)
+            self.forgotten.add(peer_id)

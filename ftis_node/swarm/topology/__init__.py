@@ -1,0 +1,3 @@
+"""How the swarm is divided into shards, and which members a node dials."""
+
+from __future__ import annotations

@@ -1,0 +1,44 @@
+"""Whose confirmations count: what was sent to whom, and claims that are checked."""
+
+from __future__ import annotations
+
+from ftis_node.swarm.delivery.sent_bodies import Deliveries
+from ftis_node.swarm.delivery.unverified_confirmations import Claims
+
+
+def test_a_delivery_is_one_peers_and_one_groups() -> None:
+    deliveries = Deliveries()
+    deliveries.note("a", b"1")
+    deliveries.note("a", b"1")
+    assert deliveries.has("a", b"1")
+    assert not deliveries.has("a", b"2")
+    assert not deliveries.has("b", b"1")
+    assert len(deliveries) == 1
+
+
+def test_who_takes_most_makes_others_forgotten_last() -> None:
+    deliveries = Deliveries(capacity=10)
+    deliveries.note("honest", b"x")
+    for number in range(1000):
+        deliveries.note("greedy", number.to_bytes(2, "big"))
+    assert len(deliveries) == 10
+    assert deliveries.has("honest", b"x")
+    assert deliveries.has("greedy", (999).to_bytes(2, "big"))
+    for number in range(100):
+        deliveries.note(f"identity {number}", b"x")
+    assert len(deliveries) == 10
+
+
+def test_claims_are_taken_in_turn_and_bounded() -> None:
+    claims = Claims(capacity=6)
+    claims.add("honest", b"x")
+    for number in range(100):
+        claims.add("loud", bytes([number]))
+    claims.add("loud", bytes([99]))
+    assert len(claims) == 6
+    assert claims.take(8) == [("honest", b"x"), ("loud", bytes([95]))]
+    claims.add("late", b"y")
+    assert claims.take(1) == [("loud", bytes([96]))]
+    assert claims.take(1) == [("late", b"y")]
+    assert [claims.take(1) for _ in range(3)] == [[("loud", bytes([number]))] for number in (97, 98, 99)]
+    assert claims.take(8) == []
