@@ -22,7 +22,7 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.assignment import duty_circle, is_on_duty
 from ftis_node.swarm.pulling.pull_queue import Want, Wants
 from ftis_node.swarm.pulling.sequence import Heard
-from ftis_node.swarm.reputation.announce_rate import Voices
+from ftis_node.swarm.reputation.rate_limits import Voices
 from ftis_node.swarm.reputation.score import Conduct
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from ftis_node.errors import UsageError
 from ftis_node.node.peer_store import PeerStore
 from ftis_node.swarm.reputation.attribution import blame_for
 from ftis_node.swarm.reputation.duplicates import Copycats, CopyRules, Told
-from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap
+from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, neighbourhood_of
 from ftis_node.swarm.reputation.score import BAN_LINE, BanRules, Conduct, Standing
-from ftis_node.swarm.reputation.subnets import neighbourhood_of
 from ftis_node.swarm.reputation.table import Standings
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.validation import Accepted, DoorLimits

@@ -9,7 +9,7 @@ from ftis_node.gossip.directory.own_entries import OwnEntries
 from ftis_node.gossip.membership.connection_state import Standing
 from ftis_node.gossip.membership.dialler import believable_addresses
 from ftis_node.gossip.pubsub.announcement_queue import Inbox
-from ftis_node.gossip.rpc.slots import Slots
+from ftis_node.gossip.rpc.admission import Slots
 from ftis_node.swarm.backoff import Backoff
 from tests.gossip.test_multiaddr import PEER, RELAY
 

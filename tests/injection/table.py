@@ -226,7 +226,7 @@ EXCEPTIONS: dict[str, str] = {
     "gossip/encryption.py:*": "a part of both `_opened`, `pull_items` and `_send_items`",
     "gossip/rpc/services.py:_hold_nothing": "does nothing",
     "gossip/settings.py:*": "this node's settings",
-    "gossip/rpc/slots.py:*": "counts by peer id",
+    "gossip/rpc/admission.py:Slots.*": "counts by peer id",
     "gossip/rpc/server.py:StreamServer._answer": "a part of `StreamServer._serve_peer`",
     "gossip/rpc/server.py:StreamServer._serve>ed25519_peer_id": "before anybody is known: ends one stream",
     "node/access.py:*": "a request of this machine's users: aiohttp answers an error",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
+from ftis_node.records.identity import SEED_BYTES, write_private
 from ftis_node.telemetry.faults import watched_task
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.gossip.settings import NetworkSettings
+    from ftis_node.records.identity import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ READY_MARK = "Peer ID:"
 NUM_LINES_KEPT = 20
 LAST_WORDS_S = 2.0  # to read what a p2pd that has ended had said
 MAX_LINE_BYTES = 1 << 16
+_KEY_HEADER = bytes((0x08, 0x01, 0x12, 0x40))  # field 1: key type 1 (Ed25519); field 2: 64 bytes
 RELAY_BUFFER_BYTES = 1 << 16  # two for each relayed connection; p2pd's own choice is 16 MiB
 
 
@@ -81,6 +84,19 @@ def p2pd_arguments(
         if relays:  # these alone: with discovery p2pd waits for four candidates, or three minutes
             arguments += ["-relayDiscovery=0", f"-trustedRelays={','.join(relays)}"]
     return arguments
+
+
+def libp2p_private_key(identity: Identity) -> bytes:
+    """The serialised `PrivateKey` protobuf of an identity, 68 bytes: the 32-byte seed, then the 32-byte public key.
+
+    Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys
+    """
+    return _KEY_HEADER + identity.seed + identity.peer[-SEED_BYTES:]
+
+
+def write_identity_file(identity: Identity, path: Path) -> None:
+    """Writes the key for p2pd, readable by its owner alone; replaces what is there in one step."""
+    write_private(path, libp2p_private_key(identity))
 
 
 class P2pdProcess:

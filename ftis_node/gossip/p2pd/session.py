@@ -21,9 +21,8 @@ from ftis_node.gossip.encryption import OPEN
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.p2pd import sockets
 from ftis_node.gossip.p2pd.client import Control
-from ftis_node.gossip.p2pd.identity_file import write_identity_file
 from ftis_node.gossip.p2pd.ports import check_free
-from ftis_node.gossip.p2pd.process import P2pdProcess, p2pd_arguments
+from ftis_node.gossip.p2pd.process import P2pdProcess, p2pd_arguments, write_identity_file
 from ftis_node.gossip.p2pd.relay_limit import ask_own_limit
 from ftis_node.gossip.rpc.admission import Reception
 from ftis_node.gossip.rpc.client import Caller, speaks_run

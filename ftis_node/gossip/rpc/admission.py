@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.rpc.slots import Slots
 from ftis_node.gossip.wire_names import Service
 from ftis_node.swarm.upload_budget import ServingBudget
 
@@ -20,6 +20,28 @@ COSTS = {Service.HELLO: 10.0, Service.ASK: 10.0}  # of usual requests: rarely ne
 
 class OverBudget(RecordError):
     """What a peer asks for is refused just now; `reason` names the budget."""
+
+
+class Slots:
+    """Slots taken and free."""
+
+    def __init__(self, *, max_total: int, max_per_peer: int) -> None:
+        self._max_total = max_total
+        self._max_per_peer = max_per_peer
+        self._taken: Counter[str] = Counter()
+
+    def take(self, peer_id: str) -> bool:
+        """Takes a slot for a peer; whether there was one."""
+        if self._taken.total() >= self._max_total or self._taken[peer_id] >= self._max_per_peer:
+            return False
+        self._taken[peer_id] += 1
+        return True
+
+    def give_back(self, peer_id: str) -> None:
+        """Gives a taken slot back."""
+        self._taken[peer_id] -= 1
+        if not self._taken[peer_id]:
+            del self._taken[peer_id]
 
 
 class Reception:

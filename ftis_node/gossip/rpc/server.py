@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import ID_BYTES
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
-from ftis_node.gossip.rpc.admission import OverBudget
+from ftis_node.gossip.rpc.admission import OverBudget, Slots
 from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
-from ftis_node.gossip.rpc.slots import Slots
 from ftis_node.gossip.wire_names import service_of
 from ftis_node.records.identity import ed25519_peer_id
 from ftis_node.swarm.peer_guard import PeerGuard, Place

@@ -7,6 +7,7 @@ cannot take its turn away.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING
 from ftis_node.swarm.token_bucket import Allowance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 MINUTE_S = 60.0
+MIN_PARTS = 3  # "", "ip4", host
+PREFIX_BITS = {4: 24, 6: 48}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Quotas:
 class ShareCap:
     """How many of the buffer's places for foreign groups one neighbour's may hold.
 
-    A neighbour is a peer, or all peers of one network: `networks` names those by peer id (swarm/reputation/subnets.py).
+    A neighbour is a peer, or all peers of one network: `networks` names those by peer id (`neighbourhood_of`).
     Among k neighbours each may hold at least 1 / k of the places, so the one peer of a swarm of two may hold all; where
     there are many, none holds more than `share`, or `trusted_share` of those in `trusted`.
     """
@@ -119,3 +122,40 @@ class ShareCap:
         """At least one."""
         share = self.trusted_share if neighbour in self.trusted else self.share
         return max(1, math.floor(capacity * min(1.0, max(share, 1.0 / max(1, num_neighbours)))))
+
+
+class Voices:
+    """An allowance for each of the peers heard last; a minute's worth may be said at once."""
+
+    def __init__(self, *, max_per_minute: float, max_peers: int = 4096) -> None:
+        self._max_per_minute = max_per_minute
+        self._max_peers = max_peers
+        self._heard: OrderedDict[str, Allowance] = OrderedDict()
+
+    def may_speak(self, peer_id: str, *, now: float) -> bool:
+        """Whether one more announcement of the peer is heard; it is charged for it. `now`: a clock in seconds."""
+        allowance = self._heard.pop(peer_id, None) or Allowance(
+            rate_per_s=self._max_per_minute / MINUTE_S, burst=self._max_per_minute
+        )
+        self._heard[peer_id] = allowance
+        if len(self._heard) > self._max_peers:
+            self._heard.popitem(last=False)
+        return allowance.take(1.0, now=now)
+
+
+def neighbourhood_of(multiaddrs: Iterable[str]) -> str | None:
+    """The neighbourhood of a peer that is connected by these addresses; the first public one counts."""
+    return next(filter(None, map(_prefix_of, multiaddrs)), None)
+
+
+def _prefix_of(multiaddr: str) -> str | None:
+    parts = multiaddr.split("/")
+    if len(parts) < MIN_PARTS or parts[1] not in ("ip4", "ip6") or "p2p-circuit" in parts:
+        return None
+    try:
+        address = ipaddress.ip_address(parts[2])
+    except ValueError:
+        return None
+    if not address.is_global:
+        return None
+    return str(ipaddress.ip_network((address, PREFIX_BITS[address.version]), strict=False))

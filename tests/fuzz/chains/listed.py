@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.directory.dht import entries
+from ftis_node.gossip.directory import entries
 from ftis_node.gossip.directory.sybil_limits import block_of, crowded_out, thinned_out
 from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.membership.dialler import believable_addresses
 from ftis_node.gossip.membership.reachability import reachability_of
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
-from ftis_node.swarm.reputation.subnets import neighbourhood_of
+from ftis_node.swarm.reputation.rate_limits import neighbourhood_of
 from ftis_node.swarm.topology.dials import choose_dials
 from ftis_node.swarm.topology.shards import shard_of
 from tests.fuzz.items import Item, join

@@ -22,7 +22,7 @@ from ftis_node.gossip.p2pd.client import Refused, _usable
 from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts
 from ftis_node.node.meeting_point import run_meeting_point
 from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, parse_address, read_address
-from ftis_node.swarm.reputation.subnets import neighbourhood_of
+from ftis_node.swarm.reputation.rate_limits import neighbourhood_of
 from tests.gossip.helpers import settings as network_settings
 from tests.gossip.test_multiaddr import PEER, RELAY
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftis_node.swarm.peer_backoff import MOST_DOUBLINGS, Pauses
-from ftis_node.swarm.reputation.announce_rate import Voices
+from ftis_node.swarm.reputation.rate_limits import Voices
 
 ANN, BOB = "ann", "bob"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap
-from ftis_node.swarm.reputation.subnets import neighbourhood_of
+from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, neighbourhood_of
 
 LIMITS = QuotaLimits(
     groups_a_minute=60.0, tokens_a_minute=6000.0, strangers_groups_a_minute=120.0, strangers_tokens_a_minute=1e6
