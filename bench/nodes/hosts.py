@@ -26,7 +26,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.sockets import CONTROL_NAME
 from ftis_node.lab.light_node import LightNode, light_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.backoff import Backoff
+from ftis_node.swarm.backoff import ExponentialBackoff
 from nodes.bare import BareNode
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Member:
             use_nat_helpers=False,
             num_members_wanted=min(NUM_MEMBERS_WANTED, self._num_nodes - 1),
             check_s=CHECK_S if self._num_nodes <= MEASURED_NODES else SURVIVAL_CHECK_S,
-            retry=Backoff(first_s=0.5, ceiling_s=2.0),
+            retry=ExponentialBackoff(first_s=0.5, ceiling_s=2.0),
         )
         limits = GossipLimits(max_body_bytes=self.manifest.wire.max_envelope_bytes)
         gossip = Libp2pGossip(network, identity=self.identity, run_id=self.manifest.run_id, limits=limits)

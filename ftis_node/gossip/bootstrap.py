@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.membership.dialler import Dialler
-from ftis_node.gossip.p2pd.session import Session, Station
-from ftis_node.gossip.p2pd.supervisor import Link
-from ftis_node.gossip.pubsub.forwarding import Forwarder
-from ftis_node.gossip.rpc.admission import Reception
+from ftis_node.gossip.p2pd.session import P2pdConfig, Session
+from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
+from ftis_node.gossip.pubsub.forwarding import TopicForwarder
+from ftis_node.gossip.rpc.admission import AdmissionControl
 from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:
@@ -39,21 +39,21 @@ class BootstrapNode:
         self.peer_id = identity.peer_id
         self.addresses: list[str] = []
         self.counters = GossipCounters()
-        station = Station(
+        config = P2pdConfig(
             settings=settings,
             identity=identity,
             limits=limits,
             counters=self.counters,
             handlers={},
-            reception=Reception(limits),
+            admission=AdmissionControl(limits),
             is_public=True,
             guard=self.guard,
         )
-        self._link = Link(station, self._work, on_end=self._on_end)
+        self._supervisor = P2pdSupervisor(config, self._work, on_end=self._on_end)
 
     async def start(self) -> None:
         """Returns once this node can be dialled. Raises as `base.Gossip.start` does."""
-        await self._link.start()
+        await self._supervisor.start()
 
     async def run_until_closed(self) -> None:
         """Waits until the node is closed. Raises what ended it otherwise."""
@@ -63,11 +63,11 @@ class BootstrapNode:
 
     async def close(self) -> None:
         """Leaves."""
-        await self._link.close()
+        await self._supervisor.close()
 
     async def connected_peers(self) -> list[PeerConnection]:
         """Peers with an open connection."""
-        return [] if self._link.session is None else await self._link.session.control.connected_peers()
+        return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
         """One life of p2pd."""
@@ -75,7 +75,7 @@ class BootstrapNode:
         on_ready()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_dialling(session), name="bootstrap-dial")
-            group.create_task(Forwarder(session, look_s=self._settings.forward_s).run(), name="bootstrap-forward")
+            group.create_task(TopicForwarder(session, look_s=self._settings.forward_s).run(), name="bootstrap-forward")
 
     async def _keep_dialling(self, session: Session) -> None:
         while True:

@@ -1,13 +1,13 @@
-"""A swarm of those who share a secret: what its members say is sealed, and outsiders do not learn its names.
+"""A swarm of those who share a secret: what its members say is ciphertext, and outsiders do not learn its names.
 
 From the secret and the run id two keys are derived (HKDF-SHA256). One makes the name under which the run appears on the
 wire in place of its id, so that nodes with and without the secret, or with another one, never meet. The other seals
 announcements, requests, items and directory payloads with ChaCha20-Poly1305:
 
-    sealed = nonce (12, random) + ciphertext + tag (16)
+    encrypted = nonce (12, random) + ciphertext + tag (16)
 
 What is sealed is bound to a context: its kind, who sends it, for whom, and for an item also the request that it
-answers. Opened in any other place it fails. A run without a secret uses `OPEN`, which changes nothing.
+answers. Opened in any other place it fails. A run without a secret uses `NO_CIPHER`, which changes nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
 DOMAIN = b"ftis-node/secret/1"
 
 
-class Seal(Protocol):
+class PayloadCipher(Protocol):
     """What is done to bytes before they leave, and undone when they came."""
 
     @property
@@ -52,16 +52,16 @@ class Seal(Protocol):
         """The name under which a run appears in topics, protocols and directory keys."""
         ...
 
-    def close(self, payload: bytes, *context: str | bytes) -> bytes:
+    def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
         """Seals a payload for one place."""
         ...
 
-    def open(self, sealed: bytes, *context: str | bytes) -> bytes:
+    def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
         """The payload. Raises RecordError (`sealed`) for what was not sealed by a holder of the secret for here."""
         ...
 
 
-class OpenSeal:
+class NullCipher:
     """No secret: everything is as it is."""
 
     overhead_bytes = 0
@@ -70,19 +70,19 @@ class OpenSeal:
         """The run id."""
         return run_id
 
-    def close(self, payload: bytes, *context: str | bytes) -> bytes:
+    def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
         """The payload."""
         return payload
 
-    def open(self, sealed: bytes, *context: str | bytes) -> bytes:
+    def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
         """The payload."""
-        return sealed
+        return ciphertext
 
 
-OPEN: Seal = OpenSeal()
+NO_CIPHER: PayloadCipher = NullCipher()
 
 
-class SecretSeal:
+class SecretCipher:
     """The seal of one run under one secret."""
 
     overhead_bytes = MAX_OVERHEAD_BYTES
@@ -93,24 +93,24 @@ class SecretSeal:
             raise ValueError(f"a secret has at least {MIN_SECRET_BYTES} bytes")
         derive = HKDF(algorithm=SHA256(), length=KEY_BYTES + NAME_BYTES, salt=run_id.encode(), info=DOMAIN)
         derived = derive.derive(secret)
-        self._cipher = ChaCha20Poly1305(derived[:KEY_BYTES])
+        self._aead = ChaCha20Poly1305(derived[:KEY_BYTES])
         self._name = derived[KEY_BYTES:].hex()
 
     def wire_name(self, run_id: str) -> str:
         """The keyed name; it tells nothing of the run id."""
         return self._name
 
-    def close(self, payload: bytes, *context: str | bytes) -> bytes:
+    def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
         """Seals a payload for one place."""
         nonce = os.urandom(NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, payload, _packed(context))
+        return nonce + self._aead.encrypt(nonce, payload, _packed(context))
 
-    def open(self, sealed: bytes, *context: str | bytes) -> bytes:
-        """The payload; see `Seal.open`."""
-        if len(sealed) < MAX_OVERHEAD_BYTES:
-            raise RecordError("sealed", f"{len(sealed)} bytes are too short to be sealed")
+    def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
+        """The payload; see `PayloadCipher.open`."""
+        if len(ciphertext) < MAX_OVERHEAD_BYTES:
+            raise RecordError("sealed", f"{len(ciphertext)} bytes are too short to be sealed")
         try:
-            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _packed(context))
+            return self._aead.decrypt(ciphertext[:NONCE_BYTES], ciphertext[NONCE_BYTES:], _packed(context))
         except InvalidTag:
             raise RecordError("sealed", "not sealed with this run's secret, or for another place") from None
 

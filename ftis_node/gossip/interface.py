@@ -29,10 +29,10 @@ MAX_ANSWERS = 256  # to one question
 Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
 """Ids in, the bodies held of them out, in the order of the ids; what is not held is left out."""
 
-Answer = Callable[[str, bytes], Awaitable[Sequence[bytes]]]
+AnswerQuery = Callable[[str, bytes], Awaitable[Sequence[bytes]]]
 """A peer's id and its question in; answers, each no longer than an announcement, out."""
 
-GiveWeights = Callable[[str, bytes], "AsyncGenerator[bytes, None]"]
+ServeWeights = Callable[[str, bytes], "AsyncGenerator[bytes, None]"]
 """A peer's id and its question about weights; items of at most `max_weights_item_bytes` out. RecordError: a bad one."""
 
 OnConfirm = Callable[[str, Sequence[bytes]], Awaitable[None]]
@@ -212,21 +212,21 @@ class Gossip(Protocol):
         lookup: Lookup,
         *,
         on_confirm: OnConfirm | None = None,
-        answer: Answer | None = None,
-        retell: Lookup | None = None,
+        answer: AnswerQuery | None = None,
+        lookup_text: Lookup | None = None,
         is_refused: IsRefused | None = None,
         on_sent: OnSent | None = None,
         on_refusal: OnRefusal | None = None,
     ) -> None:
         """Says where bodies come from, who hears of confirmations, and who answers questions.
 
-        `retell` gives, for ids of this node's own bodies, the same told as text. Streams of peers that `is_refused`
+        `lookup_text` gives, for ids of this node's own bodies, the same told as text. Streams of peers that `is_refused`
         names are closed before they are read. `on_sent` is called for each body that a peer took, `on_refusal` for each
         announcement that was too large.
         """
         ...
 
-    def serve_weights(self, give: GiveWeights) -> None:
+    def serve_weights(self, give: ServeWeights) -> None:
         """Says where answers to questions about weights come from; until then there are none. At any time."""
         ...
 

@@ -27,9 +27,9 @@ from ftis_node.gossip.interface import (
     SwarmPhase,
     SwarmState,
 )
-from ftis_node.gossip.membership.connection_state import TWIN_WORDS, Standing, with_twin
+from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY, ConnectionFacts, with_duplicate_identity
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
-from ftis_node.gossip.pubsub.announcement_queue import Inbox
+from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue
 from ftis_node.gossip.rpc.admission import OverBudget
 from ftis_node.gossip.rpc.bounds import outcome_of
 from ftis_node.gossip.rpc.calls import PeerCalls
@@ -39,7 +39,7 @@ from ftis_node.swarm.topology.shards import shard_of
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 
-    from ftis_node.gossip.rpc.bounds import Pull
+    from ftis_node.gossip.rpc.bounds import ItemCollector
     from ftis_node.gossip.wire_names import Service
 
     DelayHook = Callable[[str, str], float]
@@ -74,8 +74,8 @@ class LoopbackSwarm:
         """Lets others find a node; a former one of the same identity is no longer found."""
         twin = self._nodes.get((run_id, node.peer_id))
         if twin is not None and twin is not node:
-            twin.note_twin()
-            node.note_twin()
+            twin.note_duplicate_identity()
+            node.note_duplicate_identity()
         self._nodes[run_id, node.peer_id] = node
 
     def leave(self, node: LoopbackGossip, *, run_id: str) -> None:
@@ -109,11 +109,11 @@ class LoopbackGossip(PeerCalls):
     ) -> None:
         super().__init__(peer_id=peer_id, run_id=run_id, limits=limits)
         self._swarm = swarm
-        self._inbox = Inbox(capacity=limits.max_queued_announcements, counters=self._counters)
+        self._queue = AnnouncementQueue(capacity=limits.max_queued_announcements, counters=self._counters)
         self._num_shards = num_shards
         self._shards = frozenset(range(num_shards))
         self._is_up = False
-        self._has_twin = False
+        self._has_duplicate_identity = False
 
     @property
     def clock_skew_s(self) -> float:
@@ -136,15 +136,15 @@ class LoopbackGossip(PeerCalls):
         if not self._is_up:
             return SwarmState(SwarmPhase.STARTING, "not started")
         num_members = len(self._others())
-        standing = Standing(num_members=num_members, num_connected=num_members, has_looked=True)
+        standing = ConnectionFacts(num_members=num_members, num_connected=num_members, has_looked=True)
         state = standing.describe(next_try_in_s=0)
-        return with_twin(state) if self._has_twin else state
+        return with_duplicate_identity(state) if self._has_duplicate_identity else state
 
-    def note_twin(self) -> None:
+    def note_duplicate_identity(self) -> None:
         """Another node has started under this identity."""
-        if not self._has_twin:
-            logger.warning("%s (peer id %s)", TWIN_WORDS, self._peer_id)
-        self._has_twin = True
+        if not self._has_duplicate_identity:
+            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self._peer_id)
+        self._has_duplicate_identity = True
 
     async def start(self) -> None:
         """Lets others find this node."""
@@ -155,7 +155,7 @@ class LoopbackGossip(PeerCalls):
         """Leaves."""
         self._is_up = False
         self._swarm.leave(self, run_id=self._run_id)
-        self._inbox.close()
+        self._queue.close()
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
         """Tells the members that read a shard."""
@@ -173,7 +173,7 @@ class LoopbackGossip(PeerCalls):
         """Reads these shards from now on."""
         self._shards = frozenset(shards)
 
-    def hear(self, announcement: Announcement) -> None:
+    def deliver(self, announcement: Announcement) -> None:
         """Takes an announcement in."""
         if not self._is_up or announcement.shard not in self._shards:
             return
@@ -181,11 +181,11 @@ class LoopbackGossip(PeerCalls):
             error = RecordError("size", f"an announcement of {len(announcement.payload)} bytes")
             self._refuse_announcement(announcement.sender, error)
             return
-        self._inbox.put(announcement)
+        self._queue.put(announcement)
 
     def announcements(self) -> AsyncIterator[Announcement]:
         """Announcements of others, until closed."""
-        return self._inbox.drain()
+        return self._queue.drain()
 
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
         """Puts this node's record into the directory."""
@@ -225,41 +225,45 @@ class LoopbackGossip(PeerCalls):
     def _send(self, other: LoopbackGossip, announcement: Announcement) -> None:
         delay_s = self._swarm.delay_s(self._peer_id, other.peer_id)
         if delay_s > 0:
-            asyncio.get_running_loop().call_later(delay_s, other.hear, announcement)
+            asyncio.get_running_loop().call_later(delay_s, other.deliver, announcement)
         else:
-            other.hear(announcement)
+            other.deliver(announcement)
 
-    async def _pull(self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float) -> Fetched:
+    async def _pull(
+        self, peer_id: str, service: Service, request: bytes, *, items: ItemCollector, timeout_s: float
+    ) -> Fetched:
         other = self._swarm.find(peer_id, run_id=self._run_id) if self._is_up else None
         if other is None or self._swarm.loses(self._peer_id, peer_id, request):
-            return pull.end(FetchOutcome.UNREACHABLE)
+            return items.end(FetchOutcome.UNREACHABLE)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(self._swarm.delay_s(self._peer_id, peer_id))
                 async with aclosing(other.serve_stream(self._peer_id, service, request)) as frames:
-                    return pull.end(await self._read(frames, pull, delay_s=self._swarm.delay_s(peer_id, self._peer_id)))
+                    return items.end(
+                        await self._read(frames, items, delay_s=self._swarm.delay_s(peer_id, self._peer_id))
+                    )
         except TimeoutError:
-            return pull.end(FetchOutcome.TIMED_OUT)
+            return items.end(FetchOutcome.TIMED_OUT)
         except RecordError as error:
-            return pull.end(outcome_of(error))
+            return items.end(outcome_of(error))
 
-    async def _read(self, frames: AsyncGenerator[Frame, None], pull: Pull, *, delay_s: float) -> FetchOutcome:
+    async def _read(self, frames: AsyncGenerator[Frame, None], items: ItemCollector, *, delay_s: float) -> FetchOutcome:
         while True:
             async with asyncio.timeout(self._limits.idle_timeout_s):
                 frame = await anext(frames)
             if isinstance(frame, FetchOutcome):
                 return frame
             await asyncio.sleep(delay_s)
-            pull.add(frame)
+            items.add(frame)
 
     async def serve_stream(self, peer_id: str, service: Service, request: bytes) -> AsyncGenerator[Frame, None]:
         """Items for a peer, then how the stream ends for it."""
-        if self._reception.is_refused(peer_id):
+        if self._admission.is_refused(peer_id):
             self._counters.count_serve_error("refused")
             yield FetchOutcome.BROKEN
             return
         try:
-            self._reception.enter(peer_id, service)
+            self._admission.enter(peer_id, service)
         except OverBudget as error:
             self._counters.count_serve_error(error.reason)
             yield FetchOutcome.BUSY
@@ -267,7 +271,7 @@ class LoopbackGossip(PeerCalls):
         try:
             async with aclosing(self._services.handlers[service](peer_id, request)) as items:
                 async for item in items:
-                    await self._reception.before_item(peer_id, len(item))
+                    await self._admission.before_item(peer_id, len(item))
                     yield item
             yield FetchOutcome.COMPLETE
         except OverBudget as error:
@@ -287,4 +291,4 @@ class LoopbackGossip(PeerCalls):
             self._counters.count_serve_error("fault")
             yield FetchOutcome.BROKEN
         finally:
-            self._reception.leave(peer_id)
+            self._admission.leave(peer_id)

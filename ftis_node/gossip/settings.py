@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
-from ftis_node.swarm.backoff import Backoff
+from ftis_node.swarm.backoff import ExponentialBackoff
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,10 +44,14 @@ class NetworkSettings:
     forward_s: float = 5.0  # a bootstrap node looks for runs whose announcements it passes on
     member_ttl_s: float = 300.0
     num_members_wanted: int = 8  # dialled up to; others may dial us beyond it
-    retry: Backoff = field(default_factory=Backoff)  # between rounds of dialling while alone
-    redial: Backoff = field(default_factory=lambda: Backoff(first_s=2.0, ceiling_s=15.0))  # of members that were lost
+    retry: ExponentialBackoff = field(default_factory=ExponentialBackoff)  # between rounds of dialling while alone
+    redial: ExponentialBackoff = field(
+        default_factory=lambda: ExponentialBackoff(first_s=2.0, ceiling_s=15.0)
+    )  # of members that were lost
     redial_for_s: float = 900.0
-    restart: Backoff = field(default_factory=lambda: Backoff(first_s=0.5, ceiling_s=30.0))  # of the network process
+    restart: ExponentialBackoff = field(
+        default_factory=lambda: ExponentialBackoff(first_s=0.5, ceiling_s=30.0)
+    )  # of the network process
 
     def __post_init__(self) -> None:
         for entry in fields(self):

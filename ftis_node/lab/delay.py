@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from ftis_node.config.delay import Delay, parse_delay
 from ftis_node.errors import UsageError
-from ftis_node.swarm.transit import InTransit
 
-__all__ = ["NO_DELAY", "Delay", "InTransit", "delay_alone", "parse_delay", "parse_delays"]
+__all__ = ["NO_DELAY", "Delay", "delay_alone", "parse_delay", "parse_delays"]
 
 NONE = "none"
 NO_DELAY = Delay(0, 0)

@@ -21,10 +21,10 @@ from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.local import LocalGenerator
 from ftis_node.ipc.supervisor import WorkerState
 from ftis_node.ipc.weights import WEIGHTS_FILE, find_difference
-from ftis_node.lab.delay import InTransit
 from ftis_node.learner.messages import AuditReply
 from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
 from ftis_node.node.placement import Arrangement
+from ftis_node.swarm.transit import VersionsInTransit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,13 @@ class InProcessGeneration:
     """`generation.client.GenerationClient` without the worker; with a delay a second engine has the newest weights."""
 
     def __init__(
-        self, boot: GenerationBoot, source: ModelSource, *, transit: InTransit, held: Path, proof_tolerance: float
+        self,
+        boot: GenerationBoot,
+        source: ModelSource,
+        *,
+        transit: VersionsInTransit,
+        held: Path,
+        proof_tolerance: float,
     ) -> None:
         """`held` is a folder for versions that are under way; `proof_tolerance` as in the client."""
         self._boot = boot
@@ -288,7 +294,7 @@ class InProcessMakers:
         return InProcessGeneration(
             replace(boot, settings=replace(boot.settings, seed=self._seed)),
             of.source,
-            transit=InTransit(self._delay, random.Random(self._seed)),
+            transit=VersionsInTransit(self._delay, random.Random(self._seed)),
             held=of.home.root / "held",
             proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
         )

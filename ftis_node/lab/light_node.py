@@ -171,7 +171,7 @@ class LightNode:
             served.lookup,
             on_confirm=served.confirmed,
             answer=served.answer,
-            retell=served.retell,
+            lookup_text=served.retell,
             is_refused=self.parts.peers.is_banned,
             on_sent=served.sent,
             on_refusal=served.announcement_refused,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftis_node.lab.rounds import Quota
 from ftis_node.node.fill import Fill
-from ftis_node.swarm.reputation.reasons import AFTER_THE_DOOR
+from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,7 @@ class RoundGate:
 def _num_judged(figures: Figures) -> int:
     judged = 0
     for peer in figures.peers.values():
-        refused_later = sum(peer.refused[reason] for reason in AFTER_THE_DOOR)  # counted as accepted before
+        refused_later = sum(peer.refused[reason] for reason in AFTER_VALIDATION)  # counted as accepted before
         judged += peer.accepted + peer.refused.total() - refused_later
     return judged
 

@@ -88,7 +88,7 @@ async def built_parts(
             served.lookup,
             on_confirm=served.confirmed,
             answer=served.answer,
-            retell=served.retell,
+            lookup_text=served.retell,
             is_refused=parts.peers.is_banned,
             on_sent=served.sent,
             on_refusal=served.announcement_refused,

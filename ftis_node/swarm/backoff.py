@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class ExponentialBackoff:
     """Waits `first_s`, then `factor` times longer after each further failure, never longer than `ceiling_s`.
 
     `jitter` spreads the wait by up to that share to both sides, so that nodes which lost the same peer together do

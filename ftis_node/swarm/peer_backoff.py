@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-MOST_DOUBLINGS = 6
+MAX_DOUBLINGS = 6
 MAX_PEERS = 4096
 
 
@@ -18,7 +18,7 @@ class _Pause(NamedTuple):
     num_failures: int
 
 
-class Pauses:
+class PeerBackoff:
     """`now`: any clock that never goes back, s. Bounded: of too many peers the one paused first is forgotten."""
 
     def __init__(self, *, first_s: float) -> None:
@@ -44,7 +44,7 @@ class Pauses:
     def failed(self, peer_id: str, *, now: float) -> None:
         """The peer gave nothing."""
         known = self._pauses.pop(peer_id, _Pause(0.0, 0))
-        length_s = self._first_s * 2.0 ** min(known.num_failures, MOST_DOUBLINGS)
+        length_s = self._first_s * 2.0 ** min(known.num_failures, MAX_DOUBLINGS)
         self._put(peer_id, _Pause(now + length_s, known.num_failures + 1))
 
     def succeeded(self, peer_id: str) -> None:

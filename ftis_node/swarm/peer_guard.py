@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from ftis_node.errors import DamagedError, MachineError, WorkerError
-from ftis_node.swarm.peer_backoff import Pauses
+from ftis_node.swarm.peer_backoff import PeerBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +100,7 @@ class PeerGuard:
         self.on_fault = on_fault
         self.num_faults: Counter[Place] = Counter()
         self._clock = clock
-        self._pauses = Pauses(first_s=FIRST_PAUSE_S)
+        self._pauses = PeerBackoff(first_s=FIRST_PAUSE_S)
         self._logged: set[str] = set()
 
     def work_for(self, peer_id: str, place: Place, *, passes: tuple[type[Exception], ...] = ()) -> PeerWork:

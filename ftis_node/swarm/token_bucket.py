@@ -7,7 +7,7 @@ allowance.take(30.0, now=clock())      # True: it was there, and is spent
 from __future__ import annotations
 
 
-class Allowance:
+class TokenBucket:
     """Fills up at a steady rate to its burst, is spent by what is done. `now`: any clock that never goes back, s."""
 
     __slots__ = ("_burst", "_counted_at", "_left", "_rate_per_s")  # there are several for each peer

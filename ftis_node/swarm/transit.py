@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class InTransit:
+class VersionsInTransit:
     """What is under way, with the delay of each drawn when it is sent."""
 
     delay: Delay
@@ -44,7 +44,7 @@ class InTransit:
         return self.served
 
 
-def is_worth_holding(delay: Delay, *, num_held: int, max_held: int, since_last: float) -> bool:
+def should_fetch(delay: Delay, *, num_held: int, max_held: int, since_last: float) -> bool:
     """Whether a generator that can hold `max_held` versions under way should fetch one more.
 
     The newest before it was made `since_last` ago. Were each new version fetched, a long delay would fill the places

@@ -10,29 +10,29 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from ftis_node.swarm.token_bucket import Allowance
+from ftis_node.swarm.token_bucket import TokenBucket
 
-LONGEST_WAIT_S = 2.0  # for one item; a longer debt is refused
+MAX_WAIT_S = 2.0  # for one item; a longer debt is refused
 RECENT_S = 10.0  # what was given fades with this time constant
 FADE_PERIOD_S = 0.5
 SHARE_FACTOR = 1.5  # a little more than the others' is no more than a share
 MAX_REMEMBERED = 4096  # request allowances; the one not used for longest is forgotten
 
 
-class ServingBudget:
+class UploadBudget:
     """Facts and the time in (`now` in seconds, any clock that never goes back), decisions out."""
 
     def __init__(self, *, max_bytes_per_s: float, max_requests_per_minute: float) -> None:
         """Each service of each peer may be asked `max_requests_per_minute` times at once, and so often a minute."""
         self._max_requests_per_minute = max_requests_per_minute
-        self._line = Allowance(rate_per_s=max_bytes_per_s, burst=max_bytes_per_s)
-        self._requests: OrderedDict[tuple[str, str], Allowance] = OrderedDict()
+        self._line = TokenBucket(rate_per_s=max_bytes_per_s, burst=max_bytes_per_s)
+        self._requests: OrderedDict[tuple[str, str], TokenBucket] = OrderedDict()
         self._recent = RecentBytes()
 
     def takes_request(self, peer_id: str, service: str, *, cost: float = 1.0, now: float) -> bool:
         """Whether a request may be worked on. `cost`: how many usual ones it counts for."""
         key = (peer_id, service)
-        allowance = self._requests.pop(key, None) or Allowance(
+        allowance = self._requests.pop(key, None) or TokenBucket(
             rate_per_s=self._max_requests_per_minute / 60, burst=self._max_requests_per_minute
         )
         self._requests[key] = allowance
@@ -48,7 +48,7 @@ class ServingBudget:
         left = self._line.left(now=now)
         debt_s = self._line.wait_s(num_bytes, now=now)
         is_full = left < num_bytes
-        if debt_s > LONGEST_WAIT_S or (is_full and self._recent.is_above_share(peer_id, now=now)):
+        if debt_s > MAX_WAIT_S or (is_full and self._recent.is_above_share(peer_id, now=now)):
             return None
         self._line.spend(num_bytes, now=now)
         self._recent.add(peer_id, num_bytes, now=now)

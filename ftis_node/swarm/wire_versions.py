@@ -22,7 +22,7 @@ class OtherVersions(NamedTuple):
     advice: str
 
 
-def peer_words(theirs: int | None, *, ours: int) -> str:
+def describe_peer_version(theirs: int | None, *, ours: int) -> str:
     """A clause about a peer whose messages have the schema `theirs`; empty where it is ours, or not known."""
     if theirs is None or theirs == ours:
         return ""
@@ -31,7 +31,7 @@ def peer_words(theirs: int | None, *, ours: int) -> str:
     return f"speaks wire {theirs}, older than this node's {ours}: its operator must {UPDATE}"
 
 
-def other_versions(schemas: Iterable[int | None], *, ours: int) -> OtherVersions:
+def count_other_versions(schemas: Iterable[int | None], *, ours: int) -> OtherVersions:
     """Of the connected members' schemas, None for one that is not known yet. Advice is due where most are newer."""
     members = list(schemas)
     newer = [schema for schema in members if schema is not None and schema > ours]

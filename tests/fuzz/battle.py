@@ -222,7 +222,7 @@ class Battle:
             "peers": (len(figures.peers), 4096),
             "later": (len(node.pull._later), 8192),
             "asking": (len(node.pull._asking), NODE_SETTINGS.swarm.pulls_in_flight),
-            "inbox": (len(node.gossip._inbox._waiting), 8192),  # type: ignore[attr-defined]
+            "inbox": (len(node.gossip._queue._waiting), 8192),  # type: ignore[attr-defined]
             "arrivals": (node.intake._known.arrivals.qsize(), 64),
             "strangers' arrivals": (node.intake._strangers.arrivals.qsize(), 64),
             "reasons": (len(figures.refused), 128),

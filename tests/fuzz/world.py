@@ -141,7 +141,7 @@ class World:
             served.lookup,
             on_confirm=served.confirmed,
             answer=served.answer,
-            retell=served.retell,
+            lookup_text=served.retell,
             is_refused=self.parts.peers.is_banned,
             on_sent=served.sent,
             on_refusal=served.announcement_refused,
@@ -159,7 +159,7 @@ class World:
         async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:
             return self.bodies[member.peer_id][: len(ids)]
 
-        member.serve(lookup, answer=answer, retell=lookup)
+        member.serve(lookup, answer=answer, lookup_text=lookup)
 
     async def settle(self) -> None:
         """What everybody who looks at the node sees of it, and what must hold after every case."""

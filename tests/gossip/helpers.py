@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.gossip import NetworkSettings
-from ftis_node.swarm.backoff import Backoff
+from ftis_node.swarm.backoff import ExponentialBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -29,7 +29,7 @@ def settings(folder: Path, **changes: Any) -> NetworkSettings:
         "use_nat_helpers": False,
         "heartbeat_s": 0.1,
         "poll_s": 0.1,
-        "retry": Backoff(first_s=0.5, ceiling_s=2.0),
+        "retry": ExponentialBackoff(first_s=0.5, ceiling_s=2.0),
     }
     return NetworkSettings(**values | changes)
 

@@ -128,7 +128,7 @@ async def test_bodies_are_pulled_and_what_is_not_held_is_left_out(four: Four) ->
 async def test_texts_are_a_question_of_their_own(four: Four) -> None:
     server, client, _ = four.members
     exact, told = Shelf(b"ids"), Shelf(b"text")
-    server.serve(exact.lookup, retell=told.lookup)
+    server.serve(exact.lookup, lookup_text=told.lookup)
     fetched = await client.fetch(server.peer_id, [*exact.ids, *told.ids], as_text=True)
     assert fetched == type(fetched)(bodies=(b"text",), outcome=FetchOutcome.COMPLETE)
     assert (await client.fetch(server.peer_id, [*exact.ids, *told.ids])).bodies == (b"ids",)

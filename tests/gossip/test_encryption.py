@@ -1,4 +1,4 @@
-"""A swarm with a shared secret: the seal by itself, and an outsider who knows everything but the secret."""
+"""A swarm with a shared secret: the cipher by itself, and an outsider who knows everything but the secret."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import ConfigError, RecordError
-from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretSeal, read_secret
+from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretCipher, read_secret
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.rpc.bounds import pack_ids
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 SECRET = bytes(range(32))
 
 
-def test_a_seal_opens_only_in_its_own_place() -> None:
-    seal = SecretSeal(SECRET, run_id="r")
-    sealed = seal.close(b"payload", "item", "alice", "bob")
-    assert seal.open(sealed, "item", "alice", "bob") == b"payload"
-    assert len(sealed) == len(b"payload") + seal.overhead_bytes == len(b"payload") + MAX_OVERHEAD_BYTES
-    assert seal.close(b"payload", "item", "alice", "bob") != sealed
-    strangers = (SecretSeal(SECRET, run_id="s"), SecretSeal(b"x" * 32, run_id="r"))
+def test_a_payload_is_decrypted_only_in_its_own_place() -> None:
+    cipher = SecretCipher(SECRET, run_id="r")
+    sealed = cipher.encrypt(b"payload", "item", "alice", "bob")
+    assert cipher.decrypt(sealed, "item", "alice", "bob") == b"payload"
+    assert len(sealed) == len(b"payload") + cipher.overhead_bytes == len(b"payload") + MAX_OVERHEAD_BYTES
+    assert cipher.encrypt(b"payload", "item", "alice", "bob") != sealed
+    strangers = (SecretCipher(SECRET, run_id="s"), SecretCipher(b"x" * 32, run_id="r"))
     places = (("item", "bob", "alice"), ("request", "alice", "bob"), ("item", "alicebob"), ("item", "alice", "bo", "b"))
-    for opener, place in [(seal, place) for place in places] + [(one, ("item", "alice", "bob")) for one in strangers]:
+    for opener, place in [(cipher, place) for place in places] + [(one, ("item", "alice", "bob")) for one in strangers]:
         with pytest.raises(RecordError, match="sealed"):
-            opener.open(sealed, *place)
+            opener.decrypt(sealed, *place)
     for damaged in (b"", sealed[:20], sealed[:-1], bytes([sealed[0] ^ 1]) + sealed[1:]):
         with pytest.raises(RecordError, match="sealed"):
-            seal.open(damaged, "item", "alice", "bob")
+            cipher.decrypt(damaged, "item", "alice", "bob")
 
 
 def test_the_name_on_the_wire_depends_on_the_secret_and_fits_into_names() -> None:
-    names = {SecretSeal(secret, run_id=run).wire_name(run) for secret in (SECRET, b"x" * 32) for run in ("r", "s")}
+    names = {SecretCipher(secret, run_id=run).wire_name(run) for secret in (SECRET, b"x" * 32) for run in ("r", "s")}
     assert len(names) == 4
     assert all(RUN_ID.fullmatch(name) for name in names)
     with pytest.raises(ValueError, match="at least 32"):
-        SecretSeal(b"short", run_id="r")
+        SecretCipher(b"short", run_id="r")
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ async def _has_record(reader: Libp2pGossip, owner: Libp2pGossip, value: bytes) -
 
 async def _attack_by_name(outsider: Libp2pGossip, alice: Libp2pGossip, bob: Libp2pGossip, shelf: Shelf) -> None:
     """The outsider has learnt the run's name on the wire, which p2pd tells whoever is connected."""
-    name, session = alice._run_name, outsider._link.session
+    name, session = alice._run_name, outsider._supervisor.session
     assert session is not None
-    async with session.control.subscribe(topic(name, 0)) as messages:
+    async with session.client.subscribe(topic(name, 0)) as messages:
         hearing = asyncio.ensure_future(anext(messages))
         while not hearing.done():  # gossipsub loses what is said before its mesh has grown
             await alice.announce(b"not for outsiders")
@@ -118,9 +118,9 @@ async def _attack_by_name(outsider: Libp2pGossip, alice: Libp2pGossip, bob: Libp
         assert b"not for outsiders" not in overheard.payload
         num_refused = bob.counters.announcements_refused
         for forged in (b"forged", overheard.payload):  # the latter is alice's own, said again by another
-            await session.control.publish(topic(name, 0), forged)
+            await session.client.publish(topic(name, 0), forged)
         await eventually(lambda: bob.counters.announcements_refused == num_refused + 2)
-    async with session.control.stream(alice.peer_id, protocol(name, Service.FETCH), timeout_s=30) as (reader, writer):
+    async with session.client.stream(alice.peer_id, protocol(name, Service.FETCH), timeout_s=30) as (reader, writer):
         await write_frame(writer, Frame.REQUEST, pack_ids(shelf.ids, limits=alice._limits), idle_s=5)
         assert await asyncio.wait_for(reader.read(), 30) == b""
     await eventually(lambda: alice.counters.serve_errors.get("sealed") == 1)

@@ -13,7 +13,7 @@ import pytest
 from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.p2pd.client import Refused
+from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.wire_names import Service, protocol, topic
 from ftis_node.records.identity import Identity, is_peer_id
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
@@ -126,11 +126,11 @@ async def test_an_id_that_no_node_has_is_unreachable(tmp_path: Path, peer_id: st
         assert (await node.fetch(peer_id, [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
         assert (await node.ask(peer_id, b"?")).outcome is FetchOutcome.UNREACHABLE
         assert not await node.confirm(peer_id, [bytes(32)])
-        session = node._link.session
+        session = node._supervisor.session
         assert session is not None
-        assert await session.speaks_run(peer_id, RUN, timeout_s=5) is False
+        assert await session.is_run_member(peer_id, RUN, timeout_s=5) is False
         assert await session.directory.join([peer_id]) == 0
-        with pytest.raises(Refused):
-            await session.control.connect(peer_id, [], timeout_s=1)
+        with pytest.raises(P2pdError):
+            await session.client.connect(peer_id, [], timeout_s=1)
     finally:
         await node.close()

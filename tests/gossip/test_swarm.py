@@ -248,7 +248,7 @@ async def test_an_entry_that_cannot_be_read_back_is_not_held(start: Start) -> No
 
 
 def _directory_of(node: Any) -> Any:
-    return node._link.session.directory
+    return node._supervisor.session.directory
 
 
 DAEMON = """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from ftis_node.gossip.p2pd.client import Control
+from ftis_node.gossip.p2pd.client import P2pdClient
 from ftis_node.gossip.p2pd.hivemind_bindings import P2P, p2pd_pb2
 from ftis_node.gossip.p2pd.process import P2pdProcess
 from tests.gossip.helpers import LOOPBACK
@@ -40,7 +40,7 @@ def write_key(folder: Path, key_type: str) -> None:
 class Visitor:
     """A running host and its raw peer id."""
 
-    control: Control
+    control: P2pdClient
     raw_id: bytes
 
     async def dial(self, address: str) -> None:
@@ -65,7 +65,7 @@ async def visiting(folder: Path, key_type: str) -> AsyncIterator[Visitor]:
         "-idleTimeout=60s",
     ]
     process = await P2pdProcess.start(arguments, timeout_s=30)
-    control = Control(folder / "v.sock", timeout_s=20)
+    control = P2pdClient(folder / "v.sock", timeout_s=20)
     try:
         identity = await control._call(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         yield Visitor(control, bytes(identity.identify.id))

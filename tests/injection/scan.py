@@ -25,13 +25,14 @@ ROOMS = ("gossip", "node", "validation")  # `records` works inside of these, `sw
 READING_ROOMS = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {
-    *("Accepted", "Announcement", "Arrival", "Batch", "DHTRecord", "Entry", "Envelope", "Fetched", "Gap", "Group"),
+    *("Accepted", "Announcement", "Arrival", "DHTRecord", "DirectoryEntry", "Envelope", "Fetched", "Group"),
     *("Heard", "Message", "PeerConnection", "PeerRecord", "Question", "RecordError", "Refusal", "Refused"),
-    *("StoredGroup", "TextGroup", "Verdict", "Want", "WeightsOffer"),
+    *("PullItem", "PullRequest", "SequenceGap", "SequenceTracker", "StoredGroup", "TextGroup", "Verdict"),
+    "WeightsOffer",
 }
 VALUE_NAMES = {"addresses", "announcer", "message", "origin", "peer", "peer_id", "peer_ids", "request", "sender"}
 TEXT_READERS = {  # they take a peer's text or addresses, or come from a library
-    *("believable_addresses", "block_of", "neighbourhood_of", "parse_multiaddr", "part_names", "peer_id_from_text"),
+    *("usable_addresses", "address_block", "subnet_of", "parse_multiaddr", "part_names", "peer_id_from_text"),
     *("read_pbmsg_safe", "told_domain", "train_group", "judge", "refuse_offer"),
 }
 

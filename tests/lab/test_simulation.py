@@ -16,7 +16,7 @@ from ftis_node.lab.simulation.events import Events
 from ftis_node.lab.simulation.news import Call
 from ftis_node.lab.simulation.settings import copies_of, shards_for, simulated_shards_for
 from ftis_node.lab.simulation.world import World
-from ftis_node.swarm.pulling.assignment import is_on_duty
+from ftis_node.swarm.pulling.assignment import is_assigned
 
 SMALL = SimulationSettings(
     num_nodes=30, minutes=3.0, num_shards=1, warm_up_s=60.0, settle_s=75.0, step_s=50.0, leave_share_per_hour=1.0,
@@ -94,7 +94,7 @@ def test_the_short_cut_to_duties_is_the_policy() -> None:
         call = Call(group_id, sender, views, shard=0, attempt=attempt % 5, num_bytes=1.0)
         for view, members in enumerate(views):
             for peer in everybody[1:]:
-                expected = is_on_duty(group_id, peer, members - {sender}, attempt=attempt % 5)
+                expected = is_assigned(group_id, peer, members - {sender}, attempt=attempt % 5)
                 assert call.is_on_duty(peer, view=view) == expected
                 num_on_duty += expected
     assert num_on_duty > 300

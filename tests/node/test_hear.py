@@ -16,7 +16,7 @@ from ftis_node.node.repair import PAGE
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
 from ftis_node.records.question import Question, open_question
-from ftis_node.swarm.delivery.pending_confirmations import Unconfirmed
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from tests.gossip.helpers import eventually
 from tests.node.test_pull import LightSwarm, held, identity_of, manifest_of, quick
 
@@ -143,7 +143,7 @@ async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 1)
-        alice.parts.figures.unconfirmed = Unconfirmed(first_wait_s=0.1)
+        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.1)
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.figures.refused[reason])
@@ -161,7 +161,7 @@ async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: P
     swarm.loses = lambda sender, receiver, kind, said: sender == 1 and kind == "announced"
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
         await asyncio.sleep(0.3)
-        alice.parts.figures.unconfirmed = Unconfirmed(first_wait_s=3600)
+        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=3600)
         await swarm.publish(alice, 1)
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)

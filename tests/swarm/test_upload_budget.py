@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.upload_budget import LONGEST_WAIT_S, MAX_REMEMBERED, ServingBudget
+from ftis_node.swarm.upload_budget import MAX_REMEMBERED, MAX_WAIT_S, UploadBudget
 
 
-def budget(*, bytes_per_s: float = 1000, requests: float = 60) -> ServingBudget:
-    return ServingBudget(max_bytes_per_s=bytes_per_s, max_requests_per_minute=requests)
+def budget(*, bytes_per_s: float = 1000, requests: float = 60) -> UploadBudget:
+    return UploadBudget(max_bytes_per_s=bytes_per_s, max_requests_per_minute=requests)
 
 
 def test_a_minute_of_requests_goes_at_once_then_one_a_second() -> None:
@@ -37,7 +37,7 @@ def test_bytes_above_the_rate_wait_and_then_are_refused() -> None:
         pytest.approx(0.5),
         pytest.approx(1.0),
         pytest.approx(1.5),
-        pytest.approx(LONGEST_WAIT_S),
+        pytest.approx(MAX_WAIT_S),
         None,
         None,
     ]

@@ -14,19 +14,19 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.directory.entries import EntryKind, seal, split_private, unpack_addresses, unseal
+from ftis_node.gossip.directory.entries import EntryKind, sign_entry, split_private, unpack_addresses, verify_entry
 from ftis_node.gossip.directory.manifests import pack_manifest, unpack_manifest
 from ftis_node.gossip.directory.own_entries import OwnEntries
 from ftis_node.gossip.directory.validators import (
     MAX_STORED_KEYS,
     EntryValidator,
-    RequestBounds,
+    RequestLimiter,
+    count_stored_runs,
     entries_in,
-    runs_stored,
     unpack_bytes,
 )
-from ftis_node.gossip.encryption import OPEN
-from ftis_node.gossip.p2pd.cancellation import aside, ended
+from ftis_node.gossip.encryption import NO_CIPHER
+from ftis_node.gossip.p2pd.cancellation import cancel_and_wait, shielded_call
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
     AttachedP2P,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
 
-    from ftis_node.gossip.directory.entries import Entry
-    from ftis_node.gossip.encryption import Seal
+    from ftis_node.gossip.directory.entries import DirectoryEntry
+    from ftis_node.gossip.encryption import PayloadCipher
     from ftis_node.gossip.interface import GossipCounters, GossipLimits
     from ftis_node.records.identity import Identity
 
@@ -65,26 +65,26 @@ class Directory:
     def __init__(
         self,
         node: Any,
-        bounds: RequestBounds,
+        bounds: RequestLimiter,
         *,
         identity: Identity,
         limits: GossipLimits,
         timeout_s: float,
-        seal: Seal = OPEN,
+        cipher: PayloadCipher = NO_CIPHER,
         guard: PeerGuard | None = None,
-        on_twin: Callable[[], None] = lambda: None,
+        on_duplicate_identity: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_twin` is called where another node is seen to register under this identity."""
         self._node = node
         self._bounds = bounds
-        self._seal = seal
+        self._cipher = cipher
         self._identity = identity
         self._limits = limits
         self._timeout_s = timeout_s
         self._skews_s: dict[str, float] = {}  # their clocks less a steady one here, by peer, those met last at the end
         self._guard = guard or PeerGuard()
         self._num_stored: dict[EntryKind, int] = {}
-        self._on_twin = on_twin
+        self._on_twin = on_duplicate_identity
         self._own_entries = OwnEntries()
 
     @classmethod
@@ -97,14 +97,14 @@ class Directory:
         counters: GossipCounters,
         rpc_timeout_s: float,
         timeout_s: float,
-        seal: Seal = OPEN,
+        cipher: PayloadCipher = NO_CIPHER,
         guard: PeerGuard | None = None,
-        on_twin: Callable[[], None] = lambda: None,
+        on_duplicate_identity: Callable[[], None] = lambda: None,
     ) -> Directory:
         """Starts the DHT node over the p2pd at `control_path`."""
         node_id = DHTID.generate(source=identity.peer)  # the same after a restart
         guard = guard or PeerGuard()
-        bounds = RequestBounds(node_id.to_bytes(), guard=guard)
+        bounds = RequestLimiter(node_id.to_bytes(), guard=guard)
         validator = EntryValidator(
             max_record_bytes=limits.max_record_bytes,
             max_ttl_s=limits.max_record_ttl_s,
@@ -126,7 +126,14 @@ class Directory:
         node.protocol.storage.maxsize = MAX_STORED_KEYS
         bounds.storage = node.protocol.storage
         return cls(
-            node, bounds, identity=identity, limits=limits, timeout_s=timeout_s, seal=seal, guard=guard, on_twin=on_twin
+            node,
+            bounds,
+            identity=identity,
+            limits=limits,
+            timeout_s=timeout_s,
+            cipher=cipher,
+            guard=guard,
+            on_duplicate_identity=on_duplicate_identity,
         )
 
     @property
@@ -164,7 +171,7 @@ class Directory:
     async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
         """The newest record of a peer."""
         found = await self._asked(self._node.get(record_key(run_id, peer_id), latest=True))
-        entry = None if found is None else unseal(found.value, max_record_bytes=self._limits.max_record_bytes)
+        entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
         return None if entry is None else self._opened(entry)
 
     async def publish_manifest(self, run_id: str, canonical: bytes, *, ttl_s: float) -> bool:
@@ -175,7 +182,7 @@ class Directory:
     async def get_manifest(self, run_id: str) -> bytes | None:
         """The canonical text of a run's manifest."""
         found = await self._asked(self._node.get(manifest_key(run_id), latest=True))
-        entry = None if found is None else unseal(found.value, max_record_bytes=self._limits.max_record_bytes)
+        entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
         return None if entry is None else unpack_manifest(entry.payload, run_id=run_id)
 
     async def register(self, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
@@ -184,7 +191,7 @@ class Directory:
         key = bucket_key(run_id, bucket_of(peer_id))
         if self._own_entries.has_any:
             with suppress(TimeoutError):
-                await self._look_for_twin(key)  # before this node's next entry replaces the other's
+                await self._look_for_duplicate(key)  # before this node's next entry replaces the other's
         return await self._store(EntryKind.MEMBER, run_id, key, peer_id, payload, ttl_s=ttl_s)
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
@@ -198,28 +205,28 @@ class Directory:
                     self._add_member(members, data)
         return members
 
-    async def _look_for_twin(self, key: str) -> None:
+    async def _look_for_duplicate(self, key: str) -> None:
         """Looks whether another node registers under this node's identity, in the bucket with this key."""
         found = await self._asked(self._node.get_many([key], sufficient_expiration_time=float("inf")))
         raw = dict(entries_in(found[key])).get(self._identity.peer_id, b"")
-        entry = unseal(raw, max_record_bytes=self._limits.max_record_bytes)
+        entry = verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
         if entry is not None and self._own_entries.is_of_another(entry.expires_at):
             self._on_twin()
 
     def _add_member(self, members: dict[str, list[str]], data: bytes) -> None:
         """A member and the addresses that its entry claims; nothing for an entry that is none, and this node's own."""
-        entry = unseal(data, max_record_bytes=self._limits.max_record_bytes)
+        entry = verify_entry(data, max_record_bytes=self._limits.max_record_bytes)
         if entry is None or entry.peer_id == self._identity.peer_id:
             return
         if (claimed := self._opened(entry)) is not None:
             members[entry.peer_id] = unpack_addresses(claimed)
 
-    def runs_in_sight(self) -> dict[str, int]:
+    def stored_runs(self) -> dict[str, int]:
         """Runs with members whose entries are stored here, and how many shards each has.
 
         That is the most that any of some members says: one that says fewer must not silence the other shards.
         """
-        return runs_stored(self._node.protocol.storage, guard=self._guard)
+        return count_stored_runs(self._node.protocol.storage, guard=self._guard)
 
     async def lost(self) -> None:
         """Returns when the connection to p2pd has ended, or its reader has failed."""
@@ -230,12 +237,12 @@ class Directory:
         self._node.is_alive = False
         control = self._node.p2p._client.control
         await self._node.p2p.shutdown()
-        await ended(control._read_task, control._write_task, *control._handler_tasks.values())
+        await cancel_and_wait(control._read_task, control._write_task, *control._handler_tasks.values())
 
     async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
         """What the DHT brings. Raises TimeoutError where nothing comes in time, or hivemind fails over some answer."""
         try:
-            return await aside(work, timeout_s=self._timeout_s)
+            return await shielded_call(work, timeout_s=self._timeout_s)
         except (OSError, EOFError):
             raise
         except Exception as error:  # of many kinds: it asserts what it believes of its peers
@@ -253,7 +260,7 @@ class Directory:
         try:
             ping = dht_pb2.PingRequest(peer=protocol.node_info)
             pinging = protocol.get_stub(peer).rpc_ping(ping, timeout=protocol.wait_timeout)
-            response = await aside(pinging, timeout_s=self._timeout_s)
+            response = await shielded_call(pinging, timeout_s=self._timeout_s)
         except Exception as error:  # hivemind raises plain exceptions of many kinds for a peer that does not answer
             logger.debug("%s did not answer the directory's ping: %r", peer, error)
             return False
@@ -264,14 +271,14 @@ class Directory:
         for met_before in list(self._skews_s)[:-NUM_SKEWS]:
             del self._skews_s[met_before]
         noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
-        await aside(noting, timeout_s=self._timeout_s)
+        await shielded_call(noting, timeout_s=self._timeout_s)
         return True
 
-    def _opened(self, entry: Entry) -> bytes | None:
+    def _opened(self, entry: DirectoryEntry) -> bytes | None:
         """An entry's payload; None where it was not sealed with the secret of this run."""
         try:
             first, private = split_private(entry.kind, entry.payload)
-            return first + self._seal.open(private, entry.kind.name, entry.peer_id)
+            return first + self._cipher.decrypt(private, entry.kind.name, entry.peer_id)
         except RecordError:
             logger.debug("%s has an entry that this run's secret does not open", entry.peer_id)
             return None
@@ -284,8 +291,8 @@ class Directory:
         if kind is EntryKind.MEMBER:
             self._own_entries.note(expires_at)
         first, private = split_private(kind, payload)
-        sealed = self._seal.close(private, kind.name, self._identity.peer_id)
-        entry = seal(self._identity, kind, run_id, first + sealed, expires_at=expires_at)
+        ciphertext = self._cipher.encrypt(private, kind.name, self._identity.peer_id)
+        entry = sign_entry(self._identity, kind, run_id, first + ciphertext, expires_at=expires_at)
         num_before = self._num_stored.get(kind, 0)
         self._num_stored[kind] = num_before + 1
         storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)

@@ -43,7 +43,7 @@ class EntryKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirectoryEntry:
     """A checked entry. `expires_at` is Unix time in seconds."""
 
     kind: EntryKind
@@ -67,7 +67,7 @@ class Entry:
         return self.peer_id if self.kind is EntryKind.MEMBER else None
 
 
-def seal(identity: Identity, kind: EntryKind, run_id: str, payload: bytes, *, expires_at: float) -> bytes:
+def sign_entry(identity: Identity, kind: EntryKind, run_id: str, payload: bytes, *, expires_at: float) -> bytes:
     """The signed bytes of an entry."""
     signature = identity.sign(DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at))
     run = run_id.encode()
@@ -85,7 +85,7 @@ def run_of(raw: bytes) -> str | None:
     return run.decode("ascii")
 
 
-def unseal(raw: bytes, *, max_record_bytes: int) -> Entry | None:
+def verify_entry(raw: bytes, *, max_record_bytes: int) -> DirectoryEntry | None:
     """The entry in `raw`, None where it is malformed, too large or not signed by the peer it names."""
     run_id = run_of(raw)
     if run_id is None:
@@ -99,10 +99,10 @@ def unseal(raw: bytes, *, max_record_bytes: int) -> Entry | None:
         return None
     if not verify(peer, DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at), signature):
         return None
-    return Entry(kind=kind, run_id=run_id, peer_id=peer_id_text(peer), expires_at=expires_at, payload=payload)
+    return DirectoryEntry(kind=kind, run_id=run_id, peer_id=peer_id_text(peer), expires_at=expires_at, payload=payload)
 
 
-def is_timely(entry: Entry, *, expires_at: float, now: float, max_ttl_s: float) -> bool:
+def has_valid_expiry(entry: DirectoryEntry, *, expires_at: float, now: float, max_ttl_s: float) -> bool:
     """Whether the expiry that the DHT was told is the signed one, and at most `max_ttl_s` (and some slack) ahead."""
     return entry.expires_at == expires_at <= now + max_ttl_s + CLOCK_SLACK_S
 
@@ -123,7 +123,7 @@ def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
 
 
 def split_private(kind: EntryKind, payload: bytes) -> tuple[bytes, bytes]:
-    """A payload's open part, a member's first line, which bootstrap nodes go by; and what a secret would seal."""
+    """A payload's open part, a member's first line, which bootstrap nodes go by; and what a secret would cipher."""
     end = payload.find(b"\n") + 1 if kind is EntryKind.MEMBER else 0
     return payload[:end], payload[end:]
 

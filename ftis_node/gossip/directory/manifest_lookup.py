@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import NetworkError
 from ftis_node.gossip.membership.dialler import Dialler
-from ftis_node.gossip.p2pd.session import Session, open_session, visiting_station
+from ftis_node.gossip.p2pd.session import Session, client_only_config, open_session
 
 if TYPE_CHECKING:
     from ftis_node.gossip.settings import NetworkSettings
@@ -25,7 +25,7 @@ async def find_manifest(settings: NetworkSettings, *, run_id: str, timeout_s: fl
     UsageError and MachineError as `Gossip.start`.
     """
     dialler = Dialler(settings, rng=random.Random())
-    async with open_session(visiting_station(settings), listen=settings.listen_addresses) as session:
+    async with open_session(client_only_config(settings), listen=settings.listen_addresses) as session:
         try:
             async with asyncio.timeout(timeout_s):
                 return await _ask_until_answered(session, dialler, run_id)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLOCK_BITS = {4: 24, 6: 48}  # what one household or one small provider gets
 
 
-def block_of(addresses: Iterable[str]) -> str:
+def address_block(addresses: Iterable[str]) -> str:
     """The address block of a peer with these multiaddrs: of its first public address, else of its first one.
 
     A peer behind a relay is in the relay's block.
@@ -29,7 +29,7 @@ def block_of(addresses: Iterable[str]) -> str:
     return next((block for is_public, block in blocks if is_public), blocks[0][1] if blocks else "")
 
 
-def crowded_out(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
+def choose_evicted(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
     """Whom to drop so that `room` remain of entries with these blocks, given oldest first."""
     sizes = Counter(blocks.values())
     by_block: dict[str, list[Key]] = {}
@@ -47,14 +47,14 @@ def crowded_out(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
     return dropped
 
 
-def thinned_out(known: Mapping[str, Sequence[str]], *, per_block: int, rng: random.Random) -> list[str]:
+def sample_by_block(known: Mapping[str, Sequence[str]], *, per_block: int, rng: random.Random) -> list[str]:
     """Peers to choose from, given the addresses of each: at most `per_block` of one block, drawn at random."""
     order = list(known)
     rng.shuffle(order)
     counts: Counter[str] = Counter()
     chosen = []
     for peer_id in order:
-        block = block_of(known[peer_id])
+        block = address_block(known[peer_id])
         counts[block] += 1
         if counts[block] <= per_block:
             chosen.append(peer_id)

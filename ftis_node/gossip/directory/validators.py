@@ -13,9 +13,16 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.gossip.directory.entries import EntryKind, claimed_addresses, is_timely, num_shards_of, run_of, unseal
+from ftis_node.gossip.directory.entries import (
+    EntryKind,
+    claimed_addresses,
+    has_valid_expiry,
+    num_shards_of,
+    run_of,
+    verify_entry,
+)
 from ftis_node.gossip.directory.manifests import unpack_manifest
-from ftis_node.gossip.directory.sybil_limits import block_of, crowded_out
+from ftis_node.gossip.directory.sybil_limits import address_block, choose_evicted
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     DHTID,
     AuthorizerBase,
@@ -30,13 +37,13 @@ from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ftis_node.gossip.directory.entries import Entry
+    from ftis_node.gossip.directory.entries import DirectoryEntry
 
 MAX_KEYS_PER_FIND = 16
 MAX_KEYS_PER_STORE = 256
 MAX_MEMBERS_PER_BUCKET = 256  # with 512-byte entries: a reply of 16 buckets stays under 3 MiB
 MAX_STORED_KEYS = 16384
-NUM_HEARD = 64  # members in each place of the directory by whose word runs have shards
+NUM_MEMBERS_COUNTED = 64  # members in each place of the directory by whose word runs have shards
 MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind's name 20
 
 
@@ -74,20 +81,20 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
             return self._belongs(entry, record)
         return False
 
-    def _belongs(self, entry: Entry, record: DHTRecord) -> bool:
+    def _belongs(self, entry: DirectoryEntry, record: DHTRecord) -> bool:
         return (
-            is_timely(entry, expires_at=record.expiration_time, now=time.time(), max_ttl_s=self._max_ttl_s)
+            has_valid_expiry(entry, expires_at=record.expiration_time, now=time.time(), max_ttl_s=self._max_ttl_s)
             and bool(record.key == DHTID.generate(source=entry.key).to_bytes())
             and bool(record.subkey == MSGPackSerializer.dumps(entry.subkey))
-            and (entry.kind is not EntryKind.MANIFEST or is_manifest(entry))
+            and (entry.kind is not EntryKind.MANIFEST or has_valid_manifest(entry))
         )
 
-    def _entry(self, packed: bytes) -> Entry | None:
+    def _entry(self, packed: bytes) -> DirectoryEntry | None:
         raw = unpack_bytes(packed)
-        return None if raw is None else unseal(raw, max_record_bytes=self._max_record_bytes)
+        return None if raw is None else verify_entry(raw, max_record_bytes=self._max_record_bytes)
 
 
-class RequestBounds(AuthorizerBase):  # type: ignore[misc]
+class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
     """Cuts down requests that would cost too much work or memory. Signs nothing: entries are signed themselves.
 
     A node that serves refuses no request as a whole: hivemind takes a peer that refuses for a dead one, forgets it,
@@ -128,7 +135,7 @@ class RequestBounds(AuthorizerBase):  # type: ignore[misc]
             bucket.maxsize = MAX_MEMBERS_PER_BUCKET + MAX_KEYS_PER_STORE  # until the next request
             if len(bucket) > MAX_MEMBERS_PER_BUCKET:
                 blocks = {subkey: _claimed_block(packed) for subkey, (packed, _) in bucket.items()}
-                for subkey in crowded_out(blocks, room=MAX_MEMBERS_PER_BUCKET):
+                for subkey in choose_evicted(blocks, room=MAX_MEMBERS_PER_BUCKET):
                     del bucket[subkey]
 
     async def sign_request(self, request: Any, service_public_key: Any) -> None:
@@ -161,10 +168,10 @@ class RequestBounds(AuthorizerBase):  # type: ignore[misc]
 @functools.lru_cache(maxsize=4096)
 def _claimed_block(packed: bytes) -> str:
     """The address block that a stored member entry claims."""
-    return block_of(claimed_addresses(unpack_bytes(packed) or b""))
+    return address_block(claimed_addresses(unpack_bytes(packed) or b""))
 
 
-def is_manifest(entry: Entry) -> bool:
+def has_valid_manifest(entry: DirectoryEntry) -> bool:
     """Whether an entry has the manifest of the run that it names."""
     return unpack_manifest(entry.payload, run_id=entry.run_id) is not None
 
@@ -185,14 +192,16 @@ def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
         yield from ((str(subkey), item.value) for subkey, item in values.items())
 
 
-def runs_stored(storage: Any, *, guard: PeerGuard) -> dict[str, int]:
+def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, int]:
     """Runs with members whose entries are in a local storage, and how many shards each has.
 
     That is the most that any of some members says: one that says fewer must not silence the other shards.
     """
     buckets = [stored.value for _, stored in storage.items() if isinstance(stored.value, DictionaryDHTValue)]
     runs: dict[str, int] = {}
-    for subkey, (packed, _) in itertools.chain(*(itertools.islice(one.items(), NUM_HEARD) for one in buckets)):
+    for subkey, (packed, _) in itertools.chain(
+        *(itertools.islice(one.items(), NUM_MEMBERS_COUNTED) for one in buckets)
+    ):
         with guard.work_for(str(subkey), Place.DIRECTORY):
             entry = unpack_bytes(packed) or b""
             if (run := run_of(entry)) is not None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from ftis_node.gossip.interface import SwarmPhase, SwarmState
 
-TWIN_WORDS = "another node uses this identity: give each node its own home"
+DUPLICATE_IDENTITY = "another node uses this identity: give each node its own home"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ConnectionFacts:
     """What is known of the swarm while the network process is up.
 
     `num_given` peers were given to dial first and `num_given_connected` of them are connected, as are `num_connected`
@@ -41,9 +41,9 @@ class Standing:
         return SwarmState(SwarmPhase.SOLO, "no peers were given; waiting for others to dial this node")
 
 
-def with_twin(state: SwarmState) -> SwarmState:
+def with_duplicate_identity(state: SwarmState) -> SwarmState:
     """The state where another node uses this node's identity."""
-    return replace(state, reason=f"{state.reason}; {TWIN_WORDS}")
+    return replace(state, reason=f"{state.reason}; {DUPLICATE_IDENTITY}")
 
 
 def _counted(number: int, what: str) -> str:

@@ -11,8 +11,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
-from ftis_node.gossip.membership.reconnect import Missed
-from ftis_node.gossip.p2pd.client import Refused
+from ftis_node.gossip.membership.reconnect import ReconnectSchedule
+from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.records.addresses import AddressError, parse_address
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 
@@ -29,7 +29,7 @@ MAX_MISSED = 64
 NUM_PEERS_MET = 8  # a round meets so many connected peers in the directory; it finds the rest through them
 
 
-def believable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
+def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
     """Those of the addresses that a stranger claims that are some and name nobody else, without their `/p2p/ID` end."""
     believable = []
     for text in claimed:
@@ -58,7 +58,7 @@ class Dialler:
 
     async def dial_given(self, session: Session) -> None:
         """Dials the given peers that are not connected, then meets what is connected in the directory."""
-        is_relayed = reachability_of(await session.control.identify()) is Reachability.RELAYED
+        is_relayed = reachability_of(await session.client.identify()) is Reachability.RELAYED
         session.directory.serve(not (is_relayed or self._settings.is_unreachable))
         connected = await connected_ids(session)
         missing: dict[str, list[str]] = {}
@@ -75,7 +75,9 @@ class Dialler:
     ) -> None:
         """Dials members that were lost, by the addresses known of them or remembered by p2pd, until cancelled."""
         settings = self._settings
-        missed = Missed(settings.redial, patience_s=settings.redial_for_s, capacity=MAX_MISSED, rng=self._rng)
+        missed = ReconnectSchedule(
+            settings.redial, patience_s=settings.redial_for_s, capacity=MAX_MISSED, rng=self._rng
+        )
         clock = asyncio.get_running_loop().time
         while True:
             missed.update(members=members(), connected=await connected_ids(session), now=clock())
@@ -91,8 +93,8 @@ class Dialler:
             return f"{peer_id} waits after a fault"
         with self._guard.work_for(peer_id, Place.DIAL, passes=(OSError, EOFError)) as work:
             try:
-                await session.control.connect(peer_id, addresses, timeout_s=self._settings.dial_timeout_s)
-            except Refused as error:
+                await session.client.connect(peer_id, addresses, timeout_s=self._settings.dial_timeout_s)
+            except P2pdError as error:
                 logger.debug("cannot dial %s: %s", peer_id, error)
                 return str(error)
         return f"dialling {peer_id} failed unexpectedly" if work.failed else ""
@@ -110,4 +112,4 @@ class Dialler:
 
 async def connected_ids(session: Session) -> set[str]:
     """Ids of connected peers."""
-    return {peer.peer_id for peer in await session.control.connected_peers()}
+    return {peer.peer_id for peer in await session.client.connected_peers()}

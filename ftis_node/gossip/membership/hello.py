@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_QUESTIONS_IN_FLIGHT = 16
 
 
-class Roster:
+class MemberProbe:
     """What is known of the peers connected to one p2pd."""
 
     def __init__(self, ask: Question, *, guard: PeerGuard | None = None) -> None:
@@ -46,7 +46,7 @@ class Roster:
             self._asking.add(peer_id)
             group.create_task(self._question(peer_id), name=f"gossip-hello {peer_id[-6:]}")
 
-    def ask_again(self) -> None:
+    def recheck(self) -> None:
         """Has those that said no asked once more: a node that has just started may not know its run yet."""
         self._is_member = dict.fromkeys(self.members, True)
 

@@ -18,10 +18,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.directory.entries import pack_member
-from ftis_node.gossip.directory.sybil_limits import thinned_out
-from ftis_node.gossip.membership.connection_state import Standing
-from ftis_node.gossip.membership.dialler import Dialler, believable_addresses, connected_ids
-from ftis_node.gossip.membership.hello import Roster
+from ftis_node.gossip.directory.sybil_limits import sample_by_block
+from ftis_node.gossip.membership.connection_state import ConnectionFacts
+from ftis_node.gossip.membership.dialler import Dialler, connected_ids, usable_addresses
+from ftis_node.gossip.membership.hello import MemberProbe
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology.dials import choose_dials, shards_in_need
 from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, buckets_of, shard_of
@@ -73,26 +73,26 @@ class Membership:
         self._has_looked = False
         self._next_round_at = 0.0  # time of the event loop
         self._alone = asyncio.Event()
-        self._standing = Standing(num_given=len(self._dialler.given))
-        self._roster = Roster(_ask_nobody)
+        self._standing = ConnectionFacts(num_given=len(self._dialler.given))
+        self._probe = MemberProbe(_ask_nobody)
         self.addresses: list[str] = []
 
     @property
     def members(self) -> list[str]:
         """Connected members, as of the last look."""
-        return self._roster.members
+        return self._probe.members
 
     @property
     def shard_members(self) -> list[str]:
         """Other members of this node's own shard: those that are connected, and those that the directory lists."""
-        own = [peer for peer in self._roster.members if shard_of(peer, self._num_shards) == self._own_shard]
+        own = [peer for peer in self._probe.members if shard_of(peer, self._num_shards) == self._own_shard]
         return list(dict.fromkeys([*own, *self._listed]))
 
     def known_members(self) -> list[str]:
         """Other members that are connected, or were seen in the directory not long ago."""
         seen_after = asyncio.get_running_loop().time() - SEEN_TTLS * self._settings.member_ttl_s
         listed = [peer_id for peer_id, seen_at in self._seen_at.items() if seen_at > seen_after]
-        return list(dict.fromkeys([*self._roster.members, *listed]))
+        return list(dict.fromkeys([*self._probe.members, *listed]))
 
     def state(self) -> SwarmState:
         """Where the node stands, as of the last look."""
@@ -102,8 +102,8 @@ class Membership:
     async def keep(self, session: Session) -> None:
         """All loops, for one life of p2pd. Raises OSError or EOFError in a group where that life ends."""
         timeout_s = self._settings.dial_timeout_s
-        self._roster = Roster(
-            lambda peer_id: session.speaks_run(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
+        self._probe = MemberProbe(
+            lambda peer_id: session.is_run_member(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
         )
         self._next_round_at = 0.0
         async with asyncio.TaskGroup() as group:
@@ -114,17 +114,17 @@ class Membership:
 
     async def _watch(self, session: Session, group: asyncio.TaskGroup) -> None:
         while True:
-            self._roster.update(await self.look(session), group)
+            self._probe.update(await self.look(session), group)
             await asyncio.sleep(self._settings.poll_s)
 
     async def look(self, session: Session) -> set[str]:
         """Sees who is connected, which it returns, and by which addresses this node can be dialled."""
         connected = await connected_ids(session)
-        num_members = len(connected.intersection(self._roster.members))
-        self.addresses = [f"{address}/p2p/{self._peer_id}" for address in await session.control.identify()]
+        num_members = len(connected.intersection(self._probe.members))
+        self.addresses = [f"{address}/p2p/{self._peer_id}" for address in await session.client.identify()]
         if self._standing.num_members and not num_members:
             self._alone.set()
-        self._standing = Standing(
+        self._standing = ConnectionFacts(
             num_members=num_members,
             num_connected=len(connected),
             num_given=len(self._dialler.given),
@@ -138,7 +138,7 @@ class Membership:
         clock = asyncio.get_running_loop().time
         while True:
             self._alone.clear()
-            self._roster.ask_again()
+            self._probe.recheck()
             await self._round(session)
             self._has_looked = True
             await self.look(session)
@@ -176,7 +176,7 @@ class Membership:
             found = await session.directory.members(self._run_id, [*first, *others][at : at + NUM_BUCKETS_PER_READ])
             for peer_id, claimed in found.items():
                 with self._guard.work_for(peer_id, Place.DIRECTORY):
-                    addresses = believable_addresses(peer_id, claimed)
+                    addresses = usable_addresses(peer_id, claimed)
                     self._known.pop(peer_id, None)
                     self._known[peer_id] = addresses
                     self._seen_at[peer_id] = asyncio.get_running_loop().time()
@@ -199,7 +199,7 @@ class Membership:
     async def _dial_members(self, session: Session) -> None:
         num_wanted = self._settings.num_members_wanted
         chosen = choose_dials(
-            thinned_out(self._known, per_block=num_wanted, rng=self._rng),
+            sample_by_block(self._known, per_block=num_wanted, rng=self._rng),
             await connected_ids(session),
             members=self.members,
             num_wanted=num_wanted,

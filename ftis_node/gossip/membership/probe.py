@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
-from ftis_node.gossip.p2pd.client import Refused
-from ftis_node.gossip.p2pd.relay_limit import ask_limit
-from ftis_node.gossip.p2pd.session import open_session, visiting_station
+from ftis_node.gossip.p2pd.client import P2pdError
+from ftis_node.gossip.p2pd.relay_limit import fetch_limit
+from ftis_node.gossip.p2pd.session import client_only_config, open_session
 from ftis_node.gossip.settings import NetworkSettings
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ async def probe_network(peers: tuple[PeerAddress, ...], *, listen: tuple[str, ..
     reachability = Reachability.UNKNOWN
     for peer in peers:  # a p2pd each: the connection by one address would pass for one by the next
         settings = NetworkSettings(sockets_dir=sockets_dir, listen=listen, use_nat_helpers=False, stop_timeout_s=0.5)
-        async with open_session(visiting_station(settings), listen=settings.listen_addresses) as session:
+        async with open_session(client_only_config(settings), listen=settings.listen_addresses) as session:
             reachability = reachability_of(session.listening_on)
             probes.append(await _probe(session, peer))
     return NetworkProbe(tuple(probes), reachability)
@@ -63,8 +63,8 @@ async def probe_network(peers: tuple[PeerAddress, ...], *, listen: tuple[str, ..
 async def _probe(session: Session, peer: PeerAddress) -> AddressProbe:
     began_at = time.monotonic()
     try:
-        await session.control.connect(peer.peer_id, [peer.transport], timeout_s=PROBE_TIMEOUT_S)
-    except Refused as error:
+        await session.client.connect(peer.peer_id, [peer.transport], timeout_s=PROBE_TIMEOUT_S)
+    except P2pdError as error:
         return AddressProbe(peer.text, error=str(error))
     dial_s = time.monotonic() - began_at
     try:
@@ -76,5 +76,5 @@ async def _probe(session: Session, peer: PeerAddress) -> AddressProbe:
         dial_s=dial_s,
         is_in_directory=is_in_directory,
         clock_skew_s=session.directory.clock_skew_s,
-        relay_limit=await ask_limit(session.control, peer.peer_id, timeout_s=PROBE_TIMEOUT_S),
+        relay_limit=await fetch_limit(session.client, peer.peer_id, timeout_s=PROBE_TIMEOUT_S),
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Collection
 
-    from ftis_node.swarm.backoff import Backoff
+    from ftis_node.swarm.backoff import ExponentialBackoff
 
 
 @dataclass(slots=True)
@@ -24,10 +24,10 @@ class _Absence:
     num_dials: int = 0
 
 
-class Missed:
+class ReconnectSchedule:
     """Who is missed by one node, at most `capacity` peers. Times are in seconds, of any clock that does not jump."""
 
-    def __init__(self, retry: Backoff, *, patience_s: float, capacity: int, rng: random.Random) -> None:
+    def __init__(self, retry: ExponentialBackoff, *, patience_s: float, capacity: int, rng: random.Random) -> None:
         """A member that stays away for `patience_s` is forgotten."""
         self._retry = retry
         self._patience_s = patience_s

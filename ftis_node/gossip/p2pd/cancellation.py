@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AGAIN_S = 1.0  # then a task that was told to end is told again
+CANCEL_AGAIN_S = 1.0  # then a task that was told to end is told again
 
 
-async def aside(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
+async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
     """What `work` returns, done in a task of its own, which is left to itself when this call is cancelled.
 
     Raises TimeoutError after `timeout_s`, and what `work` raises.
@@ -34,13 +34,13 @@ async def aside(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
         task.cancel()
 
 
-async def ended(*tasks: asyncio.Task[Any]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     """Cancels tasks, and again until they have ended; how they did is not told."""
     pending = set(tasks)
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
     for task in tasks:
         _heard(task)
 

@@ -39,11 +39,11 @@ PSRequest = p2pd_pb2.PSRequest
 MAX_IDLE = 16  # connections kept for further requests
 
 
-class Refused(NetworkError):
+class P2pdError(NetworkError):
     """p2pd answered that it could not."""
 
 
-class Control:
+class P2pdClient:
     """Requests to one p2pd. `timeout_s` bounds those that p2pd answers by itself, without a peer."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Control:
             try:
                 response = await self._exchange(reader, writer, request)
                 is_usable = True
-            except Refused:
+            except P2pdError:
                 is_usable = True
                 raise
             finally:
@@ -153,7 +153,7 @@ class Control:
         response = p2pd_pb2.Response()
         await read_pbmsg_safe(reader, response)
         if response.type == p2pd_pb2.Response.ERROR:
-            raise Refused(" ".join(response.error.msg.split()))
+            raise P2pdError(" ".join(response.error.msg.split()))
         return response
 
     @asynccontextmanager
@@ -185,7 +185,7 @@ def _raw_id(peer_id: str) -> bytes:
     try:
         return peer_id_from_text(peer_id)
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise P2pdError(str(error)) from None
 
 
 def _usable(addresses: Sequence[str]) -> list[bytes]:
@@ -197,5 +197,5 @@ def _usable(addresses: Sequence[str]) -> list[bytes]:
         except AddressError as error:
             errors.append(f"{address}: {error}")
     if errors and not raws:
-        raise Refused("; ".join(errors))
+        raise P2pdError("; ".join(errors))
     return raws

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError
-from ftis_node.gossip.p2pd.client import Control, Refused
+from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.process import P2pdProcess
 
 if TYPE_CHECKING:
@@ -43,19 +43,19 @@ class RelayLimit:
     duration_s: int
 
 
-async def ask_limit(control: Control, peer_id: str, *, timeout_s: float) -> RelayLimit | None:
+async def fetch_limit(client: P2pdClient, peer_id: str, *, timeout_s: float) -> RelayLimit | None:
     """The limits of a connected peer's relay service; None where it is no relay, or will not be ours."""
     try:
-        async with asyncio.timeout(timeout_s), control.stream(peer_id, HOP, timeout_s=timeout_s) as (reader, writer):
+        async with asyncio.timeout(timeout_s), client.stream(peer_id, HOP, timeout_s=timeout_s) as (reader, writer):
             writer.write(RESERVE)
             await writer.drain()
-            return read_answer(await _read_delimited(reader))
-    except (Refused, OSError, EOFError, ValueError) as error:
+            return read_reservation(await _read_delimited(reader))
+    except (P2pdError, OSError, EOFError, ValueError) as error:
         logger.debug("%s gave no relay limits: %r", peer_id, error)
         return None
 
 
-def read_answer(message: bytes) -> RelayLimit | None:
+def read_reservation(message: bytes) -> RelayLimit | None:
     """The limits in an answer to RESERVE, None where it refuses. Raises ValueError for anything else."""
     fields = _fields(message)
     if fields.get(STATUS) != STATUS_OK:
@@ -70,7 +70,7 @@ def read_answer(message: bytes) -> RelayLimit | None:
     return RelayLimit(num_bytes=num_bytes, duration_s=duration_s)
 
 
-async def ask_own_limit(control: Control, probe_path: Path, *, peer_id: str, timeout_s: float) -> RelayLimit | None:
+async def fetch_own_limit(client: P2pdClient, probe_path: Path, *, peer_id: str, timeout_s: float) -> RelayLimit | None:
     """The limits of the relay service behind `control`, asked from outside by a p2pd with a socket at `probe_path`."""
     arguments = [f"-listen=/unix{probe_path}", "-noListenAddrs=1", "-b=0", f"-idleTimeout={timeout_s:.0f}s"]
     try:
@@ -78,11 +78,11 @@ async def ask_own_limit(control: Control, probe_path: Path, *, peer_id: str, tim
     except MachineError as error:
         logger.debug("cannot ask for our own relay limits: %s", error)
         return None
-    probe = Control(probe_path, timeout_s=timeout_s)
+    probe = P2pdClient(probe_path, timeout_s=timeout_s)
     try:
-        await probe.connect(peer_id, await control.identify(), timeout_s=timeout_s)
-        return await ask_limit(probe, peer_id, timeout_s=timeout_s)
-    except (Refused, OSError, EOFError) as error:
+        await probe.connect(peer_id, await client.identify(), timeout_s=timeout_s)
+        return await fetch_limit(probe, peer_id, timeout_s=timeout_s)
+    except (P2pdError, OSError, EOFError) as error:
         logger.debug("cannot ask for our own relay limits: %r", error)
         return None
     finally:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import MachineError
 from ftis_node.gossip.directory.dht import Directory
-from ftis_node.gossip.encryption import OPEN
+from ftis_node.gossip.encryption import NO_CIPHER
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.p2pd import sockets
-from ftis_node.gossip.p2pd.client import Control
+from ftis_node.gossip.p2pd.client import P2pdClient
 from ftis_node.gossip.p2pd.ports import check_free
 from ftis_node.gossip.p2pd.process import P2pdProcess, p2pd_arguments, write_identity_file
-from ftis_node.gossip.p2pd.relay_limit import ask_own_limit
-from ftis_node.gossip.rpc.admission import Reception
-from ftis_node.gossip.rpc.client import Caller, speaks_run
+from ftis_node.gossip.p2pd.relay_limit import fetch_own_limit
+from ftis_node.gossip.rpc.admission import AdmissionControl
+from ftis_node.gossip.rpc.client import Caller, is_run_member
 from ftis_node.gossip.rpc.server import StreamServer
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
@@ -33,7 +33,7 @@ from ftis_node.swarm.peer_guard import PeerGuard
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from ftis_node.gossip.encryption import Seal
+    from ftis_node.gossip.encryption import PayloadCipher
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.gossip.p2pd.relay_limit import RelayLimit
     from ftis_node.gossip.rpc.services import Handler
@@ -45,7 +45,7 @@ DYING_S = 0.2  # a p2pd that ends closes its sockets first
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
+class P2pdConfig:
     """What stays the same from one life of p2pd to the next. `is_public`: a bootstrap node.
 
     `on_twin` is called where another node was seen to use this identity.
@@ -56,23 +56,23 @@ class Station:
     limits: GossipLimits
     counters: GossipCounters
     handlers: Mapping[str, Handler]
-    reception: Reception
-    seal: Seal = OPEN
+    admission: AdmissionControl
+    cipher: PayloadCipher = NO_CIPHER
     is_public: bool = False
     guard: PeerGuard = field(default_factory=PeerGuard)
-    on_twin: Callable[[], None] = lambda: None
+    on_duplicate_identity: Callable[[], None] = lambda: None
 
 
-def visiting_station(settings: NetworkSettings) -> Station:
+def client_only_config(settings: NetworkSettings) -> P2pdConfig:
     """For one who only asks: an identity made for this, and nothing served."""
     limits = GossipLimits()
-    return Station(
+    return P2pdConfig(
         settings=settings,
         identity=Identity.generate(),
         limits=limits,
         counters=GossipCounters(),
         handlers={},
-        reception=Reception(limits),
+        admission=AdmissionControl(limits),
     )
 
 
@@ -81,14 +81,14 @@ class Session:
     """A p2pd that is up and ready to be used."""
 
     process: P2pdProcess
-    control: Control
+    client: P2pdClient
     directory: Directory
     caller: Caller
     listening_on: tuple[str, ...]
 
-    async def speaks_run(self, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
+    async def is_run_member(self, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
         """Whether a connected peer is a member of a run, by its name on the wire; None where it did not answer."""
-        return await speaks_run(self.caller, peer_id, run_name, timeout_s=timeout_s)
+        return await is_run_member(self.caller, peer_id, run_name, timeout_s=timeout_s)
 
     async def lost(self) -> str:
         """Returns, when this life is over, how it ended."""
@@ -104,58 +104,58 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(station: Station, *, listen: Sequence[ListenAddress]) -> AsyncIterator[Session]:
+async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> AsyncIterator[Session]:
     """Starts p2pd on `listen` and all that goes with it. Raises UsageError and MachineError as `Gossip.start` does."""
-    settings = station.settings
+    settings = config.settings
     folder = settings.sockets_dir.absolute()
     control_path, streams_path = folder / sockets.CONTROL_NAME, folder / sockets.STREAMS_NAME
     async with AsyncExitStack() as stack:
         sockets.prepare(folder)
         stack.callback(sockets.clear, folder)
-        write_identity_file(station.identity, folder / sockets.KEY_NAME)
-        process = await (_start_relay if station.is_public else _start_p2pd)(station, listen=listen)
+        write_identity_file(config.identity, folder / sockets.KEY_NAME)
+        process = await (_start_relay if config.is_public else _start_p2pd)(config, listen=listen)
         stack.push_async_callback(process.stop, timeout_s=settings.stop_timeout_s)
         async with asyncio.timeout(settings.control_timeout_s):  # hivemind waits for ever on a p2pd that dies meanwhile
             directory = await Directory.attach(
                 control_path,
-                identity=station.identity,
-                limits=station.limits,
-                counters=station.counters,
-                seal=station.seal,
-                guard=station.guard,
-                on_twin=station.on_twin,
+                identity=config.identity,
+                limits=config.limits,
+                counters=config.counters,
+                cipher=config.cipher,
+                guard=config.guard,
+                on_duplicate_identity=config.on_duplicate_identity,
                 rpc_timeout_s=settings.directory_rpc_timeout_s,
                 timeout_s=settings.directory_timeout_s,
             )
         stack.push_async_callback(directory.close)
         server = StreamServer(
-            station.handlers,
-            peer_id=station.identity.peer_id,
-            limits=station.limits,
-            counters=station.counters,
-            reception=station.reception,
-            seal=station.seal,
-            guard=station.guard,
+            config.handlers,
+            peer_id=config.identity.peer_id,
+            limits=config.limits,
+            counters=config.counters,
+            admission=config.admission,
+            cipher=config.cipher,
+            guard=config.guard,
         )
         await server.listen(streams_path)
         stack.push_async_callback(server.close)
-        control = Control(
-            control_path, timeout_s=settings.control_timeout_s, counters=station.counters, guard=station.guard
+        client = P2pdClient(
+            control_path, timeout_s=settings.control_timeout_s, counters=config.counters, guard=config.guard
         )
-        stack.callback(control.close)
-        if station.handlers:
-            await control.handle_streams(tuple(station.handlers), streams_path)
-        caller = Caller(control, station.identity.peer_id, station.seal)
-        yield Session(process, control, directory, caller, await control.identify())
+        stack.callback(client.close)
+        if config.handlers:
+            await client.handle_streams(tuple(config.handlers), streams_path)
+        caller = Caller(client, config.identity.peer_id, config.cipher)
+        yield Session(process, client, directory, caller, await client.identify())
 
 
-async def _start_relay(station: Station, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
+async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
     """Starts p2pd until its relay service has our limits, which takes a try or two (`relaying.py`)."""
-    settings = station.settings
+    settings = config.settings
     for num_tries in range(1, settings.num_relay_tries + 1):
-        process = await _start_p2pd(station, listen=listen)
+        process = await _start_p2pd(config, listen=listen)
         try:
-            limit = await _own_relay_limit(station)
+            limit = await _own_relay_limit(config)
         except BaseException:
             await process.stop(timeout_s=0)
             raise
@@ -169,24 +169,24 @@ async def _start_relay(station: Station, *, listen: Sequence[ListenAddress]) -> 
     return process
 
 
-async def _own_relay_limit(station: Station) -> RelayLimit | None:
-    folder = station.settings.sockets_dir.absolute()
-    control = Control(folder / sockets.CONTROL_NAME, timeout_s=station.settings.control_timeout_s)
+async def _own_relay_limit(config: P2pdConfig) -> RelayLimit | None:
+    folder = config.settings.sockets_dir.absolute()
+    client = P2pdClient(folder / sockets.CONTROL_NAME, timeout_s=config.settings.control_timeout_s)
     try:
-        return await ask_own_limit(
-            control,
+        return await fetch_own_limit(
+            client,
             folder / sockets.PROBE_NAME,
-            peer_id=station.identity.peer_id,
-            timeout_s=station.settings.dial_timeout_s,
+            peer_id=config.identity.peer_id,
+            timeout_s=config.settings.dial_timeout_s,
         )
     finally:
-        control.close()
+        client.close()
         sockets.remove(folder, sockets.PROBE_NAME)
 
 
-async def _start_p2pd(station: Station, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
+async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
     """Starts p2pd in a few tries: on a busy machine the first one may just be slow."""
-    settings = station.settings
+    settings = config.settings
     folder = settings.sockets_dir.absolute()
     check_free(listen)
     arguments = p2pd_arguments(
@@ -194,12 +194,12 @@ async def _start_p2pd(station: Station, *, listen: Sequence[ListenAddress]) -> P
         listen=listen,
         control_path=folder / sockets.CONTROL_NAME,
         key_path=folder / sockets.KEY_NAME,
-        is_public=station.is_public,
+        is_public=config.is_public,
     )
     failures = []
     for _ in range(settings.num_start_tries):
         try:
-            return await P2pdProcess.start(arguments, timeout_s=settings.start_timeout_s, on_one_core=station.is_public)
+            return await P2pdProcess.start(arguments, timeout_s=settings.start_timeout_s, on_one_core=config.is_public)
         except MachineError as error:
             failures.append(str(error))
             (folder / sockets.CONTROL_NAME).unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError, MachineError, UsageError
 from ftis_node.gossip.interface import SwarmPhase, SwarmState
-from ftis_node.gossip.p2pd.cancellation import ended
+from ftis_node.gossip.p2pd.cancellation import cancel_and_wait
 from ftis_node.gossip.p2pd.ports import pin_ports
 from ftis_node.gossip.p2pd.session import open_session
 from ftis_node.telemetry.faults import report
@@ -22,21 +22,21 @@ from ftis_node.telemetry.faults import report
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ftis_node.gossip.p2pd.session import Session, Station
+    from ftis_node.gossip.p2pd.session import P2pdConfig, Session
 
     Work = Callable[[Session, Callable[[], None]], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
 
-class Link:
+class P2pdSupervisor:
     """One node's hold on the network. `session` is None while p2pd is down."""
 
-    def __init__(self, station: Station, work: Work, *, on_end: Callable[[BaseException | None], None]) -> None:
-        self._station = station
+    def __init__(self, config: P2pdConfig, work: Work, *, on_end: Callable[[BaseException | None], None]) -> None:
+        self._config = config
         self._work = work
         self._on_end = on_end
-        self._listen = station.settings.listen_addresses
+        self._listen = config.settings.listen_addresses
         self._runner: asyncio.Task[None] | None = None
         self._is_up = asyncio.Event()
         self._down_reason = "the network process is starting"
@@ -76,7 +76,7 @@ class Link:
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
-        restart = self._station.settings.restart
+        restart = self._config.settings.restart
         num_failures = 0
         while True:
             began_at = clock()
@@ -84,7 +84,7 @@ class Link:
             if clock() - began_at > restart.ceiling_s:
                 num_failures = 0
             num_failures += 1
-            self._station.counters.restarts += 1
+            self._config.counters.restarts += 1
             delay_s = restart.delay_s(num_failures, draw=random.random())
             self._next_start_at = clock() + delay_s
             logger.warning("%s; starting it again in %.1f s", self._down_reason, delay_s)
@@ -94,10 +94,10 @@ class Link:
         """From a start to its end; how it ended."""
         async with AsyncExitStack() as stack:
             try:
-                session = await stack.enter_async_context(open_session(self._station, listen=self._listen))
+                session = await stack.enter_async_context(open_session(self._config, listen=self._listen))
             except (FtisError, OSError, EOFError) as error:
                 return self._failed_to_start(error)
-            self._listen = pin_ports(self._station.settings.listen_addresses, session.listening_on)
+            self._listen = pin_ports(self._config.settings.listen_addresses, session.listening_on)
             try:
                 self._down_reason = f"the network process ended ({await self._live(session)})"
             finally:
@@ -108,7 +108,7 @@ class Link:
         """What to say of a failed start. Before the first success it is raised: then the user can do something."""
         if self._is_up.is_set():
             if isinstance(error, UsageError):  # our old port went to somebody else meanwhile
-                self._listen = self._station.settings.listen_addresses
+                self._listen = self._config.settings.listen_addresses
             return f"the network process did not start ({error})"
         if isinstance(error, FtisError):
             raise error
@@ -128,10 +128,10 @@ class Link:
             if work.done():
                 if not is_loss(work.exception()):
                     work.result()  # raises
-                await asyncio.wait({lost}, timeout=self._station.settings.poll_s)
+                await asyncio.wait({lost}, timeout=self._config.settings.poll_s)
             return lost.result() if lost.done() else "it no longer answers"
         finally:
-            await ended(work, lost)  # what p2pd's end does to them is no news
+            await cancel_and_wait(work, lost)  # what p2pd's end does to them is no news
 
     def _tell_end(self, runner: asyncio.Task[None]) -> None:
         error = None if runner.cancelled() else runner.exception()

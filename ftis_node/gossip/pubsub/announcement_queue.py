@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Announcement, GossipCounters
 
 
-class Inbox:
+class AnnouncementQueue:
     """Filled by the network, emptied by one reader. Lives in one event loop."""
 
     def __init__(self, *, capacity: int, counters: GossipCounters) -> None:

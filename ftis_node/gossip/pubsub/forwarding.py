@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 MAX_TOPICS = 256
 
 
-class Forwarder:
+class TopicForwarder:
     """Reads the topics of the runs in sight, and drops what it reads."""
 
     def __init__(self, session: Session, *, look_s: float) -> None:
@@ -35,7 +35,7 @@ class Forwarder:
         """Until cancelled. Raises OSError or EOFError in a group where p2pd is lost."""
         async with asyncio.TaskGroup() as group:
             while True:
-                self._follow(self._session.directory.runs_in_sight(), group)
+                self._follow(self._session.directory.stored_runs(), group)
                 await asyncio.sleep(self._look_s)
 
     def _follow(self, runs: Mapping[str, int], group: asyncio.TaskGroup) -> None:
@@ -47,6 +47,6 @@ class Forwarder:
             self._reading[name] = group.create_task(self._read(name), name=f"forward {name}")
 
     async def _read(self, name: str) -> None:
-        async with self._session.control.subscribe(name) as messages:
+        async with self._session.client.subscribe(name) as messages:
             async for _ in messages:
                 pass

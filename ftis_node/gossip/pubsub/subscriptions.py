@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     Subscribe = Callable[[int], AbstractAsyncContextManager[AsyncIterator[Announcement]]]
 
 
-class Topics:
+class Subscriptions:
     """The chosen shards, and the tasks that read them."""
 
-    def __init__(self, shards: Collection[int], *, hear: Callable[[int, Announcement], None]) -> None:
-        """`hear` gets each message of shard."""
+    def __init__(self, shards: Collection[int], *, on_message: Callable[[int, Announcement], None]) -> None:
+        """`on_message` gets each message of shard."""
         self._chosen = frozenset(shards)
-        self._hear = hear
+        self._on_message = on_message
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self._is_following = False
@@ -68,4 +68,4 @@ class Topics:
         async with subscribe(shard) as messages:
             subscribed.set()
             async for message in messages:
-                self._hear(shard, message)
+                self._on_message(shard, message)

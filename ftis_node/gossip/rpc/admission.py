@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.wire_names import Service
-from ftis_node.swarm.upload_budget import ServingBudget
+from ftis_node.swarm.upload_budget import UploadBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ class OverBudget(RecordError):
     """What a peer asks for is refused just now; `reason` names the budget."""
 
 
-class Slots:
+class StreamSlots:
     """Slots taken and free."""
 
     def __init__(self, *, max_total: int, max_per_peer: int) -> None:
@@ -44,12 +44,12 @@ class Slots:
             del self._taken[peer_id]
 
 
-class Reception:
+class AdmissionControl:
     """Lives as long as the node: a restart of the network process gives nobody a new budget."""
 
     def __init__(self, limits: GossipLimits) -> None:
-        self._slots = Slots(max_total=limits.max_streams, max_per_peer=limits.max_streams_per_peer)
-        self._budget = ServingBudget(
+        self._slots = StreamSlots(max_total=limits.max_streams, max_per_peer=limits.max_streams_per_peer)
+        self._budget = UploadBudget(
             max_bytes_per_s=limits.max_upload_bytes_per_s, max_requests_per_minute=limits.max_requests_per_minute
         )
         self.is_refused: Callable[[str], bool] = _refuse_nobody

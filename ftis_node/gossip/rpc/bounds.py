@@ -30,7 +30,7 @@ def unpack_ids(packed: bytes, *, limits: GossipLimits) -> list[bytes]:
     return list(dict.fromkeys(packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)))
 
 
-async def look_up(
+async def read_bodies(
     lookup: Lookup,
     ids: Sequence[bytes],
     *,
@@ -58,7 +58,7 @@ def outcome_of(error: RecordError) -> FetchOutcome:
     return FetchOutcome.BROKEN if error.reason in ("frame_kind", "sealed") else FetchOutcome.TOO_LARGE
 
 
-class Pull:
+class ItemCollector:
     """Adds up what comes in; says when it is too much."""
 
     def __init__(self, *, max_items: int, max_item_bytes: int, max_bytes: int) -> None:

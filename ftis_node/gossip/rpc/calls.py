@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipCounters
-from ftis_node.gossip.rpc.admission import Reception
-from ftis_node.gossip.rpc.bounds import Pull, pack_ids
+from ftis_node.gossip.rpc.admission import AdmissionControl
+from ftis_node.gossip.rpc.bounds import ItemCollector, pack_ids
 from ftis_node.gossip.rpc.services import Services
 from ftis_node.gossip.wire_names import Service, check_run_id
 from ftis_node.swarm.peer_guard import PeerGuard, Place
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from ftis_node.errors import RecordError
     from ftis_node.gossip.interface import (
-        Answer,
-        GiveWeights,
+        AnswerQuery,
         GossipLimits,
         IsRefused,
         Lookup,
         OnConfirm,
         OnRefusal,
         OnSent,
+        ServeWeights,
     )
 
 PLACES = {Service.ASK: Place.CATCH_UP, Service.CONFIRM: Place.CONFIRM, Service.WEIGHTS: Place.WEIGHTS}
@@ -41,7 +41,7 @@ class PeerCalls(ABC):
         self._limits = limits
         self._counters = GossipCounters()
         self._services = Services(limits=limits, counters=self._counters)
-        self._reception = Reception(limits)
+        self._admission = AdmissionControl(limits)
         self._on_refusal: OnRefusal | None = None
         self._guard = PeerGuard()
 
@@ -65,19 +65,19 @@ class PeerCalls(ABC):
         lookup: Lookup,
         *,
         on_confirm: OnConfirm | None = None,
-        answer: Answer | None = None,
-        retell: Lookup | None = None,
+        answer: AnswerQuery | None = None,
+        lookup_text: Lookup | None = None,
         is_refused: IsRefused | None = None,
         on_sent: OnSent | None = None,
         on_refusal: OnRefusal | None = None,
     ) -> None:
         """Says where bodies and their texts come from, and who takes what peers say; see `base.Gossip.serve`."""
-        self._services.use(lookup, on_confirm=on_confirm, answer=answer, retell=retell, on_sent=on_sent)
+        self._services.use(lookup, on_confirm=on_confirm, answer=answer, lookup_text=lookup_text, on_sent=on_sent)
         self._on_refusal = on_refusal
         if is_refused is not None:
-            self._reception.is_refused = is_refused
+            self._admission.is_refused = is_refused
 
-    def serve_weights(self, give: GiveWeights) -> None:
+    def serve_weights(self, give: ServeWeights) -> None:
         """Says where answers to questions about weights come from."""
         self._services.use_weights(give)
 
@@ -87,10 +87,10 @@ class PeerCalls(ABC):
         """Bodies of `ids` from a peer; see `base.Gossip.fetch`."""
         service = Service.FETCH_TEXT if as_text else Service.FETCH
         request = pack_ids(ids, limits=self._limits)
-        pull = Pull(
+        items = ItemCollector(
             max_items=len(ids), max_item_bytes=self._limits.max_body_bytes, max_bytes=self._limits.max_request_bytes
         )
-        fetched = await self._counted_pull(peer_id, service, request, pull=pull, timeout_s=timeout_s)
+        fetched = await self._counted_pull(peer_id, service, request, items=items, timeout_s=timeout_s)
         self._counters.bodies_in += len(fetched.bodies)
         self._counters.body_bytes_in += sum(map(len, fetched.bodies))
         return fetched
@@ -101,25 +101,25 @@ class PeerCalls(ABC):
         if len(question) > max_bytes:
             raise ValueError(f"a question of {len(question)} bytes; {max_bytes} are allowed")
         max_items = self._limits.max_answers
-        pull = Pull(max_items=max_items, max_item_bytes=max_bytes, max_bytes=max_items * max_bytes)
-        return await self._counted_pull(peer_id, Service.ASK, question, pull=pull, timeout_s=timeout_s)
+        items = ItemCollector(max_items=max_items, max_item_bytes=max_bytes, max_bytes=max_items * max_bytes)
+        return await self._counted_pull(peer_id, Service.ASK, question, items=items, timeout_s=timeout_s)
 
     async def ask_weights(
         self, peer_id: str, question: bytes, *, max_items: int, timeout_s: float | None = None
     ) -> Fetched:
         """A peer's items in answer to a question about weights; see `base.Gossip.ask_weights`."""
         max_item_bytes = self._limits.max_weights_item_bytes
-        pull = Pull(max_items=max_items, max_item_bytes=max_item_bytes, max_bytes=max_items * max_item_bytes)
-        fetched = await self._counted_pull(peer_id, Service.WEIGHTS, question, pull=pull, timeout_s=timeout_s)
+        items = ItemCollector(max_items=max_items, max_item_bytes=max_item_bytes, max_bytes=max_items * max_item_bytes)
+        fetched = await self._counted_pull(peer_id, Service.WEIGHTS, question, items=items, timeout_s=timeout_s)
         self._counters.weights_bytes_in += sum(map(len, fetched.bodies))
         return fetched
 
     async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
         """Tells a peer that its bodies were fetched and checked; whether it heard."""
         request = pack_ids(ids, limits=self._limits)
-        pull = Pull(max_items=1, max_item_bytes=0, max_bytes=0)  # one empty item
+        items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)  # one empty item
         timeout_s = self._limits.idle_timeout_s
-        told = await self._counted_pull(peer_id, Service.CONFIRM, request, pull=pull, timeout_s=timeout_s)
+        told = await self._counted_pull(peer_id, Service.CONFIRM, request, items=items, timeout_s=timeout_s)
         has_heard = told.outcome is FetchOutcome.COMPLETE and len(told.bodies) == 1
         self._counters.confirmed_out += len(ids) if has_heard else 0
         return has_heard
@@ -140,16 +140,18 @@ class PeerCalls(ABC):
             raise ValueError(f"{len(value)} bytes for {ttl_s} s; {max_bytes} bytes for {max_ttl_s} s are allowed")
 
     async def _counted_pull(
-        self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float | None
+        self, peer_id: str, service: Service, request: bytes, *, items: ItemCollector, timeout_s: float | None
     ) -> Fetched:
         total_s = self._limits.fetch_timeout_s if timeout_s is None else timeout_s
-        fetched = pull.end(FetchOutcome.BROKEN)
+        fetched = items.end(FetchOutcome.BROKEN)
         with self._guard.work_for(peer_id, PLACES.get(service, Place.PULL)):
-            fetched = await self._pull(peer_id, service, request, pull=pull, timeout_s=total_s)
+            fetched = await self._pull(peer_id, service, request, items=items, timeout_s=total_s)
         if fetched.outcome is not FetchOutcome.COMPLETE:
             self._counters.count_fetch_error(fetched.outcome)
         return fetched
 
     @abstractmethod
-    async def _pull(self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float) -> Fetched:
+    async def _pull(
+        self, peer_id: str, service: Service, request: bytes, *, items: ItemCollector, timeout_s: float
+    ) -> Fetched:
         """Carries a request to a peer and its items into `pull`. Raises nothing for what a peer does."""

@@ -8,58 +8,71 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import Fetched, FetchOutcome
-from ftis_node.gossip.p2pd.client import Refused
-from ftis_node.gossip.rpc.bounds import Pull, outcome_of
+from ftis_node.gossip.p2pd.client import P2pdError
+from ftis_node.gossip.rpc.bounds import ItemCollector, outcome_of
 from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
 from ftis_node.gossip.wire_names import Service, protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.gossip.encryption import Seal
-    from ftis_node.gossip.p2pd.client import Control
+    from ftis_node.gossip.encryption import PayloadCipher
+    from ftis_node.gossip.p2pd.client import P2pdClient
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, over which p2pd, and how what is said is sealed."""
+    """Who asks, over which p2pd, and how what is said is ciphertext."""
 
-    control: Control
+    client: P2pdClient
     peer_id: str
-    seal: Seal
+    cipher: PayloadCipher
 
 
 async def pull_items(
-    caller: Caller, peer_id: str, protocol: str, request: bytes, *, pull: Pull, idle_s: float, timeout_s: float
+    caller: Caller,
+    peer_id: str,
+    protocol: str,
+    request: bytes,
+    *,
+    items: ItemCollector,
+    idle_s: float,
+    timeout_s: float,
 ) -> Fetched:
     """A peer's items in answer to `request`, as far as `pull` takes them. Raises nothing for what a peer does."""
-    sealed = caller.seal.close(request, "request", caller.peer_id, peer_id, protocol)
+    ciphertext = caller.cipher.encrypt(request, "request", caller.peer_id, peer_id, protocol)
 
     def open_item(item: bytes) -> bytes:
-        return caller.seal.open(item, "item", peer_id, caller.peer_id, protocol, sealed)
+        return caller.cipher.decrypt(item, "item", peer_id, caller.peer_id, protocol, ciphertext)
 
     try:
         async with (
             asyncio.timeout(timeout_s),
-            caller.control.stream(peer_id, protocol, timeout_s=timeout_s) as (reader, writer),
+            caller.client.stream(peer_id, protocol, timeout_s=timeout_s) as (reader, writer),
         ):
-            await write_frame(writer, Frame.REQUEST, sealed, idle_s=idle_s)
-            return pull.end(await _read_items(reader, open_item, pull=pull, idle_s=idle_s, seal=caller.seal))
-    except Refused:
-        return pull.end(FetchOutcome.UNREACHABLE)
+            await write_frame(writer, Frame.REQUEST, ciphertext, idle_s=idle_s)
+            return items.end(await _read_items(reader, open_item, items=items, idle_s=idle_s, cipher=caller.cipher))
+    except P2pdError:
+        return items.end(FetchOutcome.UNREACHABLE)
     except TimeoutError:
-        return pull.end(FetchOutcome.TIMED_OUT)
+        return items.end(FetchOutcome.TIMED_OUT)
     except (OSError, EOFError):
-        return pull.end(FetchOutcome.BROKEN)
+        return items.end(FetchOutcome.BROKEN)
     except RecordError as error:
-        return pull.end(outcome_of(error))
+        return items.end(outcome_of(error))
 
 
-async def speaks_run(caller: Caller, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
+async def is_run_member(caller: Caller, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
     """Whether a connected peer is a member of a run; None where it gave no answer that says so or not."""
-    pull = Pull(max_items=1, max_item_bytes=0, max_bytes=0)
+    items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)
     hello = await pull_items(
-        caller, peer_id, protocol(run_name, Service.HELLO), b"", pull=pull, idle_s=timeout_s, timeout_s=timeout_s
+        caller,
+        peer_id,
+        protocol(run_name, Service.HELLO),
+        b"",
+        items=items,
+        idle_s=timeout_s,
+        timeout_s=timeout_s,
     )
     if hello.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY):
         return True
@@ -67,14 +80,19 @@ async def speaks_run(caller: Caller, peer_id: str, run_name: str, *, timeout_s: 
 
 
 async def _read_items(
-    reader: asyncio.StreamReader, open_item: Callable[[bytes], bytes], *, pull: Pull, idle_s: float, seal: Seal
+    reader: asyncio.StreamReader,
+    open_item: Callable[[bytes], bytes],
+    *,
+    items: ItemCollector,
+    idle_s: float,
+    cipher: PayloadCipher,
 ) -> FetchOutcome:
     while True:
-        kind, item = await read_frame(reader, max_bytes=pull.next_max_bytes + seal.overhead_bytes, idle_s=idle_s)
+        kind, item = await read_frame(reader, max_bytes=items.next_max_bytes + cipher.overhead_bytes, idle_s=idle_s)
         if kind is Frame.END:
             return FetchOutcome.COMPLETE
         if kind is Frame.BUSY:
             return FetchOutcome.BUSY
         if kind is not Frame.ITEM:
             raise RecordError("frame_kind", f"{kind.name} in an answer")
-        pull.add(open_item(item))
+        items.add(open_item(item))

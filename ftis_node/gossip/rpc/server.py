@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import ID_BYTES
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
-from ftis_node.gossip.rpc.admission import OverBudget, Slots
+from ftis_node.gossip.rpc.admission import OverBudget, StreamSlots
 from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
 from ftis_node.gossip.wire_names import service_of
 from ftis_node.records.identity import ed25519_peer_id
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.gossip.encryption import Seal
+    from ftis_node.gossip.encryption import PayloadCipher
     from ftis_node.gossip.interface import GossipCounters, GossipLimits
-    from ftis_node.gossip.rpc.admission import Reception
+    from ftis_node.gossip.rpc.admission import AdmissionControl
     from ftis_node.gossip.rpc.services import Handler
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ class StreamServer:
         peer_id: str,
         limits: GossipLimits,
         counters: GossipCounters,
-        reception: Reception,
-        seal: Seal,
+        admission: AdmissionControl,
+        cipher: PayloadCipher,
         guard: PeerGuard | None = None,
     ) -> None:
         """`peer_id` is this node's own."""
@@ -53,10 +53,10 @@ class StreamServer:
         self._peer_id = peer_id
         self._limits = limits
         self._counters = counters
-        self._reception = reception
-        self._seal = seal
+        self._admission = admission
+        self._cipher = cipher
         self._guard = guard or PeerGuard()
-        self._open = Slots(
+        self._open = StreamSlots(
             max_total=FLOOD_FACTOR * limits.max_streams, max_per_peer=FLOOD_FACTOR * limits.max_streams_per_peer
         )
         self._serving: set[asyncio.Task[None]] = set()
@@ -69,7 +69,7 @@ class StreamServer:
     async def close(self) -> None:
         """Ends all streams."""
         if self._server is not None:
-            await close_in_order(self._server)
+            await close_server(self._server)
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -108,7 +108,7 @@ class StreamServer:
         peer_id = ed25519_peer_id(info.peer)
         if peer_id is None:
             self._counters.count_non_ed25519("stream")
-        elif self._reception.is_refused(peer_id):
+        elif self._admission.is_refused(peer_id):
             self._counters.count_serve_error("refused")
         elif not self._open.take(peer_id):
             self._counters.count_serve_error("flood")
@@ -131,13 +131,13 @@ class StreamServer:
     ) -> None:
         has_read = False
         try:
-            self._reception.enter(peer_id, service_of(protocol))
+            self._admission.enter(peer_id, service_of(protocol))
             try:
-                sealed = await self._read_request(reader)
+                ciphertext = await self._read_request(reader)
                 has_read = True
-                await self._answer(peer_id, protocol, sealed, reader, writer)
+                await self._answer(peer_id, protocol, ciphertext, reader, writer)
             finally:
-                self._reception.leave(peer_id)
+                self._admission.leave(peer_id)
         except OverBudget as error:
             self._counters.count_serve_error(error.reason)
             if not has_read:  # a stream closed with unread bytes is reset, and BUSY lost
@@ -145,10 +145,10 @@ class StreamServer:
             await write_frame(writer, Frame.BUSY, idle_s=self._limits.idle_timeout_s)
 
     async def _answer(
-        self, peer_id: str, protocol: str, sealed: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, peer_id: str, protocol: str, ciphertext: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serves for as long as the peer is there: one that left must not keep a slot while we look for its bodies."""
-        sending = asyncio.create_task(self._send_items(peer_id, protocol, sealed, writer))
+        sending = asyncio.create_task(self._send_items(peer_id, protocol, ciphertext, writer))
         gone = asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,25 +160,25 @@ class StreamServer:
             gone.cancel()
             await asyncio.gather(sending, gone, return_exceptions=True)
 
-    async def _send_items(self, peer_id: str, protocol: str, sealed: bytes, writer: asyncio.StreamWriter) -> None:
-        request = self._seal.open(sealed, "request", peer_id, self._peer_id, protocol)
+    async def _send_items(self, peer_id: str, protocol: str, ciphertext: bytes, writer: asyncio.StreamWriter) -> None:
+        request = self._cipher.decrypt(ciphertext, "request", peer_id, self._peer_id, protocol)
         async with aclosing(self._handlers[protocol](peer_id, request)) as items:
             async for item in items:
-                await self._reception.before_item(peer_id, len(item))
-                sealed_item = self._seal.close(item, "item", self._peer_id, peer_id, protocol, sealed)
+                await self._admission.before_item(peer_id, len(item))
+                sealed_item = self._cipher.encrypt(item, "item", self._peer_id, peer_id, protocol, ciphertext)
                 await write_frame(writer, Frame.ITEM, sealed_item, idle_s=self._limits.idle_timeout_s)
         await write_frame(writer, Frame.END, idle_s=self._limits.idle_timeout_s)
 
     async def _read_request(self, reader: asyncio.StreamReader) -> bytes:
         max_bytes = max(self._limits.max_ids_per_request * ID_BYTES, self._limits.max_announcement_bytes)
-        max_bytes += self._seal.overhead_bytes
+        max_bytes += self._cipher.overhead_bytes
         kind, request = await read_frame(reader, max_bytes=max_bytes, idle_s=self._limits.idle_timeout_s)
         if kind is not Frame.REQUEST:
             raise RecordError("frame_kind", f"a stream that starts with {kind.name}")
         return request
 
 
-async def close_in_order(server: asyncio.Server) -> None:
+async def close_server(server: asyncio.Server) -> None:
     """What was accepted a moment ago becomes a stream first: in a closed server asyncio would drop it open."""
     for listening in server.sockets:
         asyncio.get_running_loop().remove_reader(listening.fileno())

@@ -5,13 +5,21 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.rpc.bounds import look_up, unpack_ids
+from ftis_node.gossip.rpc.bounds import read_bodies, unpack_ids
 from ftis_node.gossip.wire_names import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from ftis_node.gossip.interface import Answer, GiveWeights, GossipCounters, GossipLimits, Lookup, OnConfirm, OnSent
+    from ftis_node.gossip.interface import (
+        AnswerQuery,
+        GossipCounters,
+        GossipLimits,
+        Lookup,
+        OnConfirm,
+        OnSent,
+        ServeWeights,
+    )
 
     Handler = Callable[[str, bytes], AsyncGenerator[bytes, None]]
 
@@ -23,11 +31,11 @@ class Services:
         self._limits = limits
         self._counters = counters
         self._lookup: Lookup = _hold_nothing
-        self._retell: Lookup = _hold_nothing
+        self._lookup_text: Lookup = _hold_nothing
         self._on_confirm: OnConfirm | None = None
         self._on_sent: OnSent | None = None
-        self._answer: Answer | None = None
-        self._give_weights: GiveWeights | None = None
+        self._answer: AnswerQuery | None = None
+        self._give_weights: ServeWeights | None = None
 
     @property
     def handlers(self) -> dict[Service, Handler]:
@@ -46,16 +54,16 @@ class Services:
         lookup: Lookup,
         *,
         on_confirm: OnConfirm | None,
-        answer: Answer | None,
-        retell: Lookup | None,
+        answer: AnswerQuery | None,
+        lookup_text: Lookup | None,
         on_sent: OnSent | None = None,
     ) -> None:
         """Sets what serves."""
         self._lookup, self._on_confirm, self._answer = lookup, on_confirm, answer
-        self._retell = retell or _hold_nothing
+        self._lookup_text = lookup_text or _hold_nothing
         self._on_sent = on_sent
 
-    def use_weights(self, give: GiveWeights) -> None:
+    def use_weights(self, give: ServeWeights) -> None:
         """Sets what gives weights."""
         self._give_weights = give
 
@@ -69,7 +77,7 @@ class Services:
 
     def _texts(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
         """The bodies of `request` that are this node's own, told as text. Raises RecordError for a bad request."""
-        return self._looked_up(peer_id, self._retell, request)
+        return self._looked_up(peer_id, self._lookup_text, request)
 
     async def _looked_up(self, peer_id: str, lookup: Lookup, request: bytes) -> AsyncGenerator[bytes, None]:
         def on_taken(body_id: bytes) -> None:
@@ -77,7 +85,7 @@ class Services:
                 self._on_sent(peer_id, body_id)
 
         ids = unpack_ids(request, limits=self._limits)
-        async for body in look_up(lookup, ids, limits=self._limits, on_taken=on_taken):
+        async for body in read_bodies(lookup, ids, limits=self._limits, on_taken=on_taken):
             yield body
             self._counters.bodies_out += 1
             self._counters.body_bytes_out += len(body)

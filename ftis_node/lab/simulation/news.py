@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.pulling.assignment import in_turn, is_on_duty
-from ftis_node.swarm.pulling.pull_queue import Want
+from ftis_node.swarm.pulling.assignment import assignment_order, is_assigned
+from ftis_node.swarm.pulling.pull_queue import PullItem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Call:
     """One announcement of a group: how often it was announced before, and who is on duty by each view of the shard.
 
-    `is_on_duty` of the policy costs a hash for each member and reader. Here the members are put in turn once, and each
+    `is_assigned` of the policy costs a hash for each member and reader. Here the members are put in turn once, and each
     view picks out its own; the answers are the same.
     """
 
@@ -50,17 +50,19 @@ class Call:
         """Whether a member of the circle with that view of it is on duty."""
         members = self._views[view]
         if peer_id not in members:  # a newcomer
-            return is_on_duty(self._group_id, peer_id, members - {self._sender}, attempt=self.attempt)
+            return is_assigned(self._group_id, peer_id, members - {self._sender}, attempt=self.attempt)
         if self._chosen is None:
             self._chosen = self._choose()
         return self._chosen[view] == peer_id
 
     def is_on_duty_by_policy(self, peer_id: str, *, view: int) -> bool:
         """The same, by the policy itself."""
-        return is_on_duty(self._group_id, peer_id, self._views[view] - {self._sender}, attempt=self.attempt)
+        return is_assigned(self._group_id, peer_id, self._views[view] - {self._sender}, attempt=self.attempt)
 
     def _choose(self) -> list[str | None]:
-        order = [peer for peer in in_turn(self._group_id, frozenset().union(*self._views)) if peer != self._sender]
+        order = [
+            peer for peer in assignment_order(self._group_id, frozenset().union(*self._views)) if peer != self._sender
+        ]
         chosen: list[str | None] = []
         for members in self._views:
             num_members = len(members) - (self._sender in members)
@@ -74,7 +76,7 @@ class News:
     """A group and what became of it."""
 
     __slots__ = (
-        "attempt_pulled", "call", "created_at", "duty_want", "id", "is_valid", "maker", "number", "num_pulls",
+        "attempt_pulled", "call", "created_at", "assigned_item", "id", "is_valid", "maker", "number", "num_pulls",
         "pulled_at", "sender", "shard", "want",
     )  # fmt: skip
 
@@ -88,8 +90,8 @@ class News:
         self.number = number
         self.created_at = created_at
         self.is_valid = is_valid
-        self.want = Want(id=group_id, sender=self.sender, number=number, num_bytes=num_bytes, created_at=created_at)
-        self.duty_want = replace(self.want, is_duty=True)
+        self.want = PullItem(id=group_id, sender=self.sender, number=number, num_bytes=num_bytes, created_at=created_at)
+        self.assigned_item = replace(self.want, is_assigned=True)
         self.call: Call | None = None  # the last
         self.pulled_at: float | None = None  # first, by another honest node
         self.attempt_pulled = 0

@@ -1,7 +1,8 @@
 """An honest node: what it hears, wants, pulls, has in its buffer and takes for its steps. All decisions are policies'.
 
-announcement --hear--> Heard, duty, Wants --act: demand, next_batch--> transfers --received--> buffer --step-->
-own group --> Unconfirmed --tick--> announced again;   gaps --tick--> questions;   every 30 s: the directory
+announcement --hear--> SequenceTracker, PullQueue --act: pull_demand, next_request--> transfers --received--> buffer
+buffer --step--> the groups of a step
+own group --> PendingConfirmations --tick--> announced again;   gaps --tick--> questions;   every 30 s: the directory
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from ftis_node.lab.simulation.peer import Peer
 from ftis_node.lab.simulation.readership import Readership
 from ftis_node.lab.simulation.standings import Standings
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
-from ftis_node.swarm.delivery.pending_confirmations import Unconfirmed
-from ftis_node.swarm.pulling.demand import Demand, demand
-from ftis_node.swarm.pulling.pull_queue import Wants
-from ftis_node.swarm.pulling.sequence import Heard
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.pulling.demand import PullDemand, pull_demand
+from ftis_node.swarm.pulling.pull_queue import PullQueue
+from ftis_node.swarm.pulling.sequence import SequenceTracker
 from ftis_node.swarm.reputation.rate_limits import ShareCap
-from ftis_node.swarm.reputation.score import Conduct
-from ftis_node.swarm.token_bucket import Allowance
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.simulation.news import Call, News
     from ftis_node.lab.simulation.world import World
 
-ALL = Demand(need=None, takes_duties=True)
+ALL = PullDemand(need=None, takes_assigned=True)
 
 
 class Node(Peer):
@@ -41,9 +42,9 @@ class Node(Peer):
         super().__init__(world, peer_id)
         settings = world.settings
         self.view = world.random.randrange(NUM_VIEWS)  # of its shard's members
-        self.wants = Wants(capacity=settings.max_wants)
-        self.heard: dict[str, Heard] = {}
-        self.unconfirmed = Unconfirmed(first_wait_s=settings.first_wait_s, max_attempts=settings.max_attempts)
+        self.wants = PullQueue(capacity=settings.max_wants)
+        self.heard: dict[str, SequenceTracker] = {}
+        self.unconfirmed = PendingConfirmations(first_wait_s=settings.first_wait_s, max_attempts=settings.max_attempts)
         self.standings = Standings()
         self.readership = Readership(self)
         self.ready: dict[bytes, Candidate] = {}  # foreign groups in the buffer
@@ -58,7 +59,7 @@ class Node(Peer):
         self._busy_until: dict[str, float] = {}
         self._per_sender: Counter[str] = Counter()
         self._share_cap = ShareCap()
-        self._pull_bytes = Allowance(rate_per_s=settings.pull_bytes_per_s, burst=8 * settings.pull_bytes_per_s)
+        self._pull_bytes = TokenBucket(rate_per_s=settings.pull_bytes_per_s, burst=8 * settings.pull_bytes_per_s)
         self._is_awake = False
         self._arrivals = 0
         self._demand = ALL
@@ -98,15 +99,15 @@ class Node(Peer):
             return
         heard = self.heard.get(sender)
         if heard is None:
-            heard = self.heard[sender] = Heard(at=now)
+            heard = self.heard[sender] = SequenceTracker(at=now)
         elif news.number > heard.highest + 1:
             self._gappy[sender] = None
         heard.note(news.number, at=now)
         if news.id in self.held:
             return
-        is_duty = self._demand.takes_duties and call.concerns(self.shard) and self.is_on_duty(call)
-        self.wants.add(news.duty_want if is_duty else news.want, holder=sender)
-        if is_duty or self._demand.need != 0:
+        is_assigned = self._demand.takes_assigned and call.concerns(self.shard) and self.is_on_duty(call)
+        self.wants.add(news.assigned_item if is_assigned else news.want, holder=sender)
+        if is_assigned or self._demand.need != 0:
             self.wake(self.world.settings.gather_s)
 
     def is_on_duty(self, call: Call) -> bool:
@@ -128,7 +129,7 @@ class Node(Peer):
                 self.wake(max(wait_s, settings.gather_s))
                 return
             self._look_at_demand()
-            batch = self.wants.next_batch(
+            batch = self.wants.next_request(
                 most=settings.pull_batch,
                 need=self._demand.need,
                 max_bytes=settings.pull_batch_bytes,
@@ -137,7 +138,7 @@ class Node(Peer):
             if batch is None:
                 return
             self.num_pulls += 1
-            self._pull_bytes.spend(sum(want.num_bytes for want in batch.wants), now=now)
+            self._pull_bytes.spend(sum(want.num_bytes for want in batch.items), now=now)
             self.world.transfers.pull(self, batch)
 
     def rest(self, peer_id: str, seconds: float) -> None:
@@ -168,7 +169,7 @@ class Node(Peer):
         chosen = choose_foreign(list(self.ready.values()), settings.groups_per_step)
         for candidate in chosen:
             self._drop(candidate.id)
-            self.standings.note(candidate.sender, Conduct.TAUGHT, now=now)
+            self.standings.note(candidate.sender, Behaviour.TAUGHT, now=now)
         self.num_steps += 1
         self.num_full_steps += len(chosen) == settings.groups_per_step
         self.wake(0.0)
@@ -214,7 +215,7 @@ class Node(Peer):
         if self.pulls_all:
             return
         settings = self.world.settings
-        self._demand = demand(
+        self._demand = pull_demand(
             "auto",
             num_members=self.world.num_peers - 1,
             small_swarm=settings.small_swarm,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ftis_node.lab.simulation.link import Link
 from ftis_node.lab.simulation.news import News
 from ftis_node.lab.simulation.traffic import Kind, Traffic
-from ftis_node.swarm.token_bucket import Allowance
+from ftis_node.swarm.token_bucket import TokenBucket
 from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Peer:
         spread = world.random.lognormvariate(math.log(settings.step_s), settings.step_spread)
         self.step_s = min(4 * settings.step_s, max(settings.step_s / 4, spread))
         rate = settings.serve_share * self.link.up_bytes_per_s
-        self._serve_all = Allowance(rate_per_s=rate, burst=settings.burst_s * rate)
-        self._serve_each: dict[str, Allowance] = {}
+        self._serve_all = TokenBucket(rate_per_s=rate, burst=settings.burst_s * rate)
+        self._serve_each: dict[str, TokenBucket] = {}
 
     @property
     def period_s(self) -> float:
@@ -109,7 +109,7 @@ class Peer:
         own = self._serve_each.get(peer_id)
         if own is None:
             rate = settings.serve_bytes_per_s_per_peer
-            own = self._serve_each[peer_id] = Allowance(rate_per_s=rate, burst=settings.burst_s * rate)
+            own = self._serve_each[peer_id] = TokenBucket(rate_per_s=rate, burst=settings.burst_s * rate)
         if own.left(now=now) < num_bytes or self._serve_all.left(now=now) < num_bytes:
             return False
         return own.take(num_bytes, now=now) and self._serve_all.take(num_bytes, now=now)

@@ -8,12 +8,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ftis_node.replay.lifecycle import Candidate
-from ftis_node.swarm.delivery.pending_confirmations import Unconfirmed
-from ftis_node.swarm.pulling.pull_queue import Want, Wants
-from ftis_node.swarm.pulling.sequence import Heard
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
+from ftis_node.swarm.pulling.sequence import SequenceTracker
 from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas
-from ftis_node.swarm.reputation.score import BanRules, Conduct, Reputation
-from ftis_node.swarm.token_bucket import Allowance
+from ftis_node.swarm.reputation.score import BanRules, Behaviour, Reputation
+from ftis_node.swarm.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +26,14 @@ def entry_bytes() -> dict[str, int]:
     """By kind of entry, with the ids that belong to it."""
     makers: dict[str, Callable[[], object]] = {
         "wants": _wants,
-        "heard": lambda: {_peer(number): Heard(at=1.0 + number) for number in range(NUM_MADE)},
+        "heard": lambda: {_peer(number): SequenceTracker(at=1.0 + number) for number in range(NUM_MADE)},
         "unconfirmed": _unconfirmed,
         "members": lambda: frozenset(_peer(number) for number in range(NUM_MADE)),
         "reputations": _reputations,
         "quotas": _quotas,
-        "budgets": lambda: {_peer(number): Allowance(rate_per_s=1.0, burst=2.0 + number) for number in range(NUM_MADE)},
+        "budgets": lambda: {
+            _peer(number): TokenBucket(rate_per_s=1.0, burst=2.0 + number) for number in range(NUM_MADE)
+        },
         "buffer": lambda: {_id(number): _candidate(number) for number in range(NUM_MADE)},
     }
     return {kind: _measure(make) for kind, make in makers.items()}
@@ -59,16 +61,16 @@ def _id(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-def _wants() -> Wants:
-    wants = Wants(capacity=NUM_MADE)
+def _wants() -> PullQueue:
+    wants = PullQueue(capacity=NUM_MADE)
     for number in range(NUM_MADE):
-        want = Want(id=_id(number), sender=_peer(number), number=number, num_bytes=30000, created_at=1.0 + number)
+        want = PullItem(id=_id(number), sender=_peer(number), number=number, num_bytes=30000, created_at=1.0 + number)
         wants.add(want, holder=want.sender)
     return wants
 
 
-def _unconfirmed() -> Unconfirmed:
-    unconfirmed = Unconfirmed(first_wait_s=1.0)
+def _unconfirmed() -> PendingConfirmations:
+    unconfirmed = PendingConfirmations(first_wait_s=1.0)
     for number in range(NUM_MADE):
         unconfirmed.announced(_id(number), now=1.0 + number)
     return unconfirmed
@@ -77,7 +79,7 @@ def _unconfirmed() -> Unconfirmed:
 def _reputations() -> dict[str, Reputation]:
     rules = BanRules()
     return {
-        _peer(number): Reputation().after(Conduct.TAUGHT, now=1.0 + number, rules=rules) for number in range(NUM_MADE)
+        _peer(number): Reputation().after(Behaviour.TAUGHT, now=1.0 + number, rules=rules) for number in range(NUM_MADE)
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas
-from ftis_node.swarm.reputation.score import BanRules, Conduct, Reputation
+from ftis_node.swarm.reputation.score import BanRules, Behaviour, Reputation
 
 UNKNOWN = Reputation()
 LIMITS = QuotaLimits()
@@ -25,7 +25,7 @@ class Standings:
         record = self.records.get(peer_id)
         return record is not None and record.is_banned(now=now)
 
-    def note(self, peer_id: str, conduct: Conduct, *, now: float) -> None:
+    def note(self, peer_id: str, conduct: Behaviour, *, now: float) -> None:
         """A deed."""
         record = self.records.get(peer_id, UNKNOWN).after(conduct, now=now, rules=RULES)
         self.records[peer_id] = record
@@ -34,14 +34,14 @@ class Standings:
 
     def refused(self, peer_id: str, *, now: float) -> None:
         """The door refused what that peer handed over."""
-        self.note(peer_id, Conduct.REFUSED, now=now)
+        self.note(peer_id, Behaviour.REFUSED, now=now)
 
     def admits(self, sender: str, num_tokens: int, *, now: float) -> bool:
         """Whether the quota has room for a good group, which then counts."""
         is_stranger = not self.records.get(sender, UNKNOWN).is_known(now=now)
         if not self._quotas.allows(sender, is_stranger=is_stranger, now=now):
-            self.note(sender, Conduct.FLOODED, now=now)
+            self.note(sender, Behaviour.FLOODED, now=now)
             return False
         self._quotas.spend(sender, num_tokens, is_stranger=is_stranger, now=now)
-        self.note(sender, Conduct.ACCEPTED, now=now)
+        self.note(sender, Behaviour.ACCEPTED, now=now)
         return True

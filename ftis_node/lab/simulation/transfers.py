@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from ftis_node.lab.simulation.peer import Peer, Role
 from ftis_node.lab.simulation.traffic import Kind
-from ftis_node.swarm.reputation.score import Conduct
+from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
     from ftis_node.lab.simulation.node import Node
     from ftis_node.lab.simulation.world import World
-    from ftis_node.swarm.pulling.pull_queue import Batch
-    from ftis_node.swarm.pulling.sequence import Gap, Heard
+    from ftis_node.swarm.pulling.pull_queue import PullRequest
+    from ftis_node.swarm.pulling.sequence import SequenceGap, SequenceTracker
 
 NUM_OTHERS = 2  # members that are asked for what its sender does not give
 
@@ -23,23 +23,23 @@ class Transfers:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def pull(self, node: Node, batch: Batch) -> None:
+    def pull(self, node: Node, batch: PullRequest) -> None:
         """A request sets out; it ends in `_arrived`, `_busy` or `_failed`."""
         settings, events = self._world.settings, self._world.events
         source = self._world.peers.get(batch.source.peer_id)
         if source is None:
             events.after(settings.dial_timeout_s, self._failed, node, batch)
             return
-        node.send(source, Kind.BODIES, settings.request_bytes + settings.id_bytes * len(batch.wants))
+        node.send(source, Kind.BODIES, settings.request_bytes + settings.id_bytes * len(batch.items))
         events.after(node.link.latency_s + source.link.latency_s, self._serve, node, batch, source)
 
-    def _serve(self, node: Node, batch: Batch, source: Peer) -> None:
+    def _serve(self, node: Node, batch: PullRequest, source: Peer) -> None:
         settings, events = self._world.settings, self._world.events
         if source.is_gone or source.role is Role.SILENT:
             events.after(settings.pull_timeout_s, self._failed, node, batch)
             return
-        found = source.find([want.id for want in batch.wants])
-        num_bytes = float(sum(want.num_bytes for want in batch.wants if want.id in found))
+        found = source.find([want.id for want in batch.items])
+        num_bytes = float(sum(want.num_bytes for want in batch.items if want.id in found))
         back_s = node.link.latency_s + source.link.latency_s
         if num_bytes and not source.may_serve(node.peer_id, num_bytes):
             events.after(back_s, self._busy, node, batch)
@@ -48,37 +48,37 @@ class Transfers:
         took_s = source.link.transfer(node.link, num_bytes, now=events.now)
         events.after(took_s, self._arrived, node, batch, source, found)
 
-    def _busy(self, node: Node, batch: Batch) -> None:
+    def _busy(self, node: Node, batch: PullRequest) -> None:
         node.num_pulls -= 1
         node.wants.put_back(batch)
         node.rest(batch.source.peer_id, self._world.settings.busy_s)
 
-    def _failed(self, node: Node, batch: Batch) -> None:
+    def _failed(self, node: Node, batch: PullRequest) -> None:
         node.num_pulls -= 1
-        node.standings.note(batch.source.peer_id, Conduct.PULL_FAILED, now=self._world.events.now)
-        self._missed(node, batch, [want.id for want in batch.wants])
+        node.standings.note(batch.source.peer_id, Behaviour.PULL_FAILED, now=self._world.events.now)
+        self._missed(node, batch, [want.id for want in batch.items])
         node.rest(batch.source.peer_id, self._world.settings.failed_s)
         node.wake(0.0)
 
-    def _arrived(self, node: Node, batch: Batch, source: Peer, found: set[bytes]) -> None:
+    def _arrived(self, node: Node, batch: PullRequest, source: Peer, found: set[bytes]) -> None:
         node.num_pulls -= 1
         if node.is_gone:
             return
         accepted = []
-        for want in batch.wants:
+        for want in batch.items:
             news = self._world.news.get(want.id)
             if want.id in found and news is not None and node.accept(news, handed_over_by=source):
                 self._world.pulled(news, node)
                 accepted.append(want.id)
-        missing = [want.id for want in batch.wants if want.id not in found]
+        missing = [want.id for want in batch.items if want.id not in found]
         if missing:
-            node.standings.note(batch.source.peer_id, Conduct.PULL_FAILED, now=self._world.events.now)
+            node.standings.note(batch.source.peer_id, Behaviour.PULL_FAILED, now=self._world.events.now)
             self._missed(node, batch, missing)
         if accepted and node.confirms:
             self._confirm(node, source, accepted)
         node.wake(0.0)
 
-    def _missed(self, node: Node, batch: Batch, missing: list[bytes]) -> None:
+    def _missed(self, node: Node, batch: PullRequest, missing: list[bytes]) -> None:
         members = [peer_id for peer_id in self._world.some_members(node.shard, NUM_OTHERS) if peer_id != node.peer_id]
         node.wants.missed(batch, missing=missing, others=members)
 
@@ -95,7 +95,7 @@ class Transfers:
                 delay_s = node.link.latency_s + peer.link.latency_s
                 self._world.events.after(delay_s, peer.confirmed, group_ids)
 
-    def ask(self, node: Node, sender: str, heard: Heard) -> None:
+    def ask(self, node: Node, sender: str, heard: SequenceTracker) -> None:
         """What numbers of a sender are missing: it tells them again."""
         settings, events = self._world.settings, self._world.events
         source, gaps = self._world.peers.get(sender), heard.gaps
@@ -106,7 +106,7 @@ class Transfers:
         node.send(source, Kind.QUESTIONS, settings.request_bytes)
         events.after(2 * (node.link.latency_s + source.link.latency_s), self._answered, node, source, heard, gaps)
 
-    def _answered(self, node: Node, source: Peer, heard: Heard, gaps: tuple[Gap, ...]) -> None:
+    def _answered(self, node: Node, source: Peer, heard: SequenceTracker, gaps: tuple[SequenceGap, ...]) -> None:
         if node.is_gone:
             return
         if source.is_gone or source.role is Role.SILENT:

@@ -21,7 +21,7 @@ from ftis_node.lab.simulation.peer import Peer, Role
 from ftis_node.lab.simulation.settings import SimulationSettings, copies_of
 from ftis_node.lab.simulation.traffic import Kind
 from ftis_node.lab.simulation.transfers import Transfers
-from ftis_node.swarm.pulling.assignment import ENOUGH_PER_SHARD
+from ftis_node.swarm.pulling.assignment import MIN_MEMBERS_PER_SHARD
 from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, shard_of
 
 if TYPE_CHECKING:
@@ -144,9 +144,9 @@ class World:
         self._num_lost_before = until_lost
 
     def _call(self, news: News, *, attempt: int, num_bytes: float) -> Call:
-        """With the circle that shares the duty, as `duty_circle` has it."""
+        """With the circle that shares the duty, as `eligible_members` has it."""
         views, shard = self.census[news.shard].views, news.shard
-        is_small = self.num_peers - 1 < ENOUGH_PER_SHARD * self.settings.num_shards
+        is_small = self.num_peers - 1 < MIN_MEMBERS_PER_SHARD * self.settings.num_shards
         if is_small:
             views = tuple(
                 frozenset().union(*of_shards) for of_shards in zip(*(c.views for c in self.census), strict=True)

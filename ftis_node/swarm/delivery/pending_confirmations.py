@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class Reannouncement:
     """A group to announce again; `attempt` counts its announcements before this one."""
 
     group_id: bytes
@@ -23,7 +23,7 @@ class _Waiting:
     next_at: float
 
 
-class Unconfirmed:
+class PendingConfirmations:
     """Bounded: of too many the oldest are given up. `now` is any clock that never goes back, in seconds."""
 
     def __init__(self, *, first_wait_s: float, max_attempts: int = 4, capacity: int = 1024) -> None:
@@ -46,14 +46,14 @@ class Unconfirmed:
         """A peer has it."""
         self._waiting.pop(group_id, None)
 
-    def due(self, *, now: float) -> list[Due]:
+    def due(self, *, now: float) -> list[Reannouncement]:
         """What is to be announced again now. Each is given once for its time."""
         due = []
         for group_id, waiting in list(self._waiting.items()):
             if waiting.next_at > now:
                 continue
             waiting.attempt += 1
-            due.append(Due(group_id, waiting.attempt))
+            due.append(Reannouncement(group_id, waiting.attempt))
             waiting.next_at = now + self._first_wait_s * 2**waiting.attempt
             if waiting.attempt >= self._max_attempts:
                 del self._waiting[group_id]

@@ -7,7 +7,7 @@ once, and senders take turns: one that does not answer keeps the others waiting 
 from __future__ import annotations
 
 
-class Reminders:
+class ReconfirmQueue:
     """Bounded: of too many senders the one longest here is forgotten, of too many groups of one the newest; they are
     announced once more."""
 

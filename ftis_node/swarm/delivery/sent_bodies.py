@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-MAX_DELIVERIES = 1 << 14
+MAX_SENT_BODIES = 1 << 14
 
 
-class Deliveries:
+class SentBodies:
     """The last bodies sent, by peer. Bounded: of too many, the oldest of the peer with the most is forgotten."""
 
-    def __init__(self, *, capacity: int = MAX_DELIVERIES) -> None:
+    def __init__(self, *, capacity: int = MAX_SENT_BODIES) -> None:
         self._capacity = capacity
         self._sent: dict[str, OrderedDict[bytes, None]] = {}
         self._num_sent = 0

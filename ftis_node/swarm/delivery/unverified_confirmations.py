@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-MAX_CLAIMS = 256
+MAX_UNVERIFIED = 256
 
 
-class Claims:
+class UnverifiedConfirmations:
     """Pairs of peer and group. Bounded: of too many, the oldest of the peer with the most is dropped."""
 
-    def __init__(self, *, capacity: int = MAX_CLAIMS) -> None:
+    def __init__(self, *, capacity: int = MAX_UNVERIFIED) -> None:
         self._capacity = capacity
         self._waiting: dict[str, dict[bytes, None]] = {}
 

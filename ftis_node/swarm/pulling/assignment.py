@@ -16,10 +16,10 @@ from ftis_node.swarm.topology.shards import shard_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-ENOUGH_PER_SHARD = 4  # members on average: with fewer, some shard has only its sender
+MIN_MEMBERS_PER_SHARD = 4  # members on average: with fewer, some shard has only its sender
 
 
-def is_on_duty(group_id: bytes, peer_id: str, members: Iterable[str], *, attempt: int = 0) -> bool:
+def is_assigned(group_id: bytes, peer_id: str, members: Iterable[str], *, attempt: int = 0) -> bool:
     """Whether `peer_id` is the one of `members` (the sender is none of them) who pulls a group at this `attempt`.
 
     `attempt` counts how often the group was announced before. False for a peer that is no member.
@@ -35,12 +35,12 @@ def is_on_duty(group_id: bytes, peer_id: str, members: Iterable[str], *, attempt
     return num_above == turn
 
 
-def in_turn(group_id: bytes, members: Iterable[str]) -> list[str]:
+def assignment_order(group_id: bytes, members: Iterable[str]) -> list[str]:
     """The members in the order in which they are on duty for a group: of each attempt the next."""
     return sorted(set(members), key=lambda member: _weight(group_id, member), reverse=True)
 
 
-def duty_circle(
+def eligible_members(
     sender: str, *, peer_id: str, known: Sequence[str], shard_members: Sequence[str], num_shards: int
 ) -> Sequence[str] | None:
     """The members among whom the duty for a sender's groups goes round; None where this node has no part in it.
@@ -48,7 +48,7 @@ def duty_circle(
     They are the other members of the sender's shard. In a swarm so small that a shard may have none, they are all
     members `known`: everybody knows everybody there.
     """
-    if len(known) < ENOUGH_PER_SHARD * num_shards:
+    if len(known) < MIN_MEMBERS_PER_SHARD * num_shards:
         return [member for member in known if member != sender]
     if shard_of(sender, num_shards) != shard_of(peer_id, num_shards):
         return None

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEAST_MISSED = 32
+MIN_MISSED = 32
 PERIOD_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUpReport:
+class BackfillReport:
     """`num_here` of the missed groups arrived in `elapsed_s`, `num_left` are still wanted; 0 ends the absence."""
 
     num_here: int
@@ -25,7 +25,7 @@ class CatchUpReport:
         return self.elapsed_s * self.num_left / self.num_here if self.num_here else None
 
 
-class CatchingUp:
+class BackfillProgress:
     """Looked at now and then. Times are in seconds, of any clock that does not jump."""
 
     def __init__(self) -> None:
@@ -34,16 +34,16 @@ class CatchingUp:
         self._told_here = -1
         self._told_at = 0.0
 
-    def look(self, *, num_left: int, num_repaired: int, now: float) -> CatchUpReport | None:
+    def look(self, *, num_left: int, num_backfilled: int, now: float) -> BackfillReport | None:
         """A report at the begin, at the end, and each period in which something arrived; None in between.
 
         `num_repaired` counts all missed groups that ever arrived.
         """
         if self._began_at is None:
-            if num_left < LEAST_MISSED:
+            if num_left < MIN_MISSED:
                 return None
-            self._began_at, self._repaired_before, self._told_here = now, num_repaired, -1
-        report = CatchUpReport(num_repaired - self._repaired_before, num_left, now - self._began_at)
+            self._began_at, self._repaired_before, self._told_here = now, num_backfilled, -1
+        report = BackfillReport(num_backfilled - self._repaired_before, num_left, now - self._began_at)
         is_over = num_left == 0
         is_due = self._told_here < 0 or (now - self._told_at >= PERIOD_S and report.num_here > self._told_here)
         if is_over:

@@ -23,7 +23,7 @@ MAX_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class PullItem:
     """An announced group. `is_repair`: it was missed at first. `is_duty`: this node is the one to pull it."""
 
     id: bytes
@@ -33,7 +33,7 @@ class Want:
     created_at: float
     as_text: bool = False
     is_repair: bool = False
-    is_duty: bool = False
+    is_assigned: bool = False
 
 
 class Source(NamedTuple):
@@ -43,24 +43,24 @@ class Source(NamedTuple):
     as_text: bool
 
 
-class Batch(NamedTuple):
+class PullRequest(NamedTuple):
     """What to ask of a peer in one request."""
 
     source: Source
-    wants: tuple[Want, ...]
+    items: tuple[PullItem, ...]
 
 
 @dataclass(slots=True)
 class _Known:
     """A want, who may be asked for it, and who was."""
 
-    want: Want
+    want: PullItem
     holder: str
     spare: tuple[str, ...] = ()
     asked: frozenset[str] = frozenset()
 
 
-class Wants:
+class PullQueue:
     """Bounded: of a peer with too many wanted groups the oldest are forgotten; of too many in all, those of whoever has
     most.
 
@@ -93,7 +93,7 @@ class Wants:
         """Wanted, or asked for, because they were missed at first."""
         return sum(known.want.is_repair for known in self._by_id.values())
 
-    def add(self, want: Want, *, holder: str) -> bool:
+    def add(self, want: PullItem, *, holder: str) -> bool:
         """A group that `holder` says it has; whether it is news. A holder more of a known one is remembered."""
         known = self._by_id.get(want.id)
         if known is None:
@@ -104,25 +104,25 @@ class Wants:
         is_other = holder != known.holder and holder not in known.spare and holder not in known.asked
         if is_other and not want.as_text and len(known.spare) < MAX_HOLDERS:
             known.spare = (*known.spare, holder)
-        if want.is_duty and not known.want.is_duty:
-            known.want = replace(known.want, is_duty=True)
+        if want.is_assigned and not known.want.is_assigned:
+            known.want = replace(known.want, is_assigned=True)
             if want.id not in self._in_flight:
                 self._count_duty(Source(known.holder, known.want.as_text), 1)
         return False
 
-    def num_in_flight_of(self, is_meant: Callable[[Want], bool]) -> int:
+    def num_in_flight_of(self, is_meant: Callable[[PullItem], bool]) -> int:
         """Those of them that are meant."""
         return sum(is_meant(known.want) for known in self._in_flight.values())
 
-    def next_batch(
+    def next_request(
         self,
         *,
         most: int,
         need: int | None,
         max_bytes: int,
         may_ask: Callable[[str], bool] = lambda _: True,
-        is_meant: Callable[[Want], bool] = lambda _: True,
-    ) -> Batch | None:
+        is_meant: Callable[[PullItem], bool] = lambda _: True,
+    ) -> PullRequest | None:
         """The next request: `most` groups, `max_bytes` announced bytes at most. None where nothing is to be asked.
 
         `need`: how many groups the learner lacks beside those that are this node's duty; None: all that there are.
@@ -132,7 +132,7 @@ class Wants:
             if not may_ask(source.peer_id):
                 continue
             share = most if need is None else -(-need // len(self._waiting))  # senders take turns
-            meant = [k for k in self._waiting[source].values() if k.want.is_duty or is_meant(k.want)]
+            meant = [k for k in self._waiting[source].values() if k.want.is_assigned or is_meant(k.want)]
             chosen = self._choose(meant, most=most, num_others=min(most, share), max_bytes=max_bytes)
             if chosen:
                 return self._send_off(source, chosen)
@@ -145,12 +145,12 @@ class Wants:
 
     def missed(
         self,
-        batch: Batch,
+        batch: PullRequest,
         *,
         missing: Iterable[bytes],
         others: Sequence[str] = (),
         may_give: Callable[[str, bytes], bool] = lambda *_: True,
-    ) -> list[Want]:
+    ) -> list[PullItem]:
         """`batch` ended without these; they are asked of the next who may have them. Returns those given up.
 
         `others`: members who may be tried where nobody else is known to have them. `may_give`: whether a peer may be
@@ -172,9 +172,9 @@ class Wants:
             self._put(known)
         return given_up
 
-    def put_back(self, batch: Batch) -> None:
+    def put_back(self, batch: PullRequest) -> None:
         """The peer was busy: the same again, later."""
-        for want in batch.wants:
+        for want in batch.items:
             if (known := self._in_flight.pop(want.id, None)) is not None:
                 self._put(known)
 
@@ -212,10 +212,10 @@ class Wants:
     @staticmethod
     def _choose(waiting: Sequence[_Known], *, most: int, num_others: int, max_bytes: int) -> list[_Known]:
         """Duties first, then the newest others; the first one always fits."""
-        newest_first = sorted(waiting, key=lambda known: (known.want.is_duty, known.want.created_at))[::-1]
+        newest_first = sorted(waiting, key=lambda known: (known.want.is_assigned, known.want.created_at))[::-1]
         chosen: list[_Known] = []
         for known in newest_first:
-            if not known.want.is_duty:
+            if not known.want.is_assigned:
                 if num_others <= 0:
                     break
                 num_others -= 1
@@ -225,22 +225,22 @@ class Wants:
             chosen.append(known)
         return chosen
 
-    def _send_off(self, source: Source, chosen: Sequence[_Known]) -> Batch:
+    def _send_off(self, source: Source, chosen: Sequence[_Known]) -> PullRequest:
         waiting = self._waiting.pop(source)
         for known in chosen:
             del waiting[known.want.id]
             self._in_flight[known.want.id] = known
-            self._count_duty(source, -known.want.is_duty)
+            self._count_duty(source, -known.want.is_assigned)
         if waiting:
             self._waiting[source] = waiting  # at the end of the queue
-        return Batch(source, tuple(known.want for known in chosen))
+        return PullRequest(source, tuple(known.want for known in chosen))
 
     def _put(self, known: _Known) -> None:
         source = Source(known.holder, known.want.as_text)
         waiting = self._waiting.setdefault(source, {})
         waiting[known.want.id] = known
         self._by_id[known.want.id] = known
-        self._count_duty(source, known.want.is_duty)
+        self._count_duty(source, known.want.is_assigned)
         if len(waiting) > self._max_per_holder:
             self._drop(next(iter(waiting)))
 
@@ -254,7 +254,7 @@ class Wants:
         source = Source(known.holder, known.want.as_text)
         waiting = self._waiting.get(source, {})
         if waiting.pop(known.want.id, None) is not None:
-            self._count_duty(source, -known.want.is_duty)
+            self._count_duty(source, -known.want.is_assigned)
         if not waiting:
             self._waiting.pop(source, None)
 
@@ -265,7 +265,7 @@ class Wants:
         heapq.heapify(queue)  # those with most that is no duty first
         while queue and left:
             _, source = heapq.heappop(queue)
-            oldest = sorted(self._waiting[source].values(), key=lambda known: known.want.is_duty)
+            oldest = sorted(self._waiting[source].values(), key=lambda known: known.want.is_assigned)
             doomed = oldest[: min(left, -(-len(oldest) // 2))]
             left -= len(doomed)
             for known in doomed:

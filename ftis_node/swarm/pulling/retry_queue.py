@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ftis_node.swarm.pulling.pull_queue import Want
+    from ftis_node.swarm.pulling.pull_queue import PullItem
 
 
 @dataclass(slots=True)
 class _Waiting:
-    want: Want
+    want: PullItem
     due_at: float
 
 
-class Later:
+class RetryQueue:
     """Bounded: of too many the oldest are given up. `now`: any clock that never goes back, in seconds."""
 
     def __init__(self, *, first_wait_s: float = 2.0, max_rounds: int = 6, capacity: int = 1024) -> None:
@@ -32,7 +32,7 @@ class Later:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, want: Want, *, now: float) -> bool:
+    def put(self, want: PullItem, *, now: float) -> bool:
         """Nobody gave it; False where that was the last time."""
         num_rounds = self._rounds.pop(want.id, 0)
         if num_rounds >= self._max_rounds:
@@ -45,7 +45,7 @@ class Later:
             del self._rounds[next(iter(self._rounds))]
         return True
 
-    def due(self, *, now: float) -> list[Want]:
+    def due(self, *, now: float) -> list[PullItem]:
         """What is to be asked for again now."""
         due = [group_id for group_id, waiting in self._waiting.items() if waiting.due_at <= now]
         return [self._waiting.pop(group_id).want for group_id in due]

@@ -13,7 +13,7 @@ MAX_GAPS = 64
 MAX_TRIES = 4
 
 
-class Gap(NamedTuple):
+class SequenceGap(NamedTuple):
     """Running numbers `first` to `last`, both missing, and how often they were asked for in vain."""
 
     first: int
@@ -21,7 +21,7 @@ class Gap(NamedTuple):
     tries: int = 0
 
 
-class Heard:
+class SequenceTracker:
     """The numbers of one sender. Bounded: of many gaps the oldest are given up."""
 
     __slots__ = ("_gaps", "at", "highest")  # there is one for each sender heard: a third of the bytes
@@ -30,10 +30,10 @@ class Heard:
         """`at`: when the peer was first seen, by the caller's clock."""
         self.highest = 0
         self.at = at  # when it was last heard of
-        self._gaps: list[Gap] = []  # in rising order
+        self._gaps: list[SequenceGap] = []  # in rising order
 
     @property
-    def gaps(self) -> tuple[Gap, ...]:
+    def gaps(self) -> tuple[SequenceGap, ...]:
         """What is missing, newest first."""
         return tuple(reversed(self._gaps))
 
@@ -42,7 +42,7 @@ class Heard:
         self.at = max(self.at, at)
         if number > self.highest:
             if self.highest and number > self.highest + 1:
-                self._add(Gap(self.highest + 1, number - 1))
+                self._add(SequenceGap(self.highest + 1, number - 1))
             self.highest = number
         else:
             self._gaps = [part for gap in self._gaps for part in _without(gap, number)]
@@ -50,15 +50,15 @@ class Heard:
     def note_tail(self, last_number: int) -> None:
         """The sender's directory record says that it has announced up to this number."""
         if self.highest and last_number > self.highest:
-            self._add(Gap(self.highest + 1, last_number))
+            self._add(SequenceGap(self.highest + 1, last_number))
         self.highest = max(self.highest, last_number)
 
-    def asked(self, gap: Gap, *, is_final: bool) -> None:
+    def asked(self, gap: SequenceGap, *, is_final: bool) -> None:
         """`gap` was asked for and answered; what is still missing of it is tried again, unless that was final.
 
         The sender's own complete answer is final: it holds all of its groups that are fresh.
         """
-        kept: list[Gap] = []
+        kept: list[SequenceGap] = []
         for known in self._gaps:
             if known.last < gap.first or known.first > gap.last:
                 kept.append(known)
@@ -66,12 +66,12 @@ class Heard:
                 kept.append(known._replace(tries=known.tries + 1))
         self._gaps = kept
 
-    def _add(self, gap: Gap) -> None:
+    def _add(self, gap: SequenceGap) -> None:
         self._gaps.append(gap)
         del self._gaps[:-MAX_GAPS]
 
 
-def _without(gap: Gap, number: int) -> list[Gap]:
+def _without(gap: SequenceGap, number: int) -> list[SequenceGap]:
     """What is left of a gap when a number of it has come."""
     if not gap.first <= number <= gap.last:
         return [gap]

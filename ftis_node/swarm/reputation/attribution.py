@@ -10,45 +10,45 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ftis_node.swarm.reputation.score import Conduct
+from ftis_node.swarm.reputation.score import Behaviour
 
-ORIGINS_FAULT = {
-    "unasked": Conduct.REFUSED,
-    "size": Conduct.REFUSED,
-    "parse": Conduct.REFUSED,
-    "malformed": Conduct.REFUSED,
-    "signature": Conduct.LIED,
+ORIGIN_FAULT = {
+    "unasked": Behaviour.REFUSED,
+    "size": Behaviour.REFUSED,
+    "parse": Behaviour.REFUSED,
+    "malformed": Behaviour.REFUSED,
+    "signature": Behaviour.LIED,
 }
-NOBODYS_FAULT = frozenset(
+NO_FAULT = frozenset(
     {
         *("version", "codec"),  # another version of the software
         *("banned", "duplicate", "number", "stale", "clock"),
         *("unscored", "text", "scoring_quota"),  # ours to score, and to say in our tokens
     }
 )
-SIGNERS_FAULT = {
-    "scoring_time": Conduct.SLOW,
-    "reward": Conduct.LIED,
-    "copy_ours": Conduct.LIED,
-    "copy": Conduct.COPIED,
+SIGNER_FAULT = {
+    "scoring_time": Behaviour.SLOW,
+    "reward": Behaviour.LIED,
+    "copy_ours": Behaviour.LIED,
+    "copy": Behaviour.COPIED,
 }
 
 
-class Blame(NamedTuple):
+class Attribution(NamedTuple):
     """What is noted of whom. That peer also pays for the group out of its quota."""
 
     peer_id: str
-    conduct: Conduct
+    conduct: Behaviour
 
 
-def blame_for(reason: str, *, origin: str, sender: str | None, signed: bool) -> Blame:
+def attribute_refusal(reason: str, *, origin: str, sender: str | None, signed: bool) -> Attribution:
     """Who answers for a refusal: `origin` handed the group over, `sender` is whom it names; `signed`: it proved so."""
-    if conduct := ORIGINS_FAULT.get(reason):
-        return Blame(origin, conduct)
-    if reason in NOBODYS_FAULT:
-        return Blame(origin, Conduct.MISHAP)
+    if conduct := ORIGIN_FAULT.get(reason):
+        return Attribution(origin, conduct)
+    if reason in NO_FAULT:
+        return Attribution(origin, Behaviour.MISHAP)
     if reason == "quota":
-        return Blame(origin, Conduct.FLOODED if sender == origin else Conduct.MISHAP)
+        return Attribution(origin, Behaviour.FLOODED if sender == origin else Behaviour.MISHAP)
     if signed and sender is not None:
-        return Blame(sender, SIGNERS_FAULT.get(reason, Conduct.REFUSED))
-    return Blame(origin, Conduct.REFUSED)
+        return Attribution(sender, SIGNER_FAULT.get(reason, Behaviour.REFUSED))
+    return Attribution(origin, Behaviour.REFUSED)

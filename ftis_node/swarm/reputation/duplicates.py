@@ -23,7 +23,7 @@ KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRules:
+class DuplicateRules:
     """When a group is a copy. `max_share` is of its completions of `min_tokens` and more."""
 
     min_tokens: int = 32
@@ -31,7 +31,7 @@ class CopyRules:
     max_kept: int = 32768  # completions remembered, about 6 MB
 
 
-class Told(NamedTuple):
+class SeenCompletion(NamedTuple):
     """What is to be known of a completion: its ids as bytes, how many, and minus the sum of its log-probs in nats."""
 
     token_ids: bytes
@@ -39,17 +39,17 @@ class Told(NamedTuple):
     surprise: float
 
 
-class Copy(StrEnum):
+class DuplicateKind(StrEnum):
     """Of what a group is a copy."""
 
     OURS = "copy_ours"  # of a group of this node: there is no doubt who was first
     OTHERS = "copy"  # of a peer's, or of the sender's own earlier one
 
 
-class Copycats:
+class DuplicateDetector:
     """Remembers the telling completions of the groups admitted last, and who sent each first."""
 
-    def __init__(self, own_id: str, rules: CopyRules) -> None:
+    def __init__(self, own_id: str, rules: DuplicateRules) -> None:
         self._own_id = own_id
         self._rules = rules
         self._seen: OrderedDict[bytes, str] = OrderedDict()
@@ -57,7 +57,7 @@ class Copycats:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def judge(self, sender: str, prompt: str, completions: Sequence[Told]) -> Copy | None:
+    def judge(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> DuplicateKind | None:
         """Whether a group is a copy; None where it is not. A node's own group never is.
 
         The surprise is that of the first to send a completion: a copy may claim any. Within one group, its own.
@@ -76,9 +76,9 @@ class Copycats:
         most = self._rules.max_share * len(long_ones)
         if firsts.total() <= most:
             return None
-        return Copy.OURS if firsts[self._own_id] > most else Copy.OTHERS
+        return DuplicateKind.OURS if firsts[self._own_id] > most else DuplicateKind.OTHERS
 
-    def remember(self, sender: str, prompt: str, completions: Sequence[Told]) -> None:
+    def remember(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> None:
         """Notes the telling completions of a group that was admitted; who was first stays first."""
         for told in completions:
             if told.num_tokens >= self._rules.min_tokens and told.surprise >= MIN_SURPRISE_NATS:
@@ -89,5 +89,5 @@ class Copycats:
             self._seen.popitem(last=False)
 
 
-def _key(prompt: str, told: Told) -> bytes:
+def _key(prompt: str, told: SeenCompletion) -> bytes:
     return hashlib.blake2b(prompt.encode() + b"\0" + told.token_ids, digest_size=KEY_BYTES).digest()

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.token_bucket import Allowance
+from ftis_node.swarm.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,9 +39,9 @@ class _Shares:
     """Groups, tokens and seconds of scoring, a minute's worth at once at most."""
 
     def __init__(self, groups_a_minute: float, tokens_a_minute: float, scoring_s_a_minute: float) -> None:
-        self.scoring_s = Allowance(rate_per_s=scoring_s_a_minute / MINUTE_S, burst=scoring_s_a_minute)
-        self._groups = Allowance(rate_per_s=groups_a_minute / MINUTE_S, burst=groups_a_minute)
-        self._tokens = Allowance(rate_per_s=tokens_a_minute / MINUTE_S, burst=tokens_a_minute)
+        self.scoring_s = TokenBucket(rate_per_s=scoring_s_a_minute / MINUTE_S, burst=scoring_s_a_minute)
+        self._groups = TokenBucket(rate_per_s=groups_a_minute / MINUTE_S, burst=groups_a_minute)
+        self._tokens = TokenBucket(rate_per_s=tokens_a_minute / MINUTE_S, burst=tokens_a_minute)
 
     def is_spent(self, *, now: float) -> bool:
         return self._groups.left(now=now) < 1.0 or self._tokens.left(now=now) <= 0.0
@@ -124,17 +124,17 @@ class ShareCap:
         return max(1, math.floor(capacity * min(1.0, max(share, 1.0 / max(1, num_neighbours)))))
 
 
-class Voices:
+class AnnounceRateLimiter:
     """An allowance for each of the peers heard last; a minute's worth may be said at once."""
 
     def __init__(self, *, max_per_minute: float, max_peers: int = 4096) -> None:
         self._max_per_minute = max_per_minute
         self._max_peers = max_peers
-        self._heard: OrderedDict[str, Allowance] = OrderedDict()
+        self._heard: OrderedDict[str, TokenBucket] = OrderedDict()
 
-    def may_speak(self, peer_id: str, *, now: float) -> bool:
+    def admits(self, peer_id: str, *, now: float) -> bool:
         """Whether one more announcement of the peer is heard; it is charged for it. `now`: a clock in seconds."""
-        allowance = self._heard.pop(peer_id, None) or Allowance(
+        allowance = self._heard.pop(peer_id, None) or TokenBucket(
             rate_per_s=self._max_per_minute / MINUTE_S, burst=self._max_per_minute
         )
         self._heard[peer_id] = allowance
@@ -143,7 +143,7 @@ class Voices:
         return allowance.take(1.0, now=now)
 
 
-def neighbourhood_of(multiaddrs: Iterable[str]) -> str | None:
+def subnet_of(multiaddrs: Iterable[str]) -> str | None:
     """The neighbourhood of a peer that is connected by these addresses; the first public one counts."""
     return next(filter(None, map(_prefix_of, multiaddrs)), None)
 

@@ -1,7 +1,7 @@
 """A sentence for each name under which something is held against a group or a peer.
 
 docs/door.md has the same sentences with whose fault each is; a test compares the two. `REFUSALS` are the door's, and
-`CONDUCT` what else a peer's record counts.
+`BEHAVIOUR` what else a peer's record counts.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ REFUSALS = {
     "audit": "(after the door) its log-probs are not those of the weights that it claims",
     "understated": "(after the door) our learner finds a completion far likelier than its log-probs say",
 }
-AFTER_THE_DOOR = frozenset({"audit", "understated"})
-CONDUCT = {
+AFTER_VALIDATION = frozenset({"audit", "understated"})
+BEHAVIOUR = {
     "mishap": "a group was of no use, and that may happen to anyone",
     "pull_failed": "it announced a group and did not deliver it",
     "flooded": "it sent more than its allowance",
@@ -71,7 +71,7 @@ UNKNOWN = "no sentence is known for this name"
 
 def sentence(reason: str) -> str:
     """What a reason means, as a clause."""
-    if known := REFUSALS.get(reason) or CONDUCT.get(reason):
+    if known := REFUSALS.get(reason) or BEHAVIOUR.get(reason):
         return known
     if reason.startswith(PULL):
         return f"it announced groups, and fetching them ended as {reason.removeprefix(PULL).replace('_', ' ')!r}"

@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-MOST = 10.0
-WATCH_LINE = -3.0
-BAN_LINE = -10.0
-AFTER_BAN = -5.0
-KNOWN_LINE = 1.0  # above: no stranger any more
+MAX_SCORE = 10.0
+WATCH_SCORE = -3.0
+BAN_SCORE = -10.0
+SCORE_AFTER_BAN = -5.0
+KNOWN_SCORE = 1.0  # above: no stranger any more
 NO_FLOOR = -1e9
 HALF_LIFE_S = 1800.0  # of what is below 0
 FORGIVE_BAN_S = 86400.0
 
 
-class Conduct(StrEnum):
+class Behaviour(StrEnum):
     """What a peer did."""
 
     ACCEPTED = "accepted"  # a group of its own passed the door
@@ -41,29 +41,29 @@ class Conduct(StrEnum):
     LIED = "lied"  # a wrong claim under its own signature, or a forged one
 
 
-class Weight(NamedTuple):
+class ScoreChange(NamedTuple):
     """What such a deed does: `points` are added, but alone never take the score below `floor` or above `most`."""
 
     points: float
     floor: float = NO_FLOOR
-    most: float = MOST
+    most: float = MAX_SCORE
 
 
-WEIGHTS = {
-    Conduct.ACCEPTED: Weight(0.02, most=2.0),  # worthless groups in good form make nobody more than known
-    Conduct.TAUGHT: Weight(0.1),
-    Conduct.MISHAP: Weight(0.0),
-    Conduct.PULL_FAILED: Weight(-0.25, floor=WATCH_LINE),
-    Conduct.FLOODED: Weight(-0.25),
-    Conduct.SLOW: Weight(-1.0),
-    Conduct.COPIED: Weight(-1.0, floor=WATCH_LINE - 1.0),
-    Conduct.REFUSED: Weight(-2.0),
-    Conduct.FAULT: Weight(-2.0),
-    Conduct.LIED: Weight(-4.0),
+SCORE_CHANGES = {
+    Behaviour.ACCEPTED: ScoreChange(0.02, most=2.0),  # worthless groups in good form make nobody more than known
+    Behaviour.TAUGHT: ScoreChange(0.1),
+    Behaviour.MISHAP: ScoreChange(0.0),
+    Behaviour.PULL_FAILED: ScoreChange(-0.25, floor=WATCH_SCORE),
+    Behaviour.FLOODED: ScoreChange(-0.25),
+    Behaviour.SLOW: ScoreChange(-1.0),
+    Behaviour.COPIED: ScoreChange(-1.0, floor=WATCH_SCORE - 1.0),
+    Behaviour.REFUSED: ScoreChange(-2.0),
+    Behaviour.FAULT: ScoreChange(-2.0),
+    Behaviour.LIED: ScoreChange(-4.0),
 }
 
 
-class Standing(StrEnum):
+class TrustLevel(StrEnum):
     """How a peer is met."""
 
     TRUSTED = "trusted"  # by the operator's word: never banned by the node itself
@@ -99,13 +99,13 @@ class Reputation:
         """Whether a ban is running."""
         return now < self.banned_until
 
-    def standing(self, *, now: float) -> Standing:
+    def trust_level(self, *, now: float) -> TrustLevel:
         """How the peer is met now."""
         if self.is_banned(now=now):
-            return Standing.BANNED
+            return TrustLevel.BANNED
         if self.trusted:
-            return Standing.TRUSTED
-        return Standing.WATCHED if self.score_at(now) < WATCH_LINE else Standing.GOOD
+            return TrustLevel.TRUSTED
+        return TrustLevel.WATCHED if self.score_at(now) < WATCH_SCORE else TrustLevel.GOOD
 
     def by_clock(self, now: float) -> Reputation:
         """The record by a clock that was set back since it was written: no ban grows longer by that."""
@@ -116,7 +116,7 @@ class Reputation:
 
     def is_known(self, *, now: float) -> bool:
         """Whether it has shown something: all others together have one allowance."""
-        return self.trusted or self.score_at(now) >= KNOWN_LINE
+        return self.trusted or self.score_at(now) >= KNOWN_SCORE
 
     def score_at(self, now: float) -> float:
         """The score, less what was forgiven since."""
@@ -125,23 +125,23 @@ class Reputation:
         away_s = max(0.0, now - max(self.updated_at, self.banned_until))
         return float(self.score * 0.5 ** (away_s / HALF_LIFE_S))
 
-    def after(self, conduct: Conduct, *, now: float, rules: BanRules, reason: str = "") -> Reputation:
+    def after(self, conduct: Behaviour, *, now: float, rules: BanRules, reason: str = "") -> Reputation:
         """The record after one deed. While a ban runs nothing changes; `reason` is for people."""
         if self.is_banned(now=now):
             return self
-        points, floor, most = WEIGHTS[conduct]
+        points, floor, most = SCORE_CHANGES[conduct]
         score = self.score_at(now)
         moved = min(max(score, most), score + points) if points >= 0 else max(min(score, floor), score + points)
         forgiven = self._after_forgiving(now)
-        if moved > BAN_LINE or self.trusted:
-            return replace(forgiven, score=max(moved, BAN_LINE), updated_at=now)
+        if moved > BAN_SCORE or self.trusted:
+            return replace(forgiven, score=max(moved, BAN_SCORE), updated_at=now)
         return forgiven.banned(rules.length_s(forgiven.num_bans), now=now, reason=reason or conduct)
 
     def banned(self, length_s: float, *, now: float, reason: str) -> Reputation:
         """The record with a ban that starts now."""
         return replace(
             self,
-            score=AFTER_BAN,
+            score=SCORE_AFTER_BAN,
             updated_at=now,
             banned_until=now + length_s,
             ban_reason=reason,

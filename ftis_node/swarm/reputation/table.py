@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.swarm.reputation.score import BanRules, Conduct, Reputation, Standing
+from ftis_node.swarm.reputation.score import BanRules, Behaviour, Reputation, TrustLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 BY_OPERATOR = "by the operator"
 FORGOTTEN_AT_ONCE = 8  # one in so many
 MAX_REASONS = 32
-STRANGER = Reputation()
-GOOD_CONDUCT = frozenset({Conduct.ACCEPTED, Conduct.TAUGHT})
+NEW_PEER = Reputation()
+GOOD_BEHAVIOUR = frozenset({Behaviour.ACCEPTED, Behaviour.TAUGHT})
 
 
 @dataclass(slots=True)
-class Dossier:
+class PeerReputation:
     """One peer: its reputation, what was held against it by name, and when anything was noted last (Unix seconds)."""
 
     reputation: Reputation = field(default_factory=Reputation)
@@ -31,48 +31,48 @@ class Dossier:
     noted_at: float = 0.0
 
 
-class Standings:
+class ReputationTable:
     """Peers and how they stand. `now` is Unix time in seconds."""
 
     def __init__(self, rules: BanRules | None = None, *, max_peers: int = 4096) -> None:
         self._rules = rules or BanRules()
         self._max_peers = max_peers
-        self._peers: dict[str, Dossier] = {}
+        self._peers: dict[str, PeerReputation] = {}
         self.changed: set[str] = set()  # since the owner last saved them; the owner clears it
         self.forgotten: set[str] = set()  # the same for those that are gone
 
     def __len__(self) -> int:
         return len(self._peers)
 
-    def __iter__(self) -> Iterator[tuple[str, Dossier]]:
+    def __iter__(self) -> Iterator[tuple[str, PeerReputation]]:
         return iter(list(self._peers.items()))
 
-    def put(self, peer_id: str, record: Dossier) -> None:
+    def put(self, peer_id: str, record: PeerReputation) -> None:
         """A record from a former life."""
         self._peers[peer_id] = record
 
     def reputation(self, peer_id: str) -> Reputation:
         """A stranger's where nothing is known."""
         record = self._peers.get(peer_id)
-        return STRANGER if record is None else record.reputation
+        return NEW_PEER if record is None else record.reputation
 
-    def dossier(self, peer_id: str) -> Dossier:
+    def record_of(self, peer_id: str) -> PeerReputation:
         """A new one where nothing is known."""
-        return self._peers.get(peer_id) or Dossier()
+        return self._peers.get(peer_id) or PeerReputation()
 
     def is_banned(self, peer_id: str, *, now: float) -> bool:
         """Whether a ban is running."""
         record = self._peers.get(peer_id)
         return record is not None and record.reputation.is_banned(now=now)
 
-    def note(self, peer_id: str, conduct: Conduct, *, now: float, reason: str = "") -> Standing | None:
+    def note(self, peer_id: str, conduct: Behaviour, *, now: float, reason: str = "") -> TrustLevel | None:
         """One deed; the new standing where it changed."""
         name = reason or conduct.value
-        before = self.reputation(peer_id).standing(now=now)
+        before = self.reputation(peer_id).trust_level(now=now)
         record = self._change(peer_id, lambda was: was.after(conduct, now=now, rules=self._rules, reason=name), now=now)
-        if conduct not in GOOD_CONDUCT and (name in record.reasons or len(record.reasons) < MAX_REASONS):
+        if conduct not in GOOD_BEHAVIOUR and (name in record.reasons or len(record.reasons) < MAX_REASONS):
             record.reasons[name] += 1
-        standing = record.reputation.standing(now=now)
+        standing = record.reputation.trust_level(now=now)
         return standing if standing is not before else None
 
     def ban(self, peer_id: str, length_s: float, *, now: float) -> None:
@@ -91,11 +91,11 @@ class Standings:
         """Trusts a peer, or no longer."""
         self._change(peer_id, lambda was: was.with_trust(trusted, now=now), now=now)
 
-    def _change(self, peer_id: str, change: Callable[[Reputation], Reputation], *, now: float) -> Dossier:
+    def _change(self, peer_id: str, change: Callable[[Reputation], Reputation], *, now: float) -> PeerReputation:
         record = self._peers.get(peer_id)
         if record is None:
             self._make_room(now)
-            record = self._peers[peer_id] = Dossier()
+            record = self._peers[peer_id] = PeerReputation()
             self.forgotten.discard(peer_id)
         record.reputation, record.noted_at = change(record.reputation), now
         self.changed.add(peer_id)
@@ -105,7 +105,7 @@ class Standings:
         if len(self._peers) < self._max_peers:
             return
 
-        def interest(item: tuple[str, Dossier]) -> tuple[bool, bool, float, float, float]:
+        def interest(item: tuple[str, PeerReputation]) -> tuple[bool, bool, float, float, float]:
             known, record = item[1].reputation, item[1]
             by_operator = known.trusted or (known.is_banned(now=now) and known.ban_reason == BY_OPERATOR)
             ban_left_s = max(0.0, known.banned_until - now)

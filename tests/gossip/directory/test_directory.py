@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 
 from ftis_node.gossip.directory.dht import Directory
-from ftis_node.gossip.directory.entries import EntryKind, num_shards_of, pack_member, seal, unpack_addresses, unseal
+from ftis_node.gossip.directory.entries import (
+    EntryKind,
+    num_shards_of,
+    pack_member,
+    sign_entry,
+    unpack_addresses,
+    verify_entry,
+)
 from ftis_node.gossip.directory.validators import (
     MAX_KEYS_PER_FIND,
     MAX_KEYS_PER_STORE,
     MAX_MEMBERS_PER_BUCKET,
     EntryValidator,
-    RequestBounds,
+    RequestLimiter,
 )
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.interface import GossipLimits
@@ -44,7 +51,7 @@ def _record(raw: bytes, *, key: str, subkey: str | None = None, expires_at: floa
 def _sealed(
     identity: Identity = OWNER, kind: EntryKind = EntryKind.RECORD, payload: bytes = b"x", **changes: Any
 ) -> bytes:
-    return seal(identity, kind, changes.get("run_id", "r"), payload, expires_at=changes.get("expires_at", SOON))
+    return sign_entry(identity, kind, changes.get("run_id", "r"), payload, expires_at=changes.get("expires_at", SOON))
 
 
 OWNERS_KEY = record_key("r", OWNER.peer_id)
@@ -97,23 +104,23 @@ def test_every_byte_of_an_entry_is_covered_by_its_signature() -> None:
     raw = _sealed(payload=b"addresses")
     for at in range(len(raw)):
         forged = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
-        assert unseal(forged, max_record_bytes=2048) is None, f"byte {at}"
+        assert verify_entry(forged, max_record_bytes=2048) is None, f"byte {at}"
 
 
 def test_a_run_id_longer_than_the_entry_is_refused() -> None:
     head = struct.Struct(">B38sd64sB")
     raw = head.pack(1, OWNER.peer, SOON, bytes(64), 255) + b"r"
-    assert unseal(raw, max_record_bytes=2048) is None
+    assert verify_entry(raw, max_record_bytes=2048) is None
 
 
 @pytest.fixture
-def bounds() -> RequestBounds:
-    bounds = RequestBounds(DHTID(OWN_PLACE).to_bytes())
+def bounds() -> RequestLimiter:
+    bounds = RequestLimiter(DHTID(OWN_PLACE).to_bytes())
     bounds.storage = {}
     return bounds
 
 
-async def test_requests_are_cut_not_refused(bounds: RequestBounds) -> None:
+async def test_requests_are_cut_not_refused(bounds: RequestLimiter) -> None:
     find = dht_pb2.FindRequest(keys=[bytes(20)] * 1000)
     assert await bounds.validate_request(find)
     assert len(find.keys) == MAX_KEYS_PER_FIND
@@ -131,7 +138,7 @@ async def test_requests_are_cut_not_refused(bounds: RequestBounds) -> None:
     assert await bounds.validate_request(dht_pb2.PingRequest())
 
 
-async def test_an_answer_that_names_this_node_as_its_own_neighbour_is_cut(bounds: RequestBounds) -> None:
+async def test_an_answer_that_names_this_node_as_its_own_neighbour_is_cut(bounds: RequestLimiter) -> None:
     named = [DHTID(number).to_bytes() for number in (OWN_PLACE, 8, 9, OWN_PLACE, *range(100, 200))]
     answer = dht_pb2.FindResponse(
         results=[dht_pb2.FindResult(nearest_node_ids=named, nearest_peer_ids=[one[-1:] for one in named])] * 2
@@ -150,7 +157,7 @@ async def test_a_directory_that_fails_over_an_answer_has_not_answered() -> None:
         raise ConnectionResetError
 
     node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get=gone)
-    directory = Directory(node, RequestBounds(), identity=OWNER, limits=GossipLimits(), timeout_s=5.0)
+    directory = Directory(node, RequestLimiter(), identity=OWNER, limits=GossipLimits(), timeout_s=5.0)
     with pytest.raises(TimeoutError, match="failed: AssertionError"):
         await directory._asked(node.find_nearest_nodes())
     with pytest.raises(ConnectionResetError):
@@ -163,7 +170,7 @@ def _member(number: int, address: str) -> tuple[str, bytes]:
     return identity.peer_id, MSGPackSerializer.dumps(raw)
 
 
-async def test_a_thousand_identities_at_one_address_push_nobody_out(bounds: RequestBounds) -> None:
+async def test_a_thousand_identities_at_one_address_push_nobody_out(bounds: RequestLimiter) -> None:
     """However late they expire, however often they are renewed: the bucket keeps its bound, and who was there."""
     bucket, later = DictionaryDHTValue(), time.time() + 300  # the file may have been read long ago
     bounds.storage[DHTID(0)] = SimpleNamespace(value=bucket)
@@ -182,7 +189,7 @@ async def test_a_thousand_identities_at_one_address_push_nobody_out(bounds: Requ
     assert all(peer_id in bucket for peer_id in [*honest, newcomer])
 
 
-async def test_a_full_bucket_of_unlike_addresses_keeps_who_came_first(bounds: RequestBounds) -> None:
+async def test_a_full_bucket_of_unlike_addresses_keeps_who_came_first(bounds: RequestLimiter) -> None:
     bucket, later = DictionaryDHTValue(), time.time() + 300
     bounds.storage[DHTID(0)] = SimpleNamespace(value=bucket)
     members = [_member(number, f"/ip4/8.{number // 250}.{number % 250}.8/tcp/1") for number in range(300)]
@@ -223,5 +230,5 @@ def test_a_run_id_must_fit_into_names(run_id: str) -> None:
     ],
 )
 def test_a_member_entry_says_how_many_shards_its_run_has(payload: bytes, num_shards: int) -> None:
-    entry = seal(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)
+    entry = sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)
     assert num_shards_of(entry) == num_shards

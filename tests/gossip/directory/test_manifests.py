@@ -11,7 +11,7 @@ import pytest
 from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, NetworkError
 from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.directory.entries import EntryKind, seal
+from ftis_node.gossip.directory.entries import EntryKind, sign_entry
 from ftis_node.gossip.directory.manifest_lookup import find_manifest
 from ftis_node.gossip.directory.manifests import MAX_MANIFEST_BYTES, pack_manifest, unpack_manifest
 from ftis_node.gossip.directory.validators import EntryValidator
@@ -58,7 +58,7 @@ def test_the_directory_keeps_only_the_manifest_of_the_run_that_it_names(payload:
         key=DHTID.generate(source=manifest_key(MANIFEST.run_id)).to_bytes(),
         subkey=MSGPackSerializer.dumps(None),
         value=MSGPackSerializer.dumps(
-            seal(ANYBODY, EntryKind.MANIFEST, MANIFEST.run_id, payload, expires_at=expires_at)
+            sign_entry(ANYBODY, EntryKind.MANIFEST, MANIFEST.run_id, payload, expires_at=expires_at)
         ),
         expiration_time=expires_at,
     )

@@ -15,14 +15,14 @@ from ftis_node.config.home import Home
 from ftis_node.config.peer_list import read_peers
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.directory.entries import unpack_addresses
-from ftis_node.gossip.directory.sybil_limits import block_of
-from ftis_node.gossip.membership.dialler import Dialler, believable_addresses
+from ftis_node.gossip.directory.sybil_limits import address_block
+from ftis_node.gossip.membership.dialler import Dialler, usable_addresses
 from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
-from ftis_node.gossip.p2pd.client import Refused, _usable
+from ftis_node.gossip.p2pd.client import P2pdError, _usable
 from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts
 from ftis_node.node.meeting_point import run_meeting_point
 from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, parse_address, read_address
-from ftis_node.swarm.reputation.rate_limits import neighbourhood_of
+from ftis_node.swarm.reputation.rate_limits import subnet_of
 from tests.gossip.helpers import settings as network_settings
 from tests.gossip.test_multiaddr import PEER, RELAY
 
@@ -94,7 +94,7 @@ def test_what_is_taken_is_written_and_reads_back(text: str) -> None:
 @given(TEXTS)
 def test_the_command_line_takes_only_what_can_be_dialled(text: str) -> None:
     if (peer := _taken(parse_multiaddr, text)) is not None:
-        assert believable_addresses(peer.peer_id, [text]) == [peer.transport]
+        assert usable_addresses(peer.peer_id, [text]) == [peer.transport]
         assert address_bytes(peer.transport)
         assert address_bytes(peer.text)
         assert "," not in peer.text
@@ -103,18 +103,18 @@ def test_the_command_line_takes_only_what_can_be_dialled(text: str) -> None:
         assert listen.with_port(7) == parse_listen_address(listen.with_port(7).text)
     if _taken(lambda text: check_announced_address(text) or text, text) is not None:
         assert address_bytes(text)
-        assert believable_addresses(PEER, [f"{text}/p2p/{PEER}"])
+        assert usable_addresses(PEER, [f"{text}/p2p/{PEER}"])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(st.binary(max_size=512), st.lists(TEXTS, max_size=8).map(lambda texts: "\n".join(texts).encode())))
 def test_an_entry_of_the_directory_is_dialled_or_left_out(payload: bytes) -> None:
     claimed = unpack_addresses(payload)
-    block_of(claimed)
-    neighbourhood_of(claimed)
-    known = believable_addresses(PEER, claimed)
+    address_block(claimed)
+    subnet_of(claimed)
+    known = usable_addresses(PEER, claimed)
     assert len(_usable(known)) == len(known)
-    assert isinstance(block_of(known), str)
+    assert isinstance(address_block(known), str)
 
 
 @settings(max_examples=300, deadline=None)
@@ -151,7 +151,7 @@ def test_what_only_some_would_take_nobody_takes(text: str) -> None:
         with pytest.raises(ConfigError) as raised:
             complain(text)
         assert len(str(raised.value)) < 300
-    assert believable_addresses(PEER, [f"{text}/p2p/{PEER}"]) == []
+    assert usable_addresses(PEER, [f"{text}/p2p/{PEER}"]) == []
 
 
 @pytest.mark.parametrize("name", ["ftis_boot", "_x.example", "my_host"])
@@ -159,7 +159,7 @@ def test_names_with_an_underscore_are_dialled(name: str) -> None:
     """Compose makes them; hivemind's parser refuses them, p2pd does not."""
     address = parse_multiaddr(f"/dns4/{name}/tcp/4001/p2p/{PEER}")
     assert address_bytes(address.transport) == b"\x36" + bytes([len(name)]) + name.encode() + b"\x06\x0f\xa1"
-    assert believable_addresses(PEER, [address.text]) == [f"/dns4/{name}/tcp/4001"]
+    assert usable_addresses(PEER, [address.text]) == [f"/dns4/{name}/tcp/4001"]
     with pytest.raises(ValueError, match="_"):
         str(Multiaddr(address_bytes(address.transport)))
 
@@ -178,10 +178,10 @@ def test_an_address_that_is_none_keeps_no_other_from_being_dialled(tmp_path: Pat
     session: Any = type("Session", (), {"control": _Control()})()
     dialler = Dialler(network_settings(tmp_path), rng=random.Random(1))
     errors = asyncio.run(dialler.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["rubbish"]}))
-    assert session.control.dialled == [(PEER, 1)]
+    assert session.client.dialled == [(PEER, 1)]
     assert errors[0] == ""
     assert "no multiaddr" in errors[1]
-    with pytest.raises(Refused, match=r"rubbish.*nonsense"):
+    with pytest.raises(P2pdError, match=r"rubbish.*nonsense"):
         _usable(["rubbish", "nonsense"])
     assert _usable([]) == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ftis_node.gossip.membership.hello import MAX_QUESTIONS_IN_FLIGHT, Roster
+from ftis_node.gossip.membership.hello import MAX_QUESTIONS_IN_FLIGHT, MemberProbe
 from tests.gossip.helpers import eventually
 
 
@@ -20,7 +20,7 @@ class Answers:
         return self.by_peer.get(peer_id)
 
 
-async def _look(roster: Roster, *connected: str) -> list[str]:
+async def _look(roster: MemberProbe, *connected: str) -> list[str]:
     async with asyncio.TaskGroup() as group:
         roster.update(connected, group)
     return roster.members
@@ -28,7 +28,7 @@ async def _look(roster: Roster, *connected: str) -> list[str]:
 
 async def test_those_who_answer_are_asked_once() -> None:
     answers = Answers(member=True, bootstrap=False)
-    roster = Roster(answers)
+    roster = MemberProbe(answers)
     for _ in range(3):
         assert await _look(roster, "member", "bootstrap") == ["member"]
     assert answers.asked == ["bootstrap", "member"]
@@ -36,7 +36,7 @@ async def test_those_who_answer_are_asked_once() -> None:
 
 async def test_the_silent_are_asked_at_every_look() -> None:
     answers = Answers()
-    roster = Roster(answers)
+    roster = MemberProbe(answers)
     assert await _look(roster, "slow") == []
     answers.by_peer["slow"] = True
     assert await _look(roster, "slow") == ["slow"]
@@ -44,11 +44,11 @@ async def test_the_silent_are_asked_at_every_look() -> None:
 
 async def test_who_said_no_is_asked_again_in_the_next_round() -> None:
     answers = Answers(starting=False, member=True)
-    roster = Roster(answers)
+    roster = MemberProbe(answers)
     await _look(roster, "starting", "member")
     answers.by_peer["starting"] = True
     assert await _look(roster, "starting", "member") == ["member"]
-    roster.ask_again()
+    roster.recheck()
     assert roster.members == ["member"]
     assert sorted(await _look(roster, "starting", "member")) == ["member", "starting"]
     assert answers.asked.count("member") == 1
@@ -56,7 +56,7 @@ async def test_who_said_no_is_asked_again_in_the_next_round() -> None:
 
 async def test_who_has_gone_is_forgotten_and_asked_when_back() -> None:
     answers = Answers(member=True)
-    roster = Roster(answers)
+    roster = MemberProbe(answers)
     await _look(roster, "member")
     assert await _look(roster) == []
     assert await _look(roster, "member") == ["member"]
@@ -72,7 +72,7 @@ async def test_questions_in_flight_are_bounded() -> None:
         await gate.wait()
         return True
 
-    roster = Roster(ask)
+    roster = MemberProbe(ask)
     peers = [f"peer {number}" for number in range(MAX_QUESTIONS_IN_FLIGHT + 4)]
     async with asyncio.TaskGroup() as group:
         for _ in range(2):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.gossip import PeerConnection, SwarmPhase
 from ftis_node.gossip.membership.membership import MAX_KNOWN, Membership
-from ftis_node.gossip.p2pd.client import Refused
+from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.backoff import Backoff
+from ftis_node.swarm.backoff import ExponentialBackoff
 from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.gossip.helpers import eventually, settings
 
@@ -43,7 +43,7 @@ class FakeControl:
     async def connect(self, peer_id: str, addresses: Iterable[str], *, timeout_s: float) -> None:
         self.dialled.append((peer_id, list(addresses)))
         if peer_id not in self.alive:
-            raise Refused("connection refused")
+            raise P2pdError("connection refused")
         self.connected.append(peer_id)
 
 
@@ -77,11 +77,11 @@ class FakeSession:
     """Strangers are members of the run."""
 
     def __init__(self, control: FakeControl, directory: FakeDirectory) -> None:
-        self.control = control
+        self.client = control
         self.directory = directory
         self.asked: list[str] = []
 
-    async def speaks_run(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
+    async def is_run_member(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
         self.asked.append(peer_id)
         if run_id != "r" or self.asked.count(peer_id) < 2:
             return None  # no answer yet
@@ -181,7 +181,7 @@ async def test_the_own_shard_is_listed_whole(tmp_path: Path) -> None:
 
 async def test_one_lost_member_of_several_is_dialled_again(tmp_path: Path) -> None:
     control, directory = FakeControl([GIVEN, *STRANGERS[:3]]), FakeDirectory(STRANGERS[:3])
-    redial = Backoff(first_s=0.1, ceiling_s=0.1)
+    redial = ExponentialBackoff(first_s=0.1, ceiling_s=0.1)
     async with kept(tmp_path, control, directory, check_s=999, redial=redial) as membership:
         await eventually(lambda: len(membership.members) == 3)
         lost = STRANGERS[1]

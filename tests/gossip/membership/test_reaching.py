@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from ftis_node.gossip.directory.sybil_limits import block_of, crowded_out, thinned_out
+from ftis_node.gossip.directory.sybil_limits import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
-from ftis_node.gossip.membership.reconnect import Missed
+from ftis_node.gossip.membership.reconnect import ReconnectSchedule
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
-from ftis_node.gossip.p2pd.relay_limit import RelayLimit, read_answer
-from ftis_node.swarm.backoff import Backoff
+from ftis_node.gossip.p2pd.relay_limit import RelayLimit, read_reservation
+from ftis_node.swarm.backoff import ExponentialBackoff
 from tests.gossip.test_multiaddr import PEER, RELAY
 
 CIRCUIT = f"/ip4/8.8.8.8/tcp/4001/p2p/{RELAY}/p2p-circuit"
@@ -44,21 +44,23 @@ def test_a_peer_inside_an_address_is_written_as_p2pd_reads_it() -> None:
 
 def test_a_relays_limits_are_read() -> None:
     reservation = b"\x1a\x02\x08\x01"
-    assert read_answer(b"\x08\x02" + reservation + b"\x22\x06\x08\x78\x10\x80\x80\x08\x28\x64") == RelayLimit(
+    assert read_reservation(b"\x08\x02" + reservation + b"\x22\x06\x08\x78\x10\x80\x80\x08\x28\x64") == RelayLimit(
         131072, 120
     )
-    assert read_answer(b"\x08\x02\x28\x64") == RelayLimit(0, 0), "no limit"
-    assert read_answer(b"\x08\x02\x28\xc8\x01") is None, "refused"
+    assert read_reservation(b"\x08\x02\x28\x64") == RelayLimit(0, 0), "no limit"
+    assert read_reservation(b"\x08\x02\x28\xc8\x01") is None, "refused"
 
 
 @pytest.mark.parametrize("answer", [b"\x08", b"\x22\x05a", b"\xff" * 20, b"\x0b", b"\x28\x64\x20\x01"])
 def test_rubbish_of_a_relay_is_a_value_error(answer: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        read_answer(answer)
+        read_reservation(answer)
 
 
-def _missed(capacity: int = 10) -> Missed:
-    return Missed(Backoff(first_s=2, ceiling_s=8, jitter=0), patience_s=60, capacity=capacity, rng=random.Random(1))
+def _missed(capacity: int = 10) -> ReconnectSchedule:
+    return ReconnectSchedule(
+        ExponentialBackoff(first_s=2, ceiling_s=8, jitter=0), patience_s=60, capacity=capacity, rng=random.Random(1)
+    )
 
 
 def test_a_lost_member_is_dialled_with_back_off_until_it_is_given_up() -> None:
@@ -102,18 +104,18 @@ def test_who_is_missed_is_bounded() -> None:
     ],
 )
 def test_the_block_of_a_peer(addresses: list[str], block: str) -> None:
-    assert block_of(addresses) == block
+    assert address_block(addresses) == block
 
 
 def test_the_largest_block_gives_way_and_in_it_the_newest() -> None:
     blocks = {"old": "a", "first": "b", "second": "b", "third": "b", "other": "c"}
-    assert crowded_out(blocks, room=5) == []
-    assert crowded_out(blocks, room=3) == ["third", "second"]
-    assert crowded_out(blocks, room=1) == ["third", "second", "other", "first"]
+    assert choose_evicted(blocks, room=5) == []
+    assert choose_evicted(blocks, room=3) == ["third", "second"]
+    assert choose_evicted(blocks, room=1) == ["third", "second", "other", "first"]
 
 
 def test_of_one_block_only_a_few_are_dialled_and_not_always_the_same() -> None:
     known = {f"crowd {number}": ["/ip4/9.9.9.9/tcp/1"] for number in range(1000)} | {"alone": ["/ip4/8.8.8.8/tcp/1"]}
-    draws = [thinned_out(known, per_block=3, rng=random.Random(seed)) for seed in range(5)]
+    draws = [sample_by_block(known, per_block=3, rng=random.Random(seed)) for seed in range(5)]
     assert all(len(draw) == 4 and "alone" in draw for draw in draws)
     assert len({name for draw in draws for name in draw}) > 10

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ftis_node.gossip.p2pd.cancellation import aside, ended
+from ftis_node.gossip.p2pd.cancellation import cancel_and_wait, shielded_call
 
 
 class Deaf:
@@ -31,20 +31,20 @@ class Deaf:
 
 async def test_who_is_cancelled_while_it_waits_ends_at_once() -> None:
     deaf = Deaf(1)
-    waiting = asyncio.create_task(aside(deaf.work(), timeout_s=30))
+    waiting = asyncio.create_task(shielded_call(deaf.work(), timeout_s=30))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(waiting, 30)
     assert not deaf.has_ended
     (left,) = asyncio.all_tasks() - {asyncio.current_task()}
-    await ended(left)
+    await cancel_and_wait(left)
 
 
 async def test_what_takes_too_long_is_a_timeout_and_results_and_errors_come_through() -> None:
     deaf = Deaf(0)
     with pytest.raises(TimeoutError):
-        await aside(deaf.work(), timeout_s=0.01)
+        await shielded_call(deaf.work(), timeout_s=0.01)
     await asyncio.sleep(0)
     assert deaf.has_ended
 
@@ -53,9 +53,9 @@ async def test_what_takes_too_long_is_a_timeout_and_results_and_errors_come_thro
             raise ValueError("nothing to say")
         return word
 
-    assert await aside(says("yes"), timeout_s=5) == "yes"
+    assert await shielded_call(says("yes"), timeout_s=5) == "yes"
     with pytest.raises(ValueError, match="nothing to say"):
-        await aside(says(""), timeout_s=5)
+        await shielded_call(says(""), timeout_s=5)
 
 
 async def test_deaf_tasks_are_told_until_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,5 +64,5 @@ async def test_deaf_tasks_are_told_until_they_have_ended(monkeypatch: pytest.Mon
     tasks = [asyncio.create_task(each.work()) for each in deaf]
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
-        await ended(*tasks)
+        await cancel_and_wait(*tasks)
     assert [(each.has_ended, each.num_left) for each in deaf] == [(True, 0), (True, 0)]

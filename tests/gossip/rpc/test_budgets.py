@@ -90,10 +90,10 @@ async def test_a_peer_that_reads_a_byte_a_second_is_cut_and_costs_little_memory(
     limits = GossipLimits(idle_timeout_s=1.0, fetch_timeout_s=20.0, max_request_bytes=64 << 20)
     async with swarm(tmp_path, limits) as (server, slow):
         server.serve(shelf.lookup)
-        session: Any = slow._link.session
+        session: Any = slow._supervisor.session
         fetch = protocol("r", Service.FETCH)
         before = psutil.Process().memory_info().rss
-        async with session.control.stream(server.peer_id, fetch, timeout_s=30) as (reader, writer):
+        async with session.client.stream(server.peer_id, fetch, timeout_s=30) as (reader, writer):
             request = pack_ids(shelf.ids, limits=limits)
             await write_frame(writer, Frame.REQUEST, request, idle_s=1)
             reading = asyncio.create_task(_read_slowly(reader))
@@ -110,9 +110,9 @@ async def test_one_peers_silent_streams_leave_the_doorway_to_others(tmp_path: Pa
     limits = GossipLimits(max_streams=8, max_streams_per_peer=1, idle_timeout_s=5)
     async with swarm(tmp_path, limits, num_others=2) as (server, flooder, other):
         server.serve(shelf.lookup)
-        session: Any = flooder._link.session
+        session: Any = flooder._supervisor.session
         fetch = protocol("r", Service.FETCH)
-        streams = [session.control.stream(server.peer_id, fetch, timeout_s=30) for _ in range(12)]
+        streams = [session.client.stream(server.peer_id, fetch, timeout_s=30) for _ in range(12)]
         for stream in streams:
             await stream.__aenter__()
         await eventually(lambda: server.counters.serve_errors.get("flood", 0) == 8)

@@ -8,7 +8,7 @@ import pytest
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip import GossipLimits
-from ftis_node.gossip.rpc.bounds import Pull, look_up, pack_ids, unpack_ids
+from ftis_node.gossip.rpc.bounds import ItemCollector, pack_ids, read_bodies, unpack_ids
 from ftis_node.gossip.rpc.frames import CHUNK_BYTES, Frame, read_frame
 from tests.loop_clock import LoopClock
 
@@ -82,12 +82,12 @@ async def test_few_bodies_are_looked_up_at_a_time() -> None:
         return ids
 
     ids = [bytes([number]) * 32 for number in range(5)]
-    assert [body async for body in look_up(lookup, ids, limits=LIMITS)] == ids  # type: ignore[arg-type]
+    assert [body async for body in read_bodies(lookup, ids, limits=LIMITS)] == ids  # type: ignore[arg-type]
     assert batches == [2, 2, 1]
 
 
 def test_a_pull_has_three_bounds() -> None:
-    pull = Pull(max_items=3, max_item_bytes=10, max_bytes=15)
+    pull = ItemCollector(max_items=3, max_item_bytes=10, max_bytes=15)
     pull.add(bytes(10))
     assert pull.next_max_bytes == 5
     with pytest.raises(RecordError, match="6 bytes"):

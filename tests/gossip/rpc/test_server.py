@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip.encryption import OpenSeal
+from ftis_node.gossip.encryption import NullCipher
 from ftis_node.gossip.interface import GossipCounters, GossipLimits
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, write_pbmsg
-from ftis_node.gossip.rpc.admission import Reception
+from ftis_node.gossip.rpc.admission import AdmissionControl
 from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
 from ftis_node.gossip.rpc.server import StreamServer
 from ftis_node.gossip.wire_names import Service, protocol
@@ -31,11 +31,11 @@ async def hello(peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
 
 
 @asynccontextmanager
-async def serving(path: Path, reception: Reception, counters: GossipCounters) -> AsyncIterator[None]:
+async def serving(path: Path, admission: AdmissionControl, counters: GossipCounters) -> AsyncIterator[None]:
     """A server that answers one service, with one stream for each peer at a time."""
     limits = GossipLimits(max_streams_per_peer=1)
     server = StreamServer(
-        {HELLO: hello}, peer_id="us", limits=limits, counters=counters, reception=reception, seal=OpenSeal()
+        {HELLO: hello}, peer_id="us", limits=limits, counters=counters, admission=admission, cipher=NullCipher()
     )
     await server.listen(path)
     try:
@@ -59,15 +59,15 @@ async def ask(path: Path, peer: bytes) -> list[Frame]:
 
 async def test_a_slot_is_free_again_after_each_answer(tmp_path: Path) -> None:
     counters = GossipCounters()
-    async with serving(tmp_path / "s", Reception(GossipLimits(max_streams_per_peer=1)), counters):
+    async with serving(tmp_path / "s", AdmissionControl(GossipLimits(max_streams_per_peer=1)), counters):
         assert [await ask(tmp_path / "s", ANN.peer) for _ in range(8)] == [[Frame.ITEM, Frame.END]] * 8
     assert counters.serve_errors == {}
 
 
 async def test_a_peer_that_is_refused_gets_nothing_and_another_does(tmp_path: Path) -> None:
-    counters, reception = GossipCounters(), Reception(GossipLimits())
-    reception.is_refused = lambda peer_id: peer_id == ANN.peer_id
-    async with serving(tmp_path / "s", reception, counters):
+    counters, admission = GossipCounters(), AdmissionControl(GossipLimits())
+    admission.is_refused = lambda peer_id: peer_id == ANN.peer_id
+    async with serving(tmp_path / "s", admission, counters):
         assert await ask(tmp_path / "s", ANN.peer) == []
         assert await ask(tmp_path / "s", BOB.peer) == [Frame.ITEM, Frame.END]
     assert counters.serve_errors == {"refused": 1}
@@ -75,7 +75,7 @@ async def test_a_peer_that_is_refused_gets_nothing_and_another_does(tmp_path: Pa
 
 async def test_a_peer_whose_key_is_of_another_type_is_not_served(tmp_path: Path) -> None:
     counters = GossipCounters()
-    async with serving(tmp_path / "s", Reception(GossipLimits()), counters):
+    async with serving(tmp_path / "s", AdmissionControl(GossipLimits()), counters):
         assert await ask(tmp_path / "s", b"\x12\x20" + bytes(32)) == []
     assert counters.non_ed25519 == {"stream": 1}
 
@@ -85,7 +85,12 @@ async def test_a_stream_that_comes_while_the_server_closes_is_cut(tmp_path: Path
     """After so many turns of the event loop: not accepted yet, being accepted, served."""
     limits = GossipLimits()
     server = StreamServer(
-        {}, peer_id="us", limits=limits, counters=GossipCounters(), reception=Reception(limits), seal=OpenSeal()
+        {},
+        peer_id="us",
+        limits=limits,
+        counters=GossipCounters(),
+        admission=AdmissionControl(limits),
+        cipher=NullCipher(),
     )
     await server.listen(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as caller:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.delivery.reconfirm_queue import Reminders
+from ftis_node.swarm.delivery.reconfirm_queue import ReconfirmQueue
 
 
 def test_all_of_a_sender_at_once_and_senders_in_turn() -> None:
-    reminders = Reminders()
+    reminders = ReconfirmQueue()
     for sender, group_id in (("a", b"1"), ("b", b"2"), ("a", b"3"), ("a", b"1")):
         reminders.add(sender, group_id)
     assert reminders.take() == ("a", [b"1", b"3"])
@@ -17,7 +17,7 @@ def test_all_of_a_sender_at_once_and_senders_in_turn() -> None:
 
 
 def test_too_many_are_forgotten() -> None:
-    reminders = Reminders(max_senders=2, max_groups=2)
+    reminders = ReconfirmQueue(max_senders=2, max_groups=2)
     for group_id in (b"1", b"2", b"3"):
         reminders.add("a", group_id)
     reminders.add("b", b"4")

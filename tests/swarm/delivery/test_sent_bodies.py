@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.delivery.sent_bodies import Deliveries
-from ftis_node.swarm.delivery.unverified_confirmations import Claims
+from ftis_node.swarm.delivery.sent_bodies import SentBodies
+from ftis_node.swarm.delivery.unverified_confirmations import UnverifiedConfirmations
 
 
 def test_a_delivery_is_one_peers_and_one_groups() -> None:
-    deliveries = Deliveries()
+    deliveries = SentBodies()
     deliveries.note("a", b"1")
     deliveries.note("a", b"1")
     assert deliveries.has("a", b"1")
@@ -17,7 +17,7 @@ def test_a_delivery_is_one_peers_and_one_groups() -> None:
 
 
 def test_who_takes_most_makes_others_forgotten_last() -> None:
-    deliveries = Deliveries(capacity=10)
+    deliveries = SentBodies(capacity=10)
     deliveries.note("honest", b"x")
     for number in range(1000):
         deliveries.note("greedy", number.to_bytes(2, "big"))
@@ -30,7 +30,7 @@ def test_who_takes_most_makes_others_forgotten_last() -> None:
 
 
 def test_claims_are_taken_in_turn_and_bounded() -> None:
-    claims = Claims(capacity=6)
+    claims = UnverifiedConfirmations(capacity=6)
     claims.add("honest", b"x")
     for number in range(100):
         claims.add("loud", bytes([number]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 
-from ftis_node.swarm.pulling.assignment import ENOUGH_PER_SHARD, duty_circle, is_on_duty
+from ftis_node.swarm.pulling.assignment import MIN_MEMBERS_PER_SHARD, eligible_members, is_assigned
 from ftis_node.swarm.topology.shards import shard_of
 
 MEMBERS = [f"peer-{number}" for number in range(20)]
@@ -15,22 +15,22 @@ IDS = [hashlib.sha256(bytes([number % 256, number // 256])).digest() for number 
 def test_exactly_one_member_is_on_duty_and_another_at_each_attempt() -> None:
     for group_id in IDS[:50]:
         for attempt in range(4):
-            on_duty = [peer for peer in MEMBERS if is_on_duty(group_id, peer, MEMBERS, attempt=attempt)]
+            on_duty = [peer for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS, attempt=attempt)]
             assert len(on_duty) == 1
         firsts = {
-            peer for peer in MEMBERS for attempt in range(4) if is_on_duty(group_id, peer, MEMBERS, attempt=attempt)
+            peer for peer in MEMBERS for attempt in range(4) if is_assigned(group_id, peer, MEMBERS, attempt=attempt)
         }
         assert len(firsts) == 4
 
 
 def test_duties_are_even() -> None:
-    counts = Counter(peer for group_id in IDS for peer in MEMBERS if is_on_duty(group_id, peer, MEMBERS))
+    counts = Counter(peer for group_id in IDS for peer in MEMBERS if is_assigned(group_id, peer, MEMBERS))
     assert min(counts.values()) > 10 and max(counts.values()) < 60
 
 
 def test_a_member_more_or_less_moves_few_duties() -> None:
     moved = sum(
-        is_on_duty(group_id, peer, MEMBERS) != is_on_duty(group_id, peer, MEMBERS[1:])
+        is_assigned(group_id, peer, MEMBERS) != is_assigned(group_id, peer, MEMBERS[1:])
         for group_id in IDS
         for peer in MEMBERS[1:]
     )
@@ -38,15 +38,15 @@ def test_a_member_more_or_less_moves_few_duties() -> None:
 
 
 def test_an_attempt_beyond_the_members_begins_again() -> None:
-    assert is_on_duty(IDS[0], "alone", [], attempt=3)
-    assert is_on_duty(IDS[0], "alone", ["alone"], attempt=0)
+    assert is_assigned(IDS[0], "alone", [], attempt=3)
+    assert is_assigned(IDS[0], "alone", ["alone"], attempt=0)
 
 
 def test_in_a_small_swarm_duties_go_round_among_all_in_a_large_one_in_the_shard() -> None:
     me, sender = MEMBERS[0], MEMBERS[1]
-    few = duty_circle(sender, peer_id=me, known=MEMBERS[1:], shard_members=["x", sender], num_shards=8)
+    few = eligible_members(sender, peer_id=me, known=MEMBERS[1:], shard_members=["x", sender], num_shards=8)
     assert few == MEMBERS[2:]
-    many = MEMBERS * ENOUGH_PER_SHARD
+    many = MEMBERS * MIN_MEMBERS_PER_SHARD
     for other in MEMBERS[1:]:
-        circle = duty_circle(other, peer_id=me, known=many, shard_members=["x", other], num_shards=8)
+        circle = eligible_members(other, peer_id=me, known=many, shard_members=["x", other], num_shards=8)
         assert circle == (["x"] if shard_of(other, 8) == shard_of(me, 8) else None)

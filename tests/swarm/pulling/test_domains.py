@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftis_node.swarm.pulling.domains import ANY, OwnDomain, Portion, portions
-from ftis_node.swarm.pulling.pull_queue import Want, Wants
+from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
 
 COUNTS = st.integers(0, 50)
 SHARES = st.floats(0, 1)
@@ -43,14 +43,14 @@ def test_a_claim_is_of_a_domain_only_where_all_its_parts_are() -> None:
 
 
 def test_only_what_is_meant_is_asked_for_and_duties_always() -> None:
-    wants = Wants()
+    wants = PullQueue()
     for number, sender in enumerate("aabb"):
         name = f"{sender}{number}".encode()
-        wants.add(Want(name, sender, number + 1, 100, float(number), is_duty=name == b"b2"), holder=sender)
+        wants.add(PullItem(name, sender, number + 1, 100, float(number), is_assigned=name == b"b2"), holder=sender)
     asked = []
-    while batch := wants.next_batch(most=9, need=None, max_bytes=1 << 20, is_meant=lambda want: want.sender == "a"):
-        asked.append([want.id for want in batch.wants])
+    while batch := wants.next_request(most=9, need=None, max_bytes=1 << 20, is_meant=lambda want: want.sender == "a"):
+        asked.append([want.id for want in batch.items])
     assert asked == [[b"a1", b"a0"], [b"b2"]]
     assert wants.num_in_flight_of(lambda want: want.sender == "a") == 2
-    rest = wants.next_batch(most=9, need=None, max_bytes=1 << 20)
-    assert rest is not None and [want.id for want in rest.wants] == [b"b3"]
+    rest = wants.next_request(most=9, need=None, max_bytes=1 << 20)
+    assert rest is not None and [want.id for want in rest.items] == [b"b3"]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.pulling.demand import Demand, demand
-from ftis_node.swarm.pulling.pull_queue import MAX_TRIES, Batch, Source, Want, Wants
+from ftis_node.swarm.pulling.demand import PullDemand, pull_demand
+from ftis_node.swarm.pulling.pull_queue import MAX_TRIES, PullItem, PullQueue, PullRequest, Source
 
 ANY = 1 << 30
 
 
-def want(name: str, *, sender: str = "a", at: float = 0.0, num_bytes: int = 100, **more: bool) -> Want:
-    return Want(id=name.encode(), sender=sender, number=1, num_bytes=num_bytes, created_at=at, **more)
+def want(name: str, *, sender: str = "a", at: float = 0.0, num_bytes: int = 100, **more: bool) -> PullItem:
+    return PullItem(id=name.encode(), sender=sender, number=1, num_bytes=num_bytes, created_at=at, **more)
 
 
-def names(batch: Batch | None) -> list[str]:
-    return [] if batch is None else [one.id.decode() for one in batch.wants]
+def names(batch: PullRequest | None) -> list[str]:
+    return [] if batch is None else [one.id.decode() for one in batch.items]
 
 
-def wants_of(*wants: Want) -> Wants:
-    all_wants = Wants()
+def wants_of(*wants: PullItem) -> PullQueue:
+    all_wants = PullQueue()
     for one in wants:
         assert all_wants.add(one, holder=one.sender)
     return all_wants
@@ -27,32 +27,32 @@ def wants_of(*wants: Want) -> Wants:
 
 def test_the_newest_come_first_and_peers_take_turns() -> None:
     wants = wants_of(*(want(f"a{n}", at=n) for n in range(3)), *(want(f"b{n}", sender="b", at=n) for n in range(3)))
-    order = [names(wants.next_batch(most=2, need=None, max_bytes=ANY)) for _ in range(4)]
+    order = [names(wants.next_request(most=2, need=None, max_bytes=ANY)) for _ in range(4)]
     assert order == [["a2", "a1"], ["b2", "b1"], ["a0"], ["b0"]]
     assert wants.num_in_flight == len(wants) == 6
-    assert wants.next_batch(most=2, need=None, max_bytes=ANY) is None
+    assert wants.next_request(most=2, need=None, max_bytes=ANY) is None
 
 
 def test_what_is_needed_is_spread_over_senders_and_duties_come_on_top() -> None:
     wants = wants_of(
         *(want(f"a{n}", at=n) for n in range(5)),
         *(want(f"b{n}", sender="b", at=n) for n in range(5)),
-        want("d", sender="b", at=-1.0, is_duty=True),
+        want("d", sender="b", at=-1.0, is_assigned=True),
     )
-    assert names(wants.next_batch(most=16, need=2, max_bytes=ANY)) == ["a4"]
-    assert names(wants.next_batch(most=16, need=1, max_bytes=ANY)) == ["d", "b4"]
-    assert wants.next_batch(most=16, need=0, max_bytes=ANY) is None
+    assert names(wants.next_request(most=16, need=2, max_bytes=ANY)) == ["a4"]
+    assert names(wants.next_request(most=16, need=1, max_bytes=ANY)) == ["d", "b4"]
+    assert wants.next_request(most=16, need=0, max_bytes=ANY) is None
 
 
 def test_a_request_keeps_to_its_bytes_but_one_group_always_fits() -> None:
     wants = wants_of(*(want(f"a{n}", at=n, num_bytes=60) for n in range(3)))
-    assert names(wants.next_batch(most=16, need=None, max_bytes=120)) == ["a2", "a1"]
-    assert names(wants.next_batch(most=16, need=None, max_bytes=10)) == ["a0"]
+    assert names(wants.next_request(most=16, need=None, max_bytes=120)) == ["a2", "a1"]
+    assert names(wants.next_request(most=16, need=None, max_bytes=10)) == ["a0"]
 
 
 def test_a_peer_that_may_not_be_asked_is_passed_over() -> None:
     wants = wants_of(want("a0"), want("b0", sender="b"))
-    assert names(wants.next_batch(most=1, need=None, max_bytes=ANY, may_ask=lambda peer: peer == "b")) == ["b0"]
+    assert names(wants.next_request(most=1, need=None, max_bytes=ANY, may_ask=lambda peer: peer == "b")) == ["b0"]
 
 
 def test_what_the_sender_does_not_give_is_asked_of_holders_then_of_members() -> None:
@@ -60,7 +60,7 @@ def test_what_the_sender_does_not_give_is_asked_of_holders_then_of_members() -> 
     assert not wants.add(want("a0"), holder="b")
     asked = []
     for _ in range(MAX_TRIES):
-        batch = wants.next_batch(most=1, need=None, max_bytes=ANY)
+        batch = wants.next_request(most=1, need=None, max_bytes=ANY)
         assert batch is not None
         asked.append(batch.source.peer_id)
         given_up = wants.missed(batch, missing=[b"a0"], others=["a", "c", "b", "d", "e"])
@@ -71,93 +71,93 @@ def test_what_the_sender_does_not_give_is_asked_of_holders_then_of_members() -> 
 
 def test_a_text_is_asked_of_its_sender_alone() -> None:
     wants = wants_of(want("a0", as_text=True))
-    batch = wants.next_batch(most=1, need=None, max_bytes=ANY)
+    batch = wants.next_request(most=1, need=None, max_bytes=ANY)
     assert batch is not None and batch.source == Source("a", True)
     assert wants.missed(batch, missing=[b"a0"], others=["b"]) == [want("a0", as_text=True)]
 
 
 def test_what_arrived_is_no_longer_wanted_and_a_busy_peer_is_asked_again() -> None:
     wants = wants_of(want("a0"), want("a1", at=1.0))
-    batch = wants.next_batch(most=2, need=None, max_bytes=ANY)
+    batch = wants.next_request(most=2, need=None, max_bytes=ANY)
     assert batch is not None
     wants.put_back(batch)
     assert wants.num_in_flight == 0 and len(wants) == 2
-    batch = wants.next_batch(most=2, need=None, max_bytes=ANY)
+    batch = wants.next_request(most=2, need=None, max_bytes=ANY)
     assert names(batch) == ["a1", "a0"]
     wants.arrived([b"a0", b"a1"])
     assert len(wants) == 0 and b"a0" not in wants
 
 
 def test_the_list_is_bounded_and_forgets_the_old_and_the_banned() -> None:
-    wants = Wants(max_per_holder=3)
+    wants = PullQueue(max_per_holder=3)
     for number in range(5):
         wants.add(want(f"a{number}", at=number), holder="a")
     assert len(wants) == 3
     assert wants.drop_older(3.0) == 1
     wants.add(want("b0", sender="b", at=9.0), holder="b")
     wants.drop_senders({"a"})
-    assert names(wants.next_batch(most=9, need=None, max_bytes=ANY)) == ["b0"]
-    assert wants.next_batch(most=9, need=None, max_bytes=ANY) is None
+    assert names(wants.next_request(most=9, need=None, max_bytes=ANY)) == ["b0"]
+    assert wants.next_request(most=9, need=None, max_bytes=ANY) is None
 
 
 @pytest.mark.parametrize(
     ("rule", "num_members", "num_ready", "expected"),
     [
-        ("auto", 16, 999, Demand(need=None, takes_duties=True)),
-        ("auto", 17, 0, Demand(need=19, takes_duties=True)),
-        ("auto", 17, 19, Demand(need=0, takes_duties=True)),
-        ("auto", 17, 999, Demand(need=0, takes_duties=True)),
-        ("needed", 1, 0, Demand(need=19, takes_duties=True)),
-        ("all", 999, 0, Demand(need=None, takes_duties=True)),
+        ("auto", 16, 999, PullDemand(need=None, takes_assigned=True)),
+        ("auto", 17, 0, PullDemand(need=19, takes_assigned=True)),
+        ("auto", 17, 19, PullDemand(need=0, takes_assigned=True)),
+        ("auto", 17, 999, PullDemand(need=0, takes_assigned=True)),
+        ("needed", 1, 0, PullDemand(need=19, takes_assigned=True)),
+        ("all", 999, 0, PullDemand(need=None, takes_assigned=True)),
     ],
 )
-def test_a_large_swarm_is_pulled_as_needed(rule: str, num_members: int, num_ready: int, expected: Demand) -> None:
-    made = demand(rule, num_members=num_members, small_swarm=16, per_step=10, num_ready=num_ready, num_in_flight=1)  # type: ignore[arg-type]
+def test_a_large_swarm_is_pulled_as_needed(rule: str, num_members: int, num_ready: int, expected: PullDemand) -> None:
+    made = pull_demand(rule, num_members=num_members, small_swarm=16, per_step=10, num_ready=num_ready, num_in_flight=1)  # type: ignore[arg-type]
     assert made == expected
 
 
 def test_of_too_many_in_all_the_oldest_are_forgotten_and_duties_last() -> None:
-    wants = Wants(capacity=3)
+    wants = PullQueue(capacity=3)
     for number in range(6):
-        wants.add(want(f"w{number}", sender=f"s{number}", at=number, is_duty=number in (0, 2)), holder=f"s{number}")
+        wants.add(want(f"w{number}", sender=f"s{number}", at=number, is_assigned=number in (0, 2)), holder=f"s{number}")
     assert len(wants) == 3
-    asked = [names(wants.next_batch(most=9, need=0, max_bytes=ANY)) for _ in range(2)]
+    asked = [names(wants.next_request(most=9, need=0, max_bytes=ANY)) for _ in range(2)]
     assert asked == [["w0"], ["w2"]]
-    assert names(wants.next_batch(most=9, need=9, max_bytes=ANY)) == ["w5"]
+    assert names(wants.next_request(most=9, need=9, max_bytes=ANY)) == ["w5"]
 
 
 def test_a_duty_is_found_among_others_wherever_it_came_from() -> None:
     wants = wants_of(*(want(f"a{number}", sender=f"s{number}") for number in range(5)))
-    assert wants.next_batch(most=9, need=0, max_bytes=ANY) is None
-    wants.add(want("a3", sender="s3", is_duty=True), holder="s3")
-    batch = wants.next_batch(most=9, need=0, max_bytes=ANY)
+    assert wants.next_request(most=9, need=0, max_bytes=ANY) is None
+    wants.add(want("a3", sender="s3", is_assigned=True), holder="s3")
+    batch = wants.next_request(most=9, need=0, max_bytes=ANY)
     assert batch is not None and names(batch) == ["a3"]
     wants.put_back(batch)
-    assert wants.next_batch(most=9, need=0, max_bytes=ANY) == batch
+    assert wants.next_request(most=9, need=0, max_bytes=ANY) == batch
     wants.missed(batch, missing=[b"a3"], others=["s9"])
-    assert wants.next_batch(most=9, need=0, max_bytes=ANY) == Batch(Source("s9", False), batch.wants)
+    assert wants.next_request(most=9, need=0, max_bytes=ANY) == PullRequest(Source("s9", False), batch.items)
     wants.drop_senders({"s3"})
-    assert wants.next_batch(most=9, need=0, max_bytes=ANY) is None and len(wants) == 4
+    assert wants.next_request(most=9, need=0, max_bytes=ANY) is None and len(wants) == 4
 
 
-@pytest.mark.parametrize(("num_in_flight", "takes_duties"), [(39, True), (40, False)])
-def test_duties_are_left_by_a_node_that_cannot_keep_up(num_in_flight: int, takes_duties: bool) -> None:
-    made = demand("needed", num_members=99, small_swarm=16, per_step=10, num_ready=0, num_in_flight=num_in_flight)
-    assert made.takes_duties == takes_duties
+@pytest.mark.parametrize(("num_in_flight", "takes_assigned"), [(39, True), (40, False)])
+def test_duties_are_left_by_a_node_that_cannot_keep_up(num_in_flight: int, takes_assigned: bool) -> None:
+    made = pull_demand("needed", num_members=99, small_swarm=16, per_step=10, num_ready=0, num_in_flight=num_in_flight)
+    assert made.takes_assigned == takes_assigned
 
 
 def test_what_waits_for_a_paused_peer_is_asked_of_another_that_holds_it() -> None:
     wants = wants_of(want("x", sender="thief"), want("y", sender="thief"))
     wants.add(want("x"), holder="a")
     wants.reroute(lambda peer: peer != "thief")
-    batch = wants.next_batch(most=16, need=None, max_bytes=ANY, may_ask=lambda peer: peer != "thief")
+    batch = wants.next_request(most=16, need=None, max_bytes=ANY, may_ask=lambda peer: peer != "thief")
     assert batch is not None
     assert (batch.source.peer_id, names(batch)) == ("a", ["x"])
-    assert names(wants.next_batch(most=16, need=None, max_bytes=ANY)) == ["y"], "nobody else has it"
+    assert names(wants.next_request(most=16, need=None, max_bytes=ANY)) == ["y"], "nobody else has it"
 
 
 def test_of_too_many_wants_in_all_the_oldest_of_whoever_has_most_go() -> None:
-    wants = Wants(capacity=4)
+    wants = PullQueue(capacity=4)
     for name in ("a0", "a1", "a2", "b0", "c0"):
         wants.add(want(name, sender=name[0]), holder=name[0])
     assert len(wants) == 4

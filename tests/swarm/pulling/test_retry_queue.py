@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.pulling.pull_queue import Want
-from ftis_node.swarm.pulling.retry_queue import Later
+from ftis_node.swarm.pulling.pull_queue import PullItem
+from ftis_node.swarm.pulling.retry_queue import RetryQueue
 
 
-def want(name: str) -> Want:
-    return Want(id=name.encode(), sender="a", number=1, num_bytes=1, created_at=0.0)
+def want(name: str) -> PullItem:
+    return PullItem(id=name.encode(), sender="a", number=1, num_bytes=1, created_at=0.0)
 
 
 def test_it_is_asked_for_again_ever_more_rarely_and_then_given_up() -> None:
-    later, now, waits = Later(first_wait_s=2.0, max_rounds=3), 0.0, []
+    later, now, waits = RetryQueue(first_wait_s=2.0, max_rounds=3), 0.0, []
     while later.put(want("x"), now=now):
         began = now
         while not (due := later.due(now=now)):
@@ -24,7 +24,7 @@ def test_it_is_asked_for_again_ever_more_rarely_and_then_given_up() -> None:
 
 
 def test_of_too_many_the_oldest_are_given_up() -> None:
-    later = Later(first_wait_s=1.0, capacity=2)
+    later = RetryQueue(first_wait_s=1.0, capacity=2)
     for name in ("a", "b", "c"):
         later.put(want(name), now=0.0)
     assert [one.id for one in later.due(now=1.0)] == [b"b", b"c"]

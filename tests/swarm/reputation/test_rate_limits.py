@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, neighbourhood_of
+from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
 
 LIMITS = QuotaLimits(
     groups_a_minute=60.0, tokens_a_minute=6000.0, strangers_groups_a_minute=120.0, strangers_tokens_a_minute=1e6
@@ -64,4 +64,4 @@ def test_among_few_peers_each_has_its_part_and_among_many_none_has_more_than_the
     ],
 )
 def test_peers_of_one_public_network_are_one_neighbour(addresses: list[str], network: str | None) -> None:
-    assert neighbourhood_of(addresses) == network
+    assert subnet_of(addresses) == network

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from ftis_node.gossip.interface import FetchOutcome
-from ftis_node.swarm.reputation.reasons import CONDUCT, REFUSALS, UNKNOWN, sentence
-from ftis_node.swarm.reputation.score import Conduct
-from ftis_node.swarm.reputation.table import BY_OPERATOR, GOOD_CONDUCT
+from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS, UNKNOWN, sentence
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation.table import BY_OPERATOR, GOOD_BEHAVIOUR
 
 DOOR = Path(__file__).parents[3] / "docs" / "door.md"
 
@@ -21,7 +21,7 @@ def test_the_sentences_are_those_of_the_page_on_the_door() -> None:
 
 def test_whatever_a_peers_record_counts_has_a_sentence() -> None:
     for reason in [
-        *(set(Conduct) - GOOD_CONDUCT),
+        *(set(Behaviour) - GOOD_BEHAVIOUR),
         BY_OPERATOR,
         "audit",
         "announcement_flood",
@@ -31,4 +31,4 @@ def test_whatever_a_peers_record_counts_has_a_sentence() -> None:
     for outcome in FetchOutcome:
         assert outcome.value.replace("_", " ") in sentence(f"pull_{outcome.value}")
     assert sentence("nonsense") == UNKNOWN
-    assert not set(REFUSALS) & set(CONDUCT)
+    assert not set(REFUSALS) & set(BEHAVIOUR)

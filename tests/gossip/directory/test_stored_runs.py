@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 from ftis_node.gossip.directory.dht import Directory
-from ftis_node.gossip.directory.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DictionaryDHTValue
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
@@ -15,7 +15,9 @@ RUN, OTHER_RUN = "ab" * 16, "cd" * 16
 
 
 def _packed(run_id: str, num_shards: int, *, later: float) -> bytes:
-    raw = seal(Identity.generate(), EntryKind.MEMBER, run_id, pack_member([], num_shards=num_shards), expires_at=later)
+    raw = sign_entry(
+        Identity.generate(), EntryKind.MEMBER, run_id, pack_member([], num_shards=num_shards), expires_at=later
+    )
     return b"\xc5" + len(raw).to_bytes(2, "big") + raw
 
 
@@ -29,4 +31,4 @@ def test_a_member_that_says_less_silences_no_shard() -> None:
     directory = object.__new__(Directory)
     directory._guard = PeerGuard()
     directory._node = SimpleNamespace(protocol=SimpleNamespace(storage=dict(storage)))
-    assert directory.runs_in_sight() == {RUN: 8, OTHER_RUN: 2}
+    assert directory.stored_runs() == {RUN: 8, OTHER_RUN: 2}
