@@ -7,12 +7,12 @@ import hivemind, and with it torch: import them where a network is really starte
 from __future__ import annotations
 
 from ftis_node.gossip.interface import (
-    Announcement,
     Fetched,
     FetchOutcome,
     Gossip,
     GossipCounters,
     GossipLimits,
+    GossipMessage,
     PeerConnection,
     SwarmPhase,
     SwarmState,
@@ -21,7 +21,7 @@ from ftis_node.gossip.multiaddr import PeerAddress, parse_listen_address, parse_
 from ftis_node.gossip.settings import NetworkSettings
 
 __all__ = [
-    "Announcement",
+    "GossipMessage",
     "FetchOutcome",
     "Fetched",
     "Gossip",

@@ -75,7 +75,7 @@ class PeerConnection:
     addresses: tuple[str, ...]
 
 
-class Announcement(NamedTuple):
+class GossipMessage(NamedTuple):
     """A message of one of the run's topics; `sender` is proven by the network's own signature."""
 
     sender: str
@@ -252,7 +252,7 @@ class Gossip(Protocol):
         """Reads these shards from now on, and no others. New ones are read before old ones are given up."""
         ...
 
-    def announcements(self) -> AsyncIterator[Announcement]:
+    def announcements(self) -> AsyncIterator[GossipMessage]:
         """Announcements of others, in the order of arrival, until closed. One reader at a time."""
         ...
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.encryption import NO_CIPHER, SecretCipher
-from ftis_node.gossip.interface import Announcement, Fetched, FetchOutcome, GossipLimits, SwarmPhase
+from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipLimits, GossipMessage, SwarmPhase
 from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY, with_duplicate_identity
 from ftis_node.gossip.membership.membership import SEEN_TTLS, Membership
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
@@ -27,7 +27,7 @@ from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue
 from ftis_node.gossip.pubsub.subscriptions import Subscriptions
 from ftis_node.gossip.rpc.calls import PeerCalls
 from ftis_node.gossip.rpc.client import pull_items
-from ftis_node.gossip.wire_names import Service, protocol, topic
+from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Libp2pGossip(PeerCalls):
         self._membership.read_shards = frozenset(shards)
         await self._subscriptions.choose(shards)
 
-    def announcements(self) -> AsyncIterator[Announcement]:
+    def announcements(self) -> AsyncIterator[GossipMessage]:
         """Announcements of others, until closed. Raises the fault of ours that ended the network, if one did."""
         return self._queue.drain()
 
@@ -199,7 +199,7 @@ class Libp2pGossip(PeerCalls):
         return self._membership.shard_members
 
     async def _pull(
-        self, peer_id: str, service: Service, request: bytes, *, items: ItemCollector, timeout_s: float
+        self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
     ) -> Fetched:
         if self._supervisor.session is None:
             return items.end(FetchOutcome.UNREACHABLE)
@@ -235,21 +235,21 @@ class Libp2pGossip(PeerCalls):
         seen_at, kept_s = self._twin_seen_at, SEEN_TTLS * self._settings.member_ttl_s
         return seen_at is not None and asyncio.get_running_loop().time() < seen_at + kept_s
 
-    def _on_message(self, shard: int, message: Announcement) -> None:
+    def _on_message(self, shard: int, message: GossipMessage) -> None:
         if message.sender == self._peer_id:
             return
         with self._guard.work_for(message.sender, Place.MESSAGE):
             self._take(shard, message)
 
-    def _take(self, shard: int, message: Announcement) -> None:
+    def _take(self, shard: int, message: GossipMessage) -> None:
         try:
             payload = self._opened(message, topic(self._run_name, shard))
         except RecordError as error:
             self._refuse_announcement(message.sender, error)
             return
-        self._queue.put(Announcement(message.sender, payload, shard))
+        self._queue.put(GossipMessage(message.sender, payload, shard))
 
-    def _opened(self, message: Announcement, name: str) -> bytes:
+    def _opened(self, message: GossipMessage, name: str) -> bytes:
         """The announcement in a message of a topic. Raises RecordError where it is too large, or sealed otherwise."""
         if len(message.payload) > self._limits.max_announcement_bytes + self._cipher.overhead_bytes:
             raise RecordError("size", f"an announcement of {len(message.payload)} bytes")

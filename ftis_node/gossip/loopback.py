@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import (
-    Announcement,
     Fetched,
     FetchOutcome,
     GossipLimits,
+    GossipMessage,
     PeerConnection,
     SwarmPhase,
     SwarmState,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 
     from ftis_node.gossip.rpc.bounds import ItemCollector
-    from ftis_node.gossip.wire_names import Service
+    from ftis_node.gossip.wire_names import RpcService
 
     DelayHook = Callable[[str, str], float]
     LossHook = Callable[[str, str, bytes], bool]
@@ -166,14 +166,14 @@ class LoopbackGossip(PeerCalls):
         self._counters.announcements_sent += 1
         for other in self._others():
             if not self._swarm.loses(self._peer_id, other.peer_id, payload):
-                self._send(other, Announcement(self._peer_id, payload, shard))
+                self._send(other, GossipMessage(self._peer_id, payload, shard))
         return True
 
     async def read_shards(self, shards: Collection[int]) -> None:
         """Reads these shards from now on."""
         self._shards = frozenset(shards)
 
-    def deliver(self, announcement: Announcement) -> None:
+    def deliver(self, announcement: GossipMessage) -> None:
         """Takes an announcement in."""
         if not self._is_up or announcement.shard not in self._shards:
             return
@@ -183,7 +183,7 @@ class LoopbackGossip(PeerCalls):
             return
         self._queue.put(announcement)
 
-    def announcements(self) -> AsyncIterator[Announcement]:
+    def announcements(self) -> AsyncIterator[GossipMessage]:
         """Announcements of others, until closed."""
         return self._queue.drain()
 
@@ -222,7 +222,7 @@ class LoopbackGossip(PeerCalls):
     def _others(self) -> list[LoopbackGossip]:
         return [node for node in self._swarm.members(self._run_id) if node is not self] if self._is_up else []
 
-    def _send(self, other: LoopbackGossip, announcement: Announcement) -> None:
+    def _send(self, other: LoopbackGossip, announcement: GossipMessage) -> None:
         delay_s = self._swarm.delay_s(self._peer_id, other.peer_id)
         if delay_s > 0:
             asyncio.get_running_loop().call_later(delay_s, other.deliver, announcement)
@@ -230,7 +230,7 @@ class LoopbackGossip(PeerCalls):
             other.deliver(announcement)
 
     async def _pull(
-        self, peer_id: str, service: Service, request: bytes, *, items: ItemCollector, timeout_s: float
+        self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
     ) -> Fetched:
         other = self._swarm.find(peer_id, run_id=self._run_id) if self._is_up else None
         if other is None or self._swarm.loses(self._peer_id, peer_id, request):
@@ -256,7 +256,7 @@ class LoopbackGossip(PeerCalls):
             await asyncio.sleep(delay_s)
             items.add(frame)
 
-    async def serve_stream(self, peer_id: str, service: Service, request: bytes) -> AsyncGenerator[Frame, None]:
+    async def serve_stream(self, peer_id: str, service: RpcService, request: bytes) -> AsyncGenerator[Frame, None]:
         """Items for a peer, then how the stream ends for it."""
         if self._admission.is_refused(peer_id):
             self._counters.count_serve_error("refused")

@@ -9,7 +9,7 @@ PREFIX = "/ftis/1"
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class Service(StrEnum):
+class RpcService(StrEnum):
     """What a member may ask of another."""
 
     HELLO = "hello"  # nothing; one empty item says that a member of this run is here
@@ -32,14 +32,14 @@ def topic(run_id: str, shard: int) -> str:
     return f"{PREFIX}/{run_id}/{shard}"
 
 
-def protocol(run_id: str, service: Service) -> str:
+def protocol(run_id: str, service: RpcService) -> str:
     """The libp2p protocol of a service in a run."""
     return f"{PREFIX}/{run_id}/{service}"
 
 
-def service_of(protocol_name: str) -> Service:
+def service_of(protocol_name: str) -> RpcService:
     """The service that `protocol` named. Raises ValueError for a name it never gives."""
-    return Service(protocol_name.rsplit("/", 1)[-1])
+    return RpcService(protocol_name.rsplit("/", 1)[-1])
 
 
 def record_key(run_id: str, peer_id: str) -> str:

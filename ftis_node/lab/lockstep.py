@@ -33,7 +33,7 @@ class Participant(Protocol):
     def groups_sent(self) -> int: ...
 
 
-class Place(NamedTuple):
+class Enrollment(NamedTuple):
     """A sender in the rounds up to `last_step`; with `figures`, one that judges what others send."""
 
     sender: Participant
@@ -51,14 +51,14 @@ class Lockstep:
 
     def __init__(self, rounds: Rounds) -> None:
         self.rounds = rounds
-        self._places: list[Place] = []
+        self._places: list[Enrollment] = []
         self._begun: dict[str, int] = {}  # by peer id: the step that a judge waits for, so all before it is done
 
     def enter(
         self, sender: Participant, figures: Figures | None = None, *, last_step: int, quota: Quota | None = None
     ) -> None:
         """Counts on this sender up to `last_step`; with `figures`, as a node that judges what others send."""
-        self._places.append(Place(sender, last_step, quota or Quota(self.rounds), figures))
+        self._places.append(Enrollment(sender, last_step, quota or Quota(self.rounds), figures))
 
     def due(self, peer_id: str, step: int) -> int:
         """Groups that this sender has made when the round of `step` is complete."""
@@ -80,7 +80,7 @@ class Lockstep:
         judges = [place for place in self._places if place.figures]
         await _until(lambda: all(self._has_done(place, min(step - 1, place.last_step)) for place in judges))
 
-    def _has_done(self, place: Place, step: int) -> bool:
+    def _has_done(self, place: Enrollment, step: int) -> bool:
         if self._begun.get(place.sender.peer_id, 1) > step:
             return True
         return step == place.last_step and place.figures is not None and place.figures.step >= step

@@ -28,7 +28,7 @@ from ftis_node.swarm.reputation.score import Behaviour
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.gossip.interface import Announcement as Message
+    from ftis_node.gossip.interface import GossipMessage as Message
     from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import Announcement
 

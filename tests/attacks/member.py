@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.gossip.wire_names import Service
+    from ftis_node.gossip.wire_names import RpcService
     from tests.attacks.victim import Victim
 
 AGAIN_S = 0.4  # between announcements of the same: gossipsub loses what is said before its mesh has grown
@@ -120,7 +120,7 @@ class Member:
         assert self.gossip._supervisor.session is not None
         return self.gossip._supervisor.session
 
-    def stream(self, service: Service, *, timeout_s: float = 30.0) -> Any:
+    def stream(self, service: RpcService, *, timeout_s: float = 30.0) -> Any:
         """A raw stream of a service of the victim's."""
         name = protocol(self.maker.manifest.run_id, service)
         return self.link.client.stream(self.victim_id, name, timeout_s=timeout_s)

@@ -21,7 +21,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.rpc.frames import HEADER, Frame
-from ftis_node.gossip.wire_names import Service, bucket_key
+from ftis_node.gossip.wire_names import RpcService, bucket_key
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology.shards import bucket_of
 from tests.attacks.member import Maker, Member, joined, spoil
@@ -125,7 +125,7 @@ async def hold_streams(attack: Attack) -> None:
 
     async def hold(length: int) -> None:
         with suppress(OSError, EOFError, P2pdError):  # cut, or not opened any more: both are right
-            async with attack.member.stream(Service.FETCH) as (reader, writer):
+            async with attack.member.stream(RpcService.FETCH) as (reader, writer):
                 writer.write(HEADER.pack(Frame.REQUEST, length))
                 await reader.read()
 

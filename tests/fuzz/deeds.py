@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.wire_names import Service
+from ftis_node.gossip.wire_names import RpcService
 from ftis_node.lab.light_node import FINGERPRINT, light_group
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group
@@ -168,10 +168,10 @@ async def resend(battle: Battle, who: Hostile, rng: random.Random) -> None:
 
 async def behave(battle: Battle, who: Hostile, rng: random.Random) -> None:
     """Another manner of answering."""
-    service = rng.choice((Service.FETCH, Service.FETCH, Service.ASK, Service.ASK, Service.CONFIRM))
+    service = rng.choice((RpcService.FETCH, RpcService.FETCH, RpcService.ASK, RpcService.ASK, RpcService.CONFIRM))
     who.manners[service] = rng.choice(MANNERS)
     if rng.random() < 0.3:
-        who.manners = dict.fromkeys(Service, "right")
+        who.manners = dict.fromkeys(RpcService, "right")
 
 
 async def describe(battle: Battle, who: Hostile, rng: random.Random) -> None:
@@ -202,8 +202,8 @@ async def ask(battle: Battle, who: Hostile, rng: random.Random) -> None:
     )
     for _ in range(rng.choice((0, 1, 2))):
         change_field(question, rng)
-    service = rng.choice(list(Service))
-    request = question.SerializeToString() if service is Service.ASK else ids
+    service = rng.choice(list(RpcService))
+    request = question.SerializeToString() if service is RpcService.ASK else ids
     if rng.random() < 0.1:
         request = rng.randbytes(rng.choice((0, 31, 33, 4096)))
     served = rng.choice((battle.victim, battle.victim, battle.honest)).gossip

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from ftis_node.gossip import Announcement, Gossip
+    from ftis_node.gossip import Gossip, GossipMessage
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
@@ -47,7 +47,7 @@ async def eventually(condition: Callable[[], Any | Awaitable[Any]], *, within_s:
         await asyncio.sleep(0.05)
 
 
-async def hear(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> Announcement:
+async def hear(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> GossipMessage:
     """The announcement with this payload; others before it are passed over."""
     async with asyncio.timeout(within_s), aclosing(node.announcements()) as announcements:
         async for announcement in announcements:
@@ -56,7 +56,7 @@ async def hear(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> Annou
     raise AssertionError("the announcements ended")
 
 
-async def announce_until_heard(sender: Gossip, receivers: Sequence[Gossip], payload: bytes) -> list[Announcement]:
+async def announce_until_heard(sender: Gossip, receivers: Sequence[Gossip], payload: bytes) -> list[GossipMessage]:
     """Announces until every receiver heard it: gossipsub loses what is sent before its mesh has grown."""
     hearing = asyncio.gather(*(hear(receiver, payload, within_s=30) for receiver in receivers))
     while not hearing.done():

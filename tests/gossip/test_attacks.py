@@ -14,7 +14,7 @@ from ftis_node.gossip.directory.entries import EntryKind, sign_entry
 from ftis_node.gossip.directory.validators import MAX_KEYS_PER_FIND
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID, dht_pb2
-from ftis_node.gossip.wire_names import Service, protocol, record_key, topic
+from ftis_node.gossip.wire_names import RpcService, protocol, record_key, topic
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
 
@@ -61,7 +61,7 @@ async def test_rubbish_on_a_stream_is_counted(
     victim.serve(Shelf(b"body").lookup)
     num_before = victim.counters.serve_errors.get(reason, 0)
     assert attacker._supervisor.session is not None
-    fetch = protocol("r", Service.FETCH)
+    fetch = protocol("r", RpcService.FETCH)
     async with attacker._supervisor.session.client.stream(victim.peer_id, fetch, timeout_s=30) as (reader, writer):
         writer.write(sent)
         assert await asyncio.wait_for(reader.read(), 10) == b""
@@ -76,7 +76,7 @@ async def test_many_open_streams_are_cut_and_others_served_again(pair: tuple[Lib
     control = attacker._supervisor.session.client
 
     async def hold() -> bytes:
-        async with control.stream(victim.peer_id, protocol("r", Service.FETCH), timeout_s=10) as (reader, _):
+        async with control.stream(victim.peer_id, protocol("r", RpcService.FETCH), timeout_s=10) as (reader, _):
             return await reader.read()
 
     await asyncio.gather(*(hold() for _ in range(24)))

@@ -21,7 +21,7 @@ from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from ftis_node.gossip import Announcement, Gossip
+    from ftis_node.gossip import Gossip, GossipMessage
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -82,7 +82,7 @@ async def test_own_announcements_are_not_delivered(four: Four) -> None:
     sender, other, _ = four.members
     await sender.announce(b"mine")
     await announce_until_heard(sender, [other], b"mine, too")
-    heard: list[Announcement] = []
+    heard: list[GossipMessage] = []
     async with asyncio.timeout(10), aclosing(sender.announcements()) as announcements:
         await other.announce(b"theirs")
         async for announcement in announcements:

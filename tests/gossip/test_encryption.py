@@ -13,7 +13,7 @@ from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.rpc.bounds import pack_ids
 from ftis_node.gossip.rpc.frames import Frame, write_frame
-from ftis_node.gossip.wire_names import RUN_ID, Service, protocol, topic
+from ftis_node.gossip.wire_names import RUN_ID, RpcService, protocol, topic
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
 
@@ -120,7 +120,7 @@ async def _attack_by_name(outsider: Libp2pGossip, alice: Libp2pGossip, bob: Libp
         for forged in (b"forged", overheard.payload):  # the latter is alice's own, said again by another
             await session.client.publish(topic(name, 0), forged)
         await eventually(lambda: bob.counters.announcements_refused == num_refused + 2)
-    async with session.client.stream(alice.peer_id, protocol(name, Service.FETCH), timeout_s=30) as (reader, writer):
+    async with session.client.stream(alice.peer_id, protocol(name, RpcService.FETCH), timeout_s=30) as (reader, writer):
         await write_frame(writer, Frame.REQUEST, pack_ids(shelf.ids, limits=alice._limits), idle_s=5)
         assert await asyncio.wait_for(reader.read(), 30) == b""
     await eventually(lambda: alice.counters.serve_errors.get("sealed") == 1)

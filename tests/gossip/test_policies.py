@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftis_node.gossip import Announcement, GossipCounters, GossipLimits, NetworkSettings, SwarmPhase
+from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, NetworkSettings, SwarmPhase
 from ftis_node.gossip.directory.own_entries import OwnEntries
 from ftis_node.gossip.membership.connection_state import ConnectionFacts
 from ftis_node.gossip.membership.dialler import usable_addresses
@@ -75,7 +75,7 @@ async def test_the_queue_keeps_the_newest() -> None:
     counters = GossipCounters()
     inbox = AnnouncementQueue(capacity=3, counters=counters)
     for number in range(5):
-        inbox.put(Announcement("peer", bytes([number])))
+        inbox.put(GossipMessage("peer", bytes([number])))
     inbox.close()
     assert [announcement.payload[0] async for announcement in inbox.drain()] == [2, 3, 4]
     assert (counters.announcements_received, counters.announcements_dropped) == (5, 2)
@@ -83,7 +83,7 @@ async def test_the_queue_keeps_the_newest() -> None:
 
 async def test_a_fault_reaches_the_reader_after_what_was_waiting() -> None:
     inbox = AnnouncementQueue(capacity=3, counters=GossipCounters())
-    inbox.put(Announcement("peer", b"last"))
+    inbox.put(GossipMessage("peer", b"last"))
     inbox.close(RuntimeError("a bug"))
     announcements = inbox.drain()
     assert (await anext(announcements)).payload == b"last"

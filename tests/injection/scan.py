@@ -25,9 +25,9 @@ ROOMS = ("gossip", "node", "validation")  # `records` works inside of these, `sw
 READING_ROOMS = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {
-    *("Accepted", "Announcement", "Arrival", "DHTRecord", "DirectoryEntry", "Envelope", "Fetched", "Group"),
-    *("Heard", "Message", "PeerConnection", "PeerRecord", "Question", "RecordError", "Refusal", "Refused"),
-    *("PullItem", "PullRequest", "SequenceGap", "SequenceTracker", "StoredGroup", "TextGroup", "Verdict"),
+    *("Accepted", "Announcement", "Arrival", "DHTRecord", "DirectoryEntry", "Envelope", "Fetched", "GossipMessage"),
+    *("Group", "Heard", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest", "Question"),
+    *("RecordError", "Refusal", "Refused", "SequenceGap", "SequenceTracker", "StoredGroup", "TextGroup", "Verdict"),
     "WeightsOffer",
 }
 VALUE_NAMES = {"addresses", "announcer", "message", "origin", "peer", "peer_id", "peer_ids", "request", "sender"}

@@ -19,7 +19,7 @@ from ftis_node.gossip.directory import validators as door
 from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.rpc.bounds import pack_ids
 from ftis_node.gossip.rpc.frames import HEADER, Frame
-from ftis_node.gossip.wire_names import Service, protocol, topic
+from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.serve import MAX_ANSWERS
 from ftis_node.records import bounds, compact, planes, question, weights
@@ -151,8 +151,8 @@ def test_the_pages_lossy_planes_are_those_of_the_code() -> None:
 
 
 def test_names_and_turns_are_as_the_page_says() -> None:
-    assert set(Service) == set(re.findall(r"^\| `(\w+)` \| (?:empty|ids|the same|a `)", PAGE, flags=re.MULTILINE))
-    assert (topic("RUN", 3), protocol("RUN", Service.ASK)) == ("/ftis/1/RUN/3", "/ftis/1/RUN/ask")
+    assert set(RpcService) == set(re.findall(r"^\| `(\w+)` \| (?:empty|ids|the same|a `)", PAGE, flags=re.MULTILINE))
+    assert (topic("RUN", 3), protocol("RUN", RpcService.ASK)) == ("/ftis/1/RUN/3", "/ftis/1/RUN/ask")
     members = [f"peer-{number}" for number in range(5)]
     weigh = {name: hashlib.blake2b(name.encode(), key=_bytes("id"), digest_size=8).digest() for name in members}
     assert assignment_order(_bytes("id"), members) == sorted(members, key=lambda name: weigh[name], reverse=True)

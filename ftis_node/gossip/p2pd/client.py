@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import NetworkError
-from ftis_node.gossip.interface import Announcement, GossipCounters, PeerConnection
+from ftis_node.gossip.interface import GossipCounters, GossipMessage, PeerConnection
 from ftis_node.gossip.p2pd.hivemind_bindings import (
     address_bytes,
     address_texts,
@@ -99,7 +99,7 @@ class P2pdClient:
         await self._call(Request(type=Request.PUBSUB, pubsub=request))
 
     @asynccontextmanager
-    async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[Announcement]]:
+    async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[GossipMessage]]:
         """Messages of a topic, own ones too, for as long as the context is open; they end with EOFError."""
         request = PSRequest(type=PSRequest.SUBSCRIBE, topic=topic)
         async with self._connection(timeout_s=self._timeout_s) as (reader, writer):
@@ -167,7 +167,7 @@ class P2pdClient:
         finally:
             writer.transport.abort()  # at once, also where the task is being cancelled and unsent bytes are waiting
 
-    async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[Announcement]:
+    async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[GossipMessage]:
         while True:
             message = p2pd_pb2.PSMessage()
             await read_pbmsg_safe(reader, message)
@@ -177,7 +177,7 @@ class P2pdClient:
             if author is None:
                 self._counters.count_non_ed25519("message")
             else:
-                yield Announcement(sender=author, payload=message.data)
+                yield GossipMessage(sender=author, payload=message.data)
 
 
 def _raw_id(peer_id: str) -> bytes:

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ftis_node.gossip.interface import Announcement, GossipCounters
+    from ftis_node.gossip.interface import GossipCounters, GossipMessage
 
 
 class AnnouncementQueue:
     """Filled by the network, emptied by one reader. Lives in one event loop."""
 
     def __init__(self, *, capacity: int, counters: GossipCounters) -> None:
-        self._waiting: deque[Announcement] = deque(maxlen=capacity)
+        self._waiting: deque[GossipMessage] = deque(maxlen=capacity)
         self._counters = counters
         self._changed = asyncio.Event()
         self._closed = False
         self._error: BaseException | None = None
 
-    def put(self, announcement: Announcement) -> None:
+    def put(self, announcement: GossipMessage) -> None:
         """Takes an announcement in, at the cost of the oldest where there is no room."""
         self._counters.announcements_received += 1
         if len(self._waiting) == self._waiting.maxlen:
@@ -36,7 +36,7 @@ class AnnouncementQueue:
         self._error = error
         self._changed.set()
 
-    async def drain(self) -> AsyncIterator[Announcement]:
+    async def drain(self) -> AsyncIterator[GossipMessage]:
         """Announcements as they come, until closed."""
         while True:
             while self._waiting:

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
     from contextlib import AbstractAsyncContextManager
 
-    from ftis_node.gossip.interface import Announcement
+    from ftis_node.gossip.interface import GossipMessage
 
-    Subscribe = Callable[[int], AbstractAsyncContextManager[AsyncIterator[Announcement]]]
+    Subscribe = Callable[[int], AbstractAsyncContextManager[AsyncIterator[GossipMessage]]]
 
 
 class Subscriptions:
     """The chosen shards, and the tasks that read them."""
 
-    def __init__(self, shards: Collection[int], *, on_message: Callable[[int, Announcement], None]) -> None:
+    def __init__(self, shards: Collection[int], *, on_message: Callable[[int, GossipMessage], None]) -> None:
         """`on_message` gets each message of shard."""
         self._chosen = frozenset(shards)
         self._on_message = on_message

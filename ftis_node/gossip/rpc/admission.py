@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.wire_names import Service
+from ftis_node.gossip.wire_names import RpcService
 from ftis_node.swarm.upload_budget import UploadBudget
 
 if TYPE_CHECKING:
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.interface import GossipLimits
 
-COSTS = {Service.HELLO: 10.0, Service.ASK: 10.0}  # of usual requests: rarely needed, and an answer costs us look-ups
+COSTS = {
+    RpcService.HELLO: 10.0,
+    RpcService.ASK: 10.0,
+}  # of usual requests: rarely needed, and an answer costs us look-ups
 
 
 class OverBudget(RecordError):
@@ -54,7 +57,7 @@ class AdmissionControl:
         )
         self.is_refused: Callable[[str], bool] = _refuse_nobody
 
-    def enter(self, peer_id: str, service: Service) -> None:
+    def enter(self, peer_id: str, service: RpcService) -> None:
         """Takes a slot, to be given back by `leave`. Raises OverBudget where a peer is to come later."""
         if not self._budget.takes_request(peer_id, service, cost=COSTS.get(service, 1.0), now=_now()):
             raise OverBudget("over_requests", f"too many requests of {peer_id} for {service}")

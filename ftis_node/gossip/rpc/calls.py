@@ -10,7 +10,7 @@ from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipCounters
 from ftis_node.gossip.rpc.admission import AdmissionControl
 from ftis_node.gossip.rpc.bounds import ItemCollector, pack_ids
 from ftis_node.gossip.rpc.services import Services
-from ftis_node.gossip.wire_names import Service, check_run_id
+from ftis_node.gossip.wire_names import RpcService, check_run_id
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         ServeWeights,
     )
 
-PLACES = {Service.ASK: Place.CATCH_UP, Service.CONFIRM: Place.CONFIRM, Service.WEIGHTS: Place.WEIGHTS}
+PLACES = {RpcService.ASK: Place.CATCH_UP, RpcService.CONFIRM: Place.CONFIRM, RpcService.WEIGHTS: Place.WEIGHTS}
 
 
 class PeerCalls(ABC):
@@ -85,7 +85,7 @@ class PeerCalls(ABC):
         self, peer_id: str, ids: Sequence[bytes], *, as_text: bool = False, timeout_s: float | None = None
     ) -> Fetched:
         """Bodies of `ids` from a peer; see `base.Gossip.fetch`."""
-        service = Service.FETCH_TEXT if as_text else Service.FETCH
+        service = RpcService.FETCH_TEXT if as_text else RpcService.FETCH
         request = pack_ids(ids, limits=self._limits)
         items = ItemCollector(
             max_items=len(ids), max_item_bytes=self._limits.max_body_bytes, max_bytes=self._limits.max_request_bytes
@@ -102,7 +102,7 @@ class PeerCalls(ABC):
             raise ValueError(f"a question of {len(question)} bytes; {max_bytes} are allowed")
         max_items = self._limits.max_answers
         items = ItemCollector(max_items=max_items, max_item_bytes=max_bytes, max_bytes=max_items * max_bytes)
-        return await self._counted_pull(peer_id, Service.ASK, question, items=items, timeout_s=timeout_s)
+        return await self._counted_pull(peer_id, RpcService.ASK, question, items=items, timeout_s=timeout_s)
 
     async def ask_weights(
         self, peer_id: str, question: bytes, *, max_items: int, timeout_s: float | None = None
@@ -110,7 +110,7 @@ class PeerCalls(ABC):
         """A peer's items in answer to a question about weights; see `base.Gossip.ask_weights`."""
         max_item_bytes = self._limits.max_weights_item_bytes
         items = ItemCollector(max_items=max_items, max_item_bytes=max_item_bytes, max_bytes=max_items * max_item_bytes)
-        fetched = await self._counted_pull(peer_id, Service.WEIGHTS, question, items=items, timeout_s=timeout_s)
+        fetched = await self._counted_pull(peer_id, RpcService.WEIGHTS, question, items=items, timeout_s=timeout_s)
         self._counters.weights_bytes_in += sum(map(len, fetched.bodies))
         return fetched
 
@@ -119,7 +119,7 @@ class PeerCalls(ABC):
         request = pack_ids(ids, limits=self._limits)
         items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)  # one empty item
         timeout_s = self._limits.idle_timeout_s
-        told = await self._counted_pull(peer_id, Service.CONFIRM, request, items=items, timeout_s=timeout_s)
+        told = await self._counted_pull(peer_id, RpcService.CONFIRM, request, items=items, timeout_s=timeout_s)
         has_heard = told.outcome is FetchOutcome.COMPLETE and len(told.bodies) == 1
         self._counters.confirmed_out += len(ids) if has_heard else 0
         return has_heard
@@ -140,7 +140,7 @@ class PeerCalls(ABC):
             raise ValueError(f"{len(value)} bytes for {ttl_s} s; {max_bytes} bytes for {max_ttl_s} s are allowed")
 
     async def _counted_pull(
-        self, peer_id: str, service: Service, request: bytes, *, items: ItemCollector, timeout_s: float | None
+        self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float | None
     ) -> Fetched:
         total_s = self._limits.fetch_timeout_s if timeout_s is None else timeout_s
         fetched = items.end(FetchOutcome.BROKEN)
@@ -152,6 +152,6 @@ class PeerCalls(ABC):
 
     @abstractmethod
     async def _pull(
-        self, peer_id: str, service: Service, request: bytes, *, items: ItemCollector, timeout_s: float
+        self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
     ) -> Fetched:
         """Carries a request to a peer and its items into `pull`. Raises nothing for what a peer does."""

@@ -11,7 +11,7 @@ from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.rpc.bounds import ItemCollector, outcome_of
 from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
-from ftis_node.gossip.wire_names import Service, protocol
+from ftis_node.gossip.wire_names import RpcService, protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ async def is_run_member(caller: Caller, peer_id: str, run_name: str, *, timeout_
     hello = await pull_items(
         caller,
         peer_id,
-        protocol(run_name, Service.HELLO),
+        protocol(run_name, RpcService.HELLO),
         b"",
         items=items,
         idle_s=timeout_s,

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.rpc.bounds import read_bodies, unpack_ids
-from ftis_node.gossip.wire_names import Service
+from ftis_node.gossip.wire_names import RpcService
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -38,15 +38,15 @@ class Services:
         self._give_weights: ServeWeights | None = None
 
     @property
-    def handlers(self) -> dict[Service, Handler]:
+    def handlers(self) -> dict[RpcService, Handler]:
         """A peer's id and request in, items out, for each service."""
         return {
-            Service.HELLO: self._hello,
-            Service.FETCH: self._bodies,
-            Service.FETCH_TEXT: self._texts,
-            Service.CONFIRM: self._confirmation,
-            Service.ASK: self._answers,
-            Service.WEIGHTS: self._weights,
+            RpcService.HELLO: self._hello,
+            RpcService.FETCH: self._bodies,
+            RpcService.FETCH_TEXT: self._texts,
+            RpcService.CONFIRM: self._confirmation,
+            RpcService.ASK: self._answers,
+            RpcService.WEIGHTS: self._weights,
         }
 
     def use(

@@ -14,7 +14,7 @@ from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entr
 from ftis_node.gossip.interface import MAX_ANSWERS
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.rpc.frames import HEADER, Frame
-from ftis_node.gossip.wire_names import Service, bucket_key, record_key
+from ftis_node.gossip.wire_names import RpcService, bucket_key, record_key
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology.shards import bucket_of
@@ -91,7 +91,7 @@ async def rubbish_on_streams(scene: Scene) -> int:
         sent = [*(data for data, _ in test_streams.RUBBISH.values()), os.urandom(2000), b""]
         for number in range(NUM_STREAMS):
             with suppress(*GONE):
-                async with member.stream(list(Service)[number % len(Service)]) as (reader, writer):
+                async with member.stream(list(RpcService)[number % len(RpcService)]) as (reader, writer):
                     writer.write(scene.rng.choice(sent))
                     writer.write_eof()
                     await asyncio.wait_for(reader.read(4096), STAY_S)
@@ -104,7 +104,7 @@ async def slow_requests(scene: Scene) -> int:
 
         async def dribble() -> None:
             with suppress(*GONE, TimeoutError):
-                async with asyncio.timeout(SLOW_S), member.stream(Service.FETCH) as (_, writer):
+                async with asyncio.timeout(SLOW_S), member.stream(RpcService.FETCH) as (_, writer):
                     for byte in HEADER.pack(Frame.REQUEST, 64) + bytes(64):
                         writer.write(bytes([byte]))
                         await asyncio.sleep(1.0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.gossip.rpc.frames import HEADER, Frame
-from ftis_node.gossip.wire_names import Service, protocol
+from ftis_node.gossip.wire_names import RpcService, protocol
 from tests.attacks.visitors.host import DIAL_S, host
 from tests.attacks.visitors.visitor import Visitor
 
@@ -33,7 +33,7 @@ class ManyStreams(Visitor):
             await visitor.connect(target)
 
             async def hold(number: int) -> None:
-                name = protocol(target.run_id, list(Service)[number % len(Service)])
+                name = protocol(target.run_id, list(RpcService)[number % len(RpcService)])
                 async with limit:
                     stream = visitor.control.stream(target.peer_id, name, timeout_s=DIAL_S)
                     try:
@@ -60,7 +60,7 @@ class SaysNothing(Visitor):
         num_opened = 0
         async with host(folder) as visitor, AsyncExitStack() as held:
             await visitor.connect(target)
-            for service in Service:
+            for service in RpcService:
                 name = protocol(target.run_id, service)
                 with suppress(OSError, EOFError, P2pdError):  # what is refused is no error of the visitor
                     await held.enter_async_context(visitor.control.stream(target.peer_id, name, timeout_s=DIAL_S))

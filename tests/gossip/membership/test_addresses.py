@@ -175,7 +175,7 @@ class _Control:
 
 
 def test_an_address_that_is_none_keeps_no_other_from_being_dialled(tmp_path: Path) -> None:
-    session: Any = type("Session", (), {"control": _Control()})()
+    session: Any = type("Session", (), {"client": _Control()})()
     dialler = Dialler(network_settings(tmp_path), rng=random.Random(1))
     errors = asyncio.run(dialler.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["rubbish"]}))
     assert session.client.dialled == [(PEER, 1)]
@@ -193,7 +193,7 @@ def test_a_dial_that_fails_unexpectedly_is_that_peers_affair(tmp_path: Path) -> 
                 raise KeyError("nobody expected this")
             await super().connect(peer_id, addresses, timeout_s=timeout_s)
 
-    session: Any = type("Session", (), {"control": Broken()})()
+    session: Any = type("Session", (), {"client": Broken()})()
     dialler = Dialler(network_settings(tmp_path), rng=random.Random(1))
     way = ["/ip4/1.2.3.4/tcp/1"]
     for _ in range(2):

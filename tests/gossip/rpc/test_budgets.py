@@ -16,7 +16,7 @@ from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.rpc.bounds import pack_ids
 from ftis_node.gossip.rpc.frames import Frame, write_frame
-from ftis_node.gossip.wire_names import Service, protocol
+from ftis_node.gossip.wire_names import RpcService, protocol
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
 
@@ -91,7 +91,7 @@ async def test_a_peer_that_reads_a_byte_a_second_is_cut_and_costs_little_memory(
     async with swarm(tmp_path, limits) as (server, slow):
         server.serve(shelf.lookup)
         session: Any = slow._supervisor.session
-        fetch = protocol("r", Service.FETCH)
+        fetch = protocol("r", RpcService.FETCH)
         before = psutil.Process().memory_info().rss
         async with session.client.stream(server.peer_id, fetch, timeout_s=30) as (reader, writer):
             request = pack_ids(shelf.ids, limits=limits)
@@ -111,7 +111,7 @@ async def test_one_peers_silent_streams_leave_the_doorway_to_others(tmp_path: Pa
     async with swarm(tmp_path, limits, num_others=2) as (server, flooder, other):
         server.serve(shelf.lookup)
         session: Any = flooder._supervisor.session
-        fetch = protocol("r", Service.FETCH)
+        fetch = protocol("r", RpcService.FETCH)
         streams = [session.client.stream(server.peer_id, fetch, timeout_s=30) for _ in range(12)]
         for stream in streams:
             await stream.__aenter__()

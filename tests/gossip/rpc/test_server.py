@@ -15,14 +15,14 @@ from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, write_pbmsg
 from ftis_node.gossip.rpc.admission import AdmissionControl
 from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
 from ftis_node.gossip.rpc.server import StreamServer
-from ftis_node.gossip.wire_names import Service, protocol
+from ftis_node.gossip.wire_names import RpcService, protocol
 from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
-HELLO = protocol("r", Service.HELLO)
+HELLO = protocol("r", RpcService.HELLO)
 ANN, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
 
