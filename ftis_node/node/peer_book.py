@@ -165,19 +165,19 @@ class PeerBook:
         """Whether a group of this sender is looked at now; asking spends nothing."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
-        return self._quotas.allows(peer_id, is_stranger=self._is_stranger(peer_id), now=time.monotonic())
+        return self._quotas.allows(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
 
     def may_score(self, peer_id: str) -> bool:
         """Whether a group of this sender is scored now; asking spends nothing."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
-        return self._quotas.allows_scoring(peer_id, is_stranger=self._is_stranger(peer_id), now=time.monotonic())
+        return self._quotas.allows_scoring(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
         """Takes seconds of scoring from the allowance of a group's signer."""
         if peer_id != self._own_id and not self.is_trusted(peer_id):
             is_stranger = self._is_stranger(peer_id)
-            self._quotas.spend_scoring(peer_id, seconds, is_stranger=is_stranger, now=time.monotonic())
+            self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_stranger, now=time.monotonic())
 
     def copy_of(self, group: Group) -> str | None:
         """The reason to refuse a group whose completions were here before; None where they were not."""
@@ -252,7 +252,7 @@ class PeerBook:
     def _charge(self, peer_id: str, num_tokens: int) -> None:
         if peer_id != self._own_id and not self.is_trusted(peer_id):
             is_stranger = self._is_stranger(peer_id)
-            self._quotas.spend(peer_id, num_tokens, is_stranger=is_stranger, now=time.monotonic())
+            self._quotas.spend(peer_id, num_tokens, is_new_peer=is_stranger, now=time.monotonic())
 
     def _tell(self, peer_id: str, standing: TrustLevel, why: str) -> None:
         row = self.row(peer_id)

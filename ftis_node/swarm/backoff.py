@@ -1,4 +1,4 @@
-"""How long to wait before the next try. A pure policy: failures in, seconds out; no clock, no random source."""
+"""Exponential back-off as a pure function: number of failures in, seconds out; no clock, no random source."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """Waits `first_s`, then `factor` times longer after each further failure, never longer than `ceiling_s`.
+    """Exponential back-off: `first_s` after the first failure, `factor` times longer after each further one, at most
+    `ceiling_s`.
 
-    `jitter` spreads the wait by up to that share to both sides, so that nodes which lost the same peer together do
-    not come back together.
+    `jitter` spreads each wait by up to that fraction in both directions. Nodes that lost the same peer at the same time
+    then do not reconnect at the same time.
     """
 
     first_s: float = 1.0
@@ -20,10 +21,12 @@ class ExponentialBackoff:
 
     def __post_init__(self) -> None:
         if not (0 < self.first_s <= self.ceiling_s and self.factor >= 1 and 0 <= self.jitter < 1):
-            raise ValueError(f"no usable back-off: {self}")
+            raise ValueError(f"invalid back-off: {self}")
 
     def delay_s(self, num_failures: int, *, draw: float = 0.5) -> float:
-        """Seconds to wait after `num_failures` (>= 1) failures in a row; `draw` in [0, 1) places it in its spread."""
-        num_doublings = min(num_failures - 1, 64)  # beyond that any ceiling is reached; keeps the power finite
+        """Return the wait in seconds after `num_failures` (>= 1) failures in a row; `draw` in [0, 1) selects the
+        jitter.
+        """
+        num_doublings = min(num_failures - 1, 64)  # keeps the power finite; every ceiling is reached before
         plain_s = min(self.first_s * self.factor**num_doublings, self.ceiling_s)
         return plain_s * (1 + self.jitter * (2 * draw - 1))

@@ -1,4 +1,4 @@
-"""Peers as people name them: a whole id, its beginning or end, or the peer's own name, where only one fits."""
+"""Finds a peer by what a user typed: a full id, its beginning or end, or the peer's name, if only one peer matches."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MAX_SHOWN = 3
 
 
 def find_peer(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The id of the one peer in `rows` (`peer_id`, `name`) that `text` names; a whole id need not be among them.
+    """Return the id of the one peer in `rows` (`peer_id`, `name`) that `text` matches; a full id need not be in `rows`.
 
-    Raises UsageError where no peer fits, or several do: names are free to choose, so a name that two have is neither's.
+    Raises UsageError if no peer or more than one matches. Names are free to choose, so a name that two peers have
+    selects neither.
     """
     if PEER_ID.fullmatch(text):
         return text

@@ -86,7 +86,7 @@ def _reputations() -> dict[str, Reputation]:
 def _quotas() -> Quotas:
     quotas = Quotas(QuotaLimits())
     for number in range(NUM_MADE):
-        quotas.spend(_peer(number), 3600, is_stranger=True, now=1.0 + number)
+        quotas.spend(_peer(number), 3600, is_new_peer=True, now=1.0 + number)
     return quotas
 
 

@@ -39,9 +39,9 @@ class Standings:
     def admits(self, sender: str, num_tokens: int, *, now: float) -> bool:
         """Whether the quota has room for a good group, which then counts."""
         is_stranger = not self.records.get(sender, UNKNOWN).is_known(now=now)
-        if not self._quotas.allows(sender, is_stranger=is_stranger, now=now):
+        if not self._quotas.allows(sender, is_new_peer=is_stranger, now=now):
             self.note(sender, Behaviour.FLOODED, now=now)
             return False
-        self._quotas.spend(sender, num_tokens, is_stranger=is_stranger, now=now)
+        self._quotas.spend(sender, num_tokens, is_new_peer=is_stranger, now=now)
         self.note(sender, Behaviour.ACCEPTED, now=now)
         return True

@@ -1,3 +1,3 @@
-"""Whether the groups of this node arrived at peers: bodies sent, confirmations received and owed."""
+"""Delivery of groups: bodies sent to peers, and confirmations that peers owe, sent and claim."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Own groups that no peer has confirmed yet: announced again, ever more rarely, while they are fresh.
+"""This node's groups that no peer has confirmed yet: announced again with exponential back-off while they are fresh.
 
-"Published" means that another peer has it. An announcement may be lost, or the member on duty may have left; announced
-again it reaches others, and the next member is on duty (`duty.py`).
+An announcement may get lost, or the member assigned to pull the group may have left. The repeated announcement reaches
+other members, and the next member in order is assigned (`pulling/assignment.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reannouncement:
-    """A group to announce again; `attempt` counts its announcements before this one."""
+    """A group to announce again; `attempt` counts its earlier announcements."""
 
     group_id: bytes
     attempt: int
@@ -24,10 +24,12 @@ class _Waiting:
 
 
 class PendingConfirmations:
-    """Bounded: of too many the oldest are given up. `now` is any clock that never goes back, in seconds."""
+    """Retry queue of unconfirmed groups. Above `capacity` the oldest is dropped. `now`: a monotonic clock in
+    seconds.
+    """
 
     def __init__(self, *, first_wait_s: float, max_attempts: int = 4, capacity: int = 1024) -> None:
-        """Announced again after `first_wait_s`, then after twice as long, and so on, `max_attempts` times at most."""
+        """Announce again after `first_wait_s`, then after twice as long each time, at most `max_attempts` times."""
         self._first_wait_s = first_wait_s
         self._max_attempts = max_attempts
         self._capacity = capacity
@@ -37,17 +39,17 @@ class PendingConfirmations:
         return len(self._waiting)
 
     def announced(self, group_id: bytes, *, now: float) -> None:
-        """A group was announced for the first time."""
+        """Add a group that was announced for the first time."""
         self._waiting[group_id] = _Waiting(attempt=0, next_at=now + self._first_wait_s)
         if len(self._waiting) > self._capacity:
             del self._waiting[next(iter(self._waiting))]
 
     def confirmed(self, group_id: bytes) -> None:
-        """A peer has it."""
+        """Remove a group that a peer has."""
         self._waiting.pop(group_id, None)
 
     def due(self, *, now: float) -> list[Reannouncement]:
-        """What is to be announced again now. Each is given once for its time."""
+        """Return the groups to announce again now; schedules the next attempt of each."""
         due = []
         for group_id, waiting in list(self._waiting.items()):
             if waiting.next_at > now:

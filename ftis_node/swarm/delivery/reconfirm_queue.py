@@ -1,24 +1,28 @@
-"""Groups that their senders announce again though they are here: who is to be told so, and of what.
+"""Groups that their senders announced again although this node has them: the senders must get a second confirmation.
 
-A sender does that where a confirmation was lost, or where it was started anew. All that one sender waits for is told at
-once, and senders take turns: one that does not answer keeps the others waiting for one call, not for one a group.
+A sender repeats an announcement if a confirmation was lost or if the sender restarted. All groups of one sender are
+confirmed in one call. Senders take turns, so an unresponsive one delays the others by one call, not by one call for
+each group.
 """
 
 from __future__ import annotations
 
 
 class ReconfirmQueue:
-    """Bounded: of too many senders the one longest here is forgotten, of too many groups of one the newest; they are
-    announced once more."""
+    """Round-robin queue of confirmations to repeat, by sender.
+
+    Above `max_senders` the oldest sender is dropped. Groups above `max_groups` are not added. Dropped groups are
+    announced again.
+    """
 
     def __init__(self, *, max_senders: int = 256, max_groups: int = 64) -> None:
-        """`max_groups` of each sender."""
+        """`max_groups` is per sender."""
         self._max_senders = max_senders
         self._max_groups = max_groups
-        self._due: dict[str, dict[bytes, None]] = {}  # in the order in which senders are told
+        self._due: dict[str, dict[bytes, None]] = {}  # in the order of sending
 
     def add(self, sender: str, group_id: bytes) -> None:
-        """`sender` announced this group again, and it is here."""
+        """Add a group that `sender` announced again and that this node has."""
         groups = self._due.setdefault(sender, {})
         if len(groups) < self._max_groups:
             groups[group_id] = None
@@ -26,6 +30,6 @@ class ReconfirmQueue:
             del self._due[next(iter(self._due))]
 
     def take(self) -> tuple[str, list[bytes]] | None:
-        """The next sender and its groups; None where nobody waits."""
+        """Return the next sender and its groups, None if the queue is empty."""
         sender = next(iter(self._due), None)
         return None if sender is None else (sender, list(self._due.pop(sender)))

@@ -1,6 +1,6 @@
-"""To whom this node sent which bodies: only such a peer's confirmation shows that a group was delivered.
+"""Which bodies were sent to which peer: only such a peer's confirmation proves a delivery.
 
-Every member receives an announcement, so a confirmation by itself shows nothing.
+Every member receives an announcement, so a confirmation alone proves nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ MAX_SENT_BODIES = 1 << 14
 
 
 class SentBodies:
-    """The last bodies sent, by peer. Bounded: of too many, the oldest of the peer with the most is forgotten."""
+    """Bounded log of bodies sent, by peer. Above `capacity` the oldest entry of the peer with the most is dropped."""
 
     def __init__(self, *, capacity: int = MAX_SENT_BODIES) -> None:
         self._capacity = capacity
@@ -22,7 +22,7 @@ class SentBodies:
         return self._num_sent
 
     def note(self, peer_id: str, body_id: bytes) -> None:
-        """A body was sent to a peer whole."""
+        """Add a body that was sent to a peer completely."""
         sent = self._sent.setdefault(peer_id, OrderedDict())
         if body_id in sent:
             sent.move_to_end(body_id)
@@ -33,7 +33,7 @@ class SentBodies:
             self._forget_one()
 
     def has(self, peer_id: str, body_id: bytes) -> bool:
-        """Whether a peer was sent this body."""
+        """Return whether this body was sent to the peer."""
         return body_id in self._sent.get(peer_id, ())
 
     def _forget_one(self) -> None:

@@ -1,4 +1,4 @@
-"""Confirmations that are checked before they count: a peer says that it holds a group which was not sent to it."""
+"""Confirmations from peers that this node did not send the body to: checked by a query before they count."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ MAX_UNVERIFIED = 256
 
 
 class UnverifiedConfirmations:
-    """Pairs of peer and group. Bounded: of too many, the oldest of the peer with the most is dropped."""
+    """Round-robin queue of (peer, group). Above `capacity` the oldest pair of the peer with the most is dropped."""
 
     def __init__(self, *, capacity: int = MAX_UNVERIFIED) -> None:
         self._capacity = capacity
@@ -16,13 +16,13 @@ class UnverifiedConfirmations:
         return sum(map(len, self._waiting.values()))
 
     def add(self, peer_id: str, group_id: bytes) -> None:
-        """A peer claims to hold a group."""
+        """Add the claim of a peer to hold a group."""
         self._waiting.setdefault(peer_id, {})[group_id] = None
         if len(self) > self._capacity:
             self._pop_of(max(self._waiting, key=lambda known: len(self._waiting[known])))
 
     def take(self, most: int) -> list[tuple[str, bytes]]:
-        """The next claims to check, one of each peer; those who were taken from wait behind the others."""
+        """Return up to `most` claims to check, one for each peer; a peer that was served moves to the end."""
         taken = []
         for peer_id in list(self._waiting)[:most]:
             taken.append((peer_id, self._pop_of(peer_id)))

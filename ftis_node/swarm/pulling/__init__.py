@@ -1,3 +1,3 @@
-"""Which announced groups this node pulls, from which peer, and when."""
+"""Pulling: which announced groups this node fetches, from which peer, and when."""
 
 from __future__ import annotations

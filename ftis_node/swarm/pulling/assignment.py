@@ -1,9 +1,12 @@
-"""Who pulls a group when a swarm is so large that nobody pulls everything.
+"""Assigns each group to one member that pulls it, in a swarm so large that no node pulls everything.
 
-If each node chose for itself, a third of all groups would be pulled by nobody while others are pulled thrice. So among
-the members of the sender's shard one is on duty for each group: the one whose hash with the group's id is highest
-(rendezvous hashing; Thaler and Ravishankar, 1998). All of them come to the same answer without a word. Where that
-member has left, or cannot keep up, nobody confirms the group; its sender announces it again, and the next is on duty.
+If each node chose at random, about a third of all groups would be pulled by nobody and others by several nodes.
+Therefore one member of the sender's shard is assigned to each group: the member whose hash with the group's id is
+highest (rendezvous hashing; Thaler and Ravishankar, 1998). All members compute the same assignment without
+communication.
+
+If the assigned member has left or is overloaded, the group stays unconfirmed. Its sender announces it again, and the
+member with the next highest hash is assigned.
 """
 
 from __future__ import annotations
@@ -16,19 +19,19 @@ from ftis_node.swarm.topology.shards import shard_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-MIN_MEMBERS_PER_SHARD = 4  # members on average: with fewer, some shard has only its sender
+MIN_MEMBERS_PER_SHARD = 4  # on average; with fewer, some shard contains only its sender
 
 
 def is_assigned(group_id: bytes, peer_id: str, members: Iterable[str], *, attempt: int = 0) -> bool:
-    """Whether `peer_id` is the one of `members` (the sender is none of them) who pulls a group at this `attempt`.
+    """Return whether `peer_id` is the member assigned to a group at this `attempt`; `members` excludes the sender.
 
-    `attempt` counts how often the group was announced before. False for a peer that is no member.
+    `attempt` counts the earlier announcements of the group.
     """
     own = _weight(group_id, peer_id)
     others = {member for member in members if member != peer_id}
     turn = attempt % (len(others) + 1)
     num_above = 0
-    for member in others:  # in no order: most nodes soon come upon somebody before them, and hash no more
+    for member in others:  # unsorted: most nodes soon find a higher hash and stop
         num_above += _weight(group_id, member) > own
         if num_above > turn:
             return False
@@ -36,17 +39,17 @@ def is_assigned(group_id: bytes, peer_id: str, members: Iterable[str], *, attemp
 
 
 def assignment_order(group_id: bytes, members: Iterable[str]) -> list[str]:
-    """The members in the order in which they are on duty for a group: of each attempt the next."""
+    """Return the members in the order in which they are assigned to a group, one for each attempt."""
     return sorted(set(members), key=lambda member: _weight(group_id, member), reverse=True)
 
 
 def eligible_members(
     sender: str, *, peer_id: str, known: Sequence[str], shard_members: Sequence[str], num_shards: int
 ) -> Sequence[str] | None:
-    """The members among whom the duty for a sender's groups goes round; None where this node has no part in it.
+    """Return the members among whom the sender's groups are assigned; None if this node is not among them.
 
-    They are the other members of the sender's shard. In a swarm so small that a shard may have none, they are all
-    members `known`: everybody knows everybody there.
+    They are the other members of the sender's shard. If the swarm is so small that a shard may be empty, they are all
+    `known` members, because there every node knows every other.
     """
     if len(known) < MIN_MEMBERS_PER_SHARD * num_shards:
         return [member for member in known if member != sender]

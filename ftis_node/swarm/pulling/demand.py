@@ -1,4 +1,4 @@
-"""How much a node pulls: everything in a small swarm, what its learner will use in a large one."""
+"""How many groups to pull: all in a small swarm, as many as the learner needs in a large one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ftis_node.config.node import PullRule
 
-STEPS_IN_STOCK = 2  # foreign groups that wait for the learner: those of the next step, and of the one after it
-MAX_ASSIGNED_STEPS = 4  # a node with so many steps' groups on the way leaves its duties to the next in turn
+STEPS_IN_STOCK = 2  # remote groups that wait for the learner: for the next step and the one after it
+MAX_ASSIGNED_STEPS = 4  # with more in flight, a node leaves its assigned groups to the next member
 
 
 @dataclass(frozen=True, slots=True)
 class PullDemand:
-    """What the pull rule makes of the state of things. `need` None: everything that is announced."""
+    """Result of the pull rule. `need` is the number of groups to pull; None: all that are announced."""
 
     need: int | None
     takes_assigned: bool
@@ -23,13 +23,13 @@ class PullDemand:
 def pull_demand(
     rule: PullRule, *, num_members: int, small_swarm: int, per_step: int, num_ready: int, num_in_flight: int
 ) -> PullDemand:
-    """What to pull now, when a step takes `per_step` foreign groups, and `num_ready` wait while others are on the way.
+    """Return what to pull now, if a step takes `per_step` remote groups and `num_ready` wait for the learner.
 
-    `auto` is `all` in a swarm of up to `small_swarm` other members, `needed` in a larger one.
+    `auto` means `all` in a swarm of up to `small_swarm` other members, `needed` in a larger one.
 
-    Duties are no question of appetite: a learner slower than the others is soon full, and so are all where a few make
-    more than is used; were duties left then, a group in ten would find nobody. Each costs its group once, and no more
-    fall to a node than an average member of its shard makes.
+    Assigned groups are pulled even if the learner needs none. Otherwise one group in ten would find no holder whenever
+    a few nodes generate more than the learners use. Each assigned group costs one pull, and a node is assigned no more
+    groups than an average member of its shard generates.
     """
     if rule == "all" or (rule == "auto" and num_members <= small_swarm):
         return PullDemand(need=None, takes_assigned=True)

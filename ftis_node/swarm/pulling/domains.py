@@ -1,8 +1,8 @@
-"""Whose groups a node of a domain pulls first: those of its own domain, or those of others.
+"""Pull order of a node with a domain: groups of its own domain and of others, in the proportion that it prefers.
 
-The run's `step.own_domain_share` is what it would like of the groups that wait for its learner. A sender's domain is a
-claim, so it only orders pulls: what one side has not got the other fills, and no step starves for it. Of a group that
-is here the task is certain, and by that a step chooses (`algorithms/group_choice.py`).
+The run's `step.own_domain_share` is the preferred proportion among the groups that wait for the learner. A sender's
+domain is only a claim, so it affects nothing but the order of pulls. If one side has too few groups, the other fills
+the gap. The task of a stored group is certain, and steps choose by that (`algorithms/group_choice.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Portion(NamedTuple):
-    """Some of what is announced: `num` groups of own domain (`near`), of others, or (None) of any; `num` None: all."""
+    """Part of the announced groups: `num` of the own domain (`near`), of others, or (None) of any; `num` None: all."""
 
     num: int | None
     near: bool | None
@@ -23,26 +23,28 @@ ANY = Portion(num=None, near=None)
 
 @dataclass(frozen=True, slots=True)
 class OwnDomain:
-    """The tasks of a node's domain, and the share of others' groups that is to be from it."""
+    """The tasks of a node's domain, and the preferred fraction of remote groups from that domain."""
 
     tasks: frozenset[str]
     share: float
 
     def is_claimed(self, parts: frozenset[str]) -> bool:
-        """Whether a peer that generates for `parts` makes groups of this domain alone; none: for the whole task."""
+        """Return whether a peer that generates for `parts` generates for this domain only; empty: for the whole
+        task.
+        """
         return bool(parts) and parts <= self.tasks
 
 
 def portions(share: float, *, stock: int, need: int | None, num_near: int, num_far: int) -> tuple[Portion, ...]:
-    """In which order to pull for a stock of `stock` groups; `num_near` and `num_far` are here or on their way.
+    """Return the order of pulls for a stock of `stock` groups; `num_near` and `num_far` are stored or in flight.
 
-    `need`: how many are to be pulled in all; None: everything. Each side is pulled up to its part of the stock even
-    where the other has filled it, for the other is only a stand-in; so at most twice the stock waits. The last portion
-    is always of any side, and bounded by `need` alone.
+    `need` is the number to pull in all; None: everything. Each side is pulled up to its part of the stock even if the
+    other side has filled the gap, so at most twice the stock waits. The last portion is always for any side and bounded
+    by `need` alone.
     """
     want_near = round(share * stock)
     lack_near, lack_far = max(0, want_near - num_near), max(0, stock - want_near - num_far)
-    if need is None:  # all of it, and first the side that is further behind its share
+    if need is None:  # everything, and first the side that is further below its part
         return Portion(None, near=num_near <= share * (num_near + num_far)), ANY
     sides = Portion(lack_near, near=True), Portion(lack_far, near=False)
     return (*(sides if share >= 0.5 else sides[::-1]), ANY)

@@ -1,8 +1,8 @@
-"""What was heard of a sender, by its running numbers: where something is missing, it was lost on the way.
+"""Sequence numbers of one sender: gaps show announcements that were lost.
 
-A sender numbers its groups 1, 2, 3, ... and announces each. Gossipsub drops messages without an error; a gap between
-numbers, or a directory record that names a higher one than was heard, shows it. What came before a node first heard of
-a sender is no gap: it asks for what is fresh of that by time.
+A sender numbers its groups 1, 2, 3, ... and announces each. Gossipsub may drop messages without an error. A gap between
+numbers shows that, or a directory record with a higher number than the last received one. Groups from before the first
+received announcement are no gap: the node queries the fresh ones by time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_TRIES = 4
 
 
 class SequenceGap(NamedTuple):
-    """Running numbers `first` to `last`, both missing, and how often they were asked for in vain."""
+    """Missing sequence numbers `first` to `last`, and how often they were queried without success."""
 
     first: int
     last: int
@@ -22,23 +22,23 @@ class SequenceGap(NamedTuple):
 
 
 class SequenceTracker:
-    """The numbers of one sender. Bounded: of many gaps the oldest are given up."""
+    """Sequence tracker for one sender. At most `MAX_GAPS` gaps are kept; the oldest is dropped first."""
 
-    __slots__ = ("_gaps", "at", "highest")  # there is one for each sender heard: a third of the bytes
+    __slots__ = ("_gaps", "at", "highest")  # one object for each sender: a third of the bytes
 
     def __init__(self, *, at: float) -> None:
-        """`at`: when the peer was first seen, by the caller's clock."""
+        """`at` is the time at which the peer was first seen, in seconds of the caller's clock."""
         self.highest = 0
-        self.at = at  # when it was last heard of
+        self.at = at  # time of the last sign of life
         self._gaps: list[SequenceGap] = []  # in rising order
 
     @property
     def gaps(self) -> tuple[SequenceGap, ...]:
-        """What is missing, newest first."""
+        """Missing ranges, newest first."""
         return tuple(reversed(self._gaps))
 
     def note(self, number: int, *, at: float) -> None:
-        """The sender announced, or gave us, this number."""
+        """Take in a sequence number that the sender announced or served."""
         self.at = max(self.at, at)
         if number > self.highest:
             if self.highest and number > self.highest + 1:
@@ -48,15 +48,16 @@ class SequenceTracker:
             self._gaps = [part for gap in self._gaps for part in _without(gap, number)]
 
     def note_tail(self, last_number: int) -> None:
-        """The sender's directory record says that it has announced up to this number."""
+        """Take in the last number that the sender's directory record names."""
         if self.highest and last_number > self.highest:
             self._add(SequenceGap(self.highest + 1, last_number))
         self.highest = max(self.highest, last_number)
 
     def asked(self, gap: SequenceGap, *, is_final: bool) -> None:
-        """`gap` was asked for and answered; what is still missing of it is tried again, unless that was final.
+        """Note that `gap` was queried and answered. Numbers still missing are queried again, unless the answer was
+        final.
 
-        The sender's own complete answer is final: it holds all of its groups that are fresh.
+        The sender's own complete answer is final, because the sender holds all of its fresh groups.
         """
         kept: list[SequenceGap] = []
         for known in self._gaps:
@@ -72,7 +73,7 @@ class SequenceTracker:
 
 
 def _without(gap: SequenceGap, number: int) -> list[SequenceGap]:
-    """What is left of a gap when a number of it has come."""
+    """Return what remains of a gap after one of its numbers arrived."""
     if not gap.first <= number <= gap.last:
         return [gap]
     parts = [gap._replace(last=number - 1), gap._replace(first=number + 1)]

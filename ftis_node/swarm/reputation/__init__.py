@@ -1,3 +1,3 @@
-"""What a peer did, how much it may send, and when it is banned."""
+"""Reputation: what a peer did, who is at fault for a rejected group, rate limits, duplicates, bans."""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whose fault a refusal at the door is: the peer that signed the group, the one that handed it over, or nobody's.
+"""Attributes a rejected group: to the peer that signed it, to the peer that sent it, or to nobody.
 
-Anyone may hand over anyone's envelope, so that what its sender cannot deliver is still to be had. Two rules keep that
-safe. What stands before the signature in the door's order cannot be held against the sender that the body names, for
-anybody can write a name. And what a peer that only passes a group on cannot know is not held against it: it knows
-form and signature, for its own door looked at them; not our clock, our quotas or our bans.
+Any peer may serve any group, so that a group stays available if its creator is offline. Two rules keep that safe. A
+reason found before the signature check cannot be charged to the named creator, because anyone can write a name. A
+reason that a relaying peer cannot know is not charged to that peer. It knows form and signature, because its own
+validation checks them. It does not know our clock, quotas or bans.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ORIGIN_FAULT = {
 }
 NO_FAULT = frozenset(
     {
-        *("version", "codec"),  # another version of the software
+        *("version", "codec"),  # another software version
         *("banned", "duplicate", "number", "stale", "clock"),
-        *("unscored", "text", "scoring_quota"),  # ours to score, and to say in our tokens
+        *("unscored", "text", "scoring_quota"),  # scoring and tokenizing are this node's part
     }
 )
 SIGNER_FAULT = {
@@ -35,14 +35,16 @@ SIGNER_FAULT = {
 
 
 class Attribution(NamedTuple):
-    """What is noted of whom. That peer also pays for the group out of its quota."""
+    """The peer at fault and its behaviour. The group also counts against that peer's quota."""
 
     peer_id: str
     conduct: Behaviour
 
 
 def attribute_refusal(reason: str, *, origin: str, sender: str | None, signed: bool) -> Attribution:
-    """Who answers for a refusal: `origin` handed the group over, `sender` is whom it names; `signed`: it proved so."""
+    """Return the peer at fault: `origin` sent the group, `sender` is the named creator; `signed`: its signature is
+    valid.
+    """
     if conduct := ORIGIN_FAULT.get(reason):
         return Attribution(origin, conduct)
     if reason in NO_FAULT:

@@ -1,10 +1,10 @@
-"""Completions that were here before: right answers copied from a group of ours, of a peer's, or of one's own.
+"""Detects copied completions: right answers copied from a group of this node, of a peer, or from the sender's own
+earlier one.
 
-A completion counts as copied only where chance is ruled out: the same ids after the same prompt, at least
-`min_tokens` of them, and so unlikely under the log-probs that came with the first that two honest draws would not
-meet in the life of a run (`MIN_SURPRISE_NATS`: e^-20). Short answers are equal by honest chance, also with equal
-log-probs, since two nodes may start from the same weights: they never count, so a run of completions below
-`min_tokens` meets no refusal here. Nor does a policy that has collapsed onto one text: that text surprises nobody.
+A completion counts as a copy only if chance is ruled out: the same token ids after the same prompt, at least
+`min_tokens` long. Its log-probs must also make it so unlikely that two honest samples would not collide during a run
+(`MIN_SURPRISE_NATS`: e^-20). Short answers never count, because honest nodes with equal weights may sample the same
+ones. A policy that has collapsed onto one text is not affected either: that text has no surprise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class DuplicateRules:
-    """When a group is a copy. `max_share` is of its completions of `min_tokens` and more."""
+    """When a group is a copy. `max_share` is a fraction of its completions of `min_tokens` and more."""
 
     min_tokens: int = 32
     max_share: float = 0.25
@@ -32,7 +32,7 @@ class DuplicateRules:
 
 
 class SeenCompletion(NamedTuple):
-    """What is to be known of a completion: its ids as bytes, how many, and minus the sum of its log-probs in nats."""
+    """Token ids as bytes, number of tokens, and surprise: minus the sum of the log-probs, in nats."""
 
     token_ids: bytes
     num_tokens: int
@@ -40,14 +40,14 @@ class SeenCompletion(NamedTuple):
 
 
 class DuplicateKind(StrEnum):
-    """Of what a group is a copy."""
+    """Whose completions a group copies; the values are rejection reasons."""
 
-    OURS = "copy_ours"  # of a group of this node: there is no doubt who was first
-    OTHERS = "copy"  # of a peer's, or of the sender's own earlier one
+    OURS = "copy_ours"  # of a group of this node: certain
+    OTHERS = "copy"  # of another peer's group, or of the sender's own earlier one
 
 
 class DuplicateDetector:
-    """Remembers the telling completions of the groups admitted last, and who sent each first."""
+    """Bounded LRU set of the completions accepted last, with the first sender of each."""
 
     def __init__(self, own_id: str, rules: DuplicateRules) -> None:
         self._own_id = own_id
@@ -58,19 +58,20 @@ class DuplicateDetector:
         return len(self._seen)
 
     def judge(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> DuplicateKind | None:
-        """Whether a group is a copy; None where it is not. A node's own group never is.
+        """Return what kind of copy a group is, None if it is none. A node's own group never is.
 
-        The surprise is that of the first to send a completion: a copy may claim any. Within one group, its own.
+        The surprise that counts is the one reported by the first sender, since a copy may claim any value. For
+        repetitions within one group it is the group's own.
         """
-        long_ones = [told for told in completions if told.num_tokens >= self._rules.min_tokens]
+        long_ones = [completion for completion in completions if completion.num_tokens >= self._rules.min_tokens]
         if sender == self._own_id or not long_ones:
             return None
         firsts, in_group = Counter[str](), set[bytes]()
-        for told in long_ones:
-            key = _key(prompt, told)
+        for completion in long_ones:
+            key = _key(prompt, completion)
             if first := self._seen.get(key):
                 firsts[first] += 1
-            elif key in in_group and told.surprise >= MIN_SURPRISE_NATS:
+            elif key in in_group and completion.surprise >= MIN_SURPRISE_NATS:
                 firsts[sender] += 1
             in_group.add(key)
         most = self._rules.max_share * len(long_ones)
@@ -79,15 +80,15 @@ class DuplicateDetector:
         return DuplicateKind.OURS if firsts[self._own_id] > most else DuplicateKind.OTHERS
 
     def remember(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> None:
-        """Notes the telling completions of a group that was admitted; who was first stays first."""
-        for told in completions:
-            if told.num_tokens >= self._rules.min_tokens and told.surprise >= MIN_SURPRISE_NATS:
-                key = _key(prompt, told)
+        """Add the completions of an accepted group that are long and surprising enough; the first sender stays."""
+        for completion in completions:
+            if completion.num_tokens >= self._rules.min_tokens and completion.surprise >= MIN_SURPRISE_NATS:
+                key = _key(prompt, completion)
                 self._seen.setdefault(key, sender)
                 self._seen.move_to_end(key)
         while len(self._seen) > self._rules.max_kept:
             self._seen.popitem(last=False)
 
 
-def _key(prompt: str, told: SeenCompletion) -> bytes:
-    return hashlib.blake2b(prompt.encode() + b"\0" + told.token_ids, digest_size=KEY_BYTES).digest()
+def _key(prompt: str, completion: SeenCompletion) -> bytes:
+    return hashlib.blake2b(prompt.encode() + b"\0" + completion.token_ids, digest_size=KEY_BYTES).digest()

@@ -1,8 +1,8 @@
-"""How much of this node's attention one peer may have: groups and tokens a minute, and places in the buffer.
+"""Per-peer rate limits and buffer quotas: groups, tokens and scoring time a minute; announcements; buffer places.
 
-Each sender has an allowance of its own; all strangers have one more together, so that a thousand new identities have
-no more than a few. A peer that has shown something (`Reputation.is_known`) draws on its own alone, so that strangers
-cannot take its turn away.
+Each sender has its own token buckets. All new peers together share one more set, so that a thousand new identities get
+no more than a few. A peer with some reputation (`Reputation.is_known`) uses only its own buckets, so new peers cannot
+exhaust them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIX_BITS = {4: 24, 6: 48}
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """Groups, tokens and seconds of scoring a minute: of one sender, and of all strangers together."""
+    """Groups, tokens and scoring seconds a minute: of one sender, and of all new peers together."""
 
     groups_a_minute: float = 6000.0
     tokens_a_minute: float = 20e6
@@ -35,7 +35,7 @@ class QuotaLimits:
     strangers_scoring_s_a_minute: float = 40.0
 
 
-class _Shares:
+class _PeerBuckets:
     """Groups, tokens and seconds of scoring, a minute's worth at once at most."""
 
     def __init__(self, groups_a_minute: float, tokens_a_minute: float, scoring_s_a_minute: float) -> None:
@@ -52,61 +52,61 @@ class _Shares:
 
 
 class Quotas:
-    """The allowances of the peers seen last; `max_peers` bounds them. `now` is a clock that never goes back, in s."""
+    """Token buckets of the `max_peers` peers seen last. `now` is a monotonic clock in seconds."""
 
     def __init__(self, limits: QuotaLimits, *, max_peers: int = 4096) -> None:
         self._limits = limits
         self._max_peers = max_peers
-        self._senders: OrderedDict[str, _Shares] = OrderedDict()
-        self._strangers = _Shares(
+        self._senders: OrderedDict[str, _PeerBuckets] = OrderedDict()
+        self._new_peers = _PeerBuckets(
             limits.strangers_groups_a_minute, limits.strangers_tokens_a_minute, limits.strangers_scoring_s_a_minute
         )
 
-    def allows(self, peer_id: str, *, is_stranger: bool, now: float) -> bool:
-        """Whether a group of this peer is looked at. Spends nothing: a name on a group is nobody's word yet."""
-        if is_stranger and self._strangers.is_spent(now=now):
+    def allows(self, peer_id: str, *, is_new_peer: bool, now: float) -> bool:
+        """Return whether to validate a group of this peer. Spends nothing: the name on a group is not verified yet."""
+        if is_new_peer and self._new_peers.is_spent(now=now):
             return False
-        shares = self._senders.get(peer_id)
-        return shares is None or not shares.is_spent(now=now)
+        buckets = self._senders.get(peer_id)
+        return buckets is None or not buckets.is_spent(now=now)
 
-    def allows_scoring(self, peer_id: str, *, is_stranger: bool, now: float) -> bool:
-        """Whether a group of this peer is scored. Spends nothing."""
-        if is_stranger and self._strangers.scoring_s.left(now=now) <= 0.0:
+    def allows_scoring(self, peer_id: str, *, is_new_peer: bool, now: float) -> bool:
+        """Return whether to score a group of this peer. Spends nothing."""
+        if is_new_peer and self._new_peers.scoring_s.left(now=now) <= 0.0:
             return False
-        shares = self._senders.get(peer_id)
-        return shares is None or shares.scoring_s.left(now=now) > 0.0
+        buckets = self._senders.get(peer_id)
+        return buckets is None or buckets.scoring_s.left(now=now) > 0.0
 
-    def spend(self, peer_id: str, num_tokens: int, *, is_stranger: bool, now: float) -> None:
-        """Charges the peer that answers for a group, whatever the verdict was."""
-        if is_stranger:
-            self._strangers.spend(num_tokens, now=now)
-        self._shares_of(peer_id).spend(num_tokens, now=now)
+    def spend(self, peer_id: str, num_tokens: int, *, is_new_peer: bool, now: float) -> None:
+        """Charge the peer that answers for a group, whatever the result of the validation."""
+        if is_new_peer:
+            self._new_peers.spend(num_tokens, now=now)
+        self._buckets_of(peer_id).spend(num_tokens, now=now)
 
-    def spend_scoring(self, peer_id: str, seconds: float, *, is_stranger: bool, now: float) -> None:
-        """Charges the signer of a group that was scored."""
-        if is_stranger:
-            self._strangers.scoring_s.spend(seconds, now=now)
-        self._shares_of(peer_id).scoring_s.spend(seconds, now=now)
+    def spend_scoring(self, peer_id: str, seconds: float, *, is_new_peer: bool, now: float) -> None:
+        """Charge the signer of a group that was scored."""
+        if is_new_peer:
+            self._new_peers.scoring_s.spend(seconds, now=now)
+        self._buckets_of(peer_id).scoring_s.spend(seconds, now=now)
 
-    def _shares_of(self, peer_id: str) -> _Shares:
-        shares = self._senders.get(peer_id)
-        if shares is None:
+    def _buckets_of(self, peer_id: str) -> _PeerBuckets:
+        buckets = self._senders.get(peer_id)
+        if buckets is None:
             limits = self._limits
-            shares = _Shares(limits.groups_a_minute, limits.tokens_a_minute, limits.scoring_s_a_minute)
-            self._senders[peer_id] = shares
+            buckets = _PeerBuckets(limits.groups_a_minute, limits.tokens_a_minute, limits.scoring_s_a_minute)
+            self._senders[peer_id] = buckets
             if len(self._senders) > self._max_peers:
                 self._senders.popitem(last=False)
         self._senders.move_to_end(peer_id)
-        return shares
+        return buckets
 
 
 @dataclass(frozen=True, slots=True)
 class ShareCap:
-    """How many of the buffer's places for foreign groups one neighbour's may hold.
+    """Cap on the fraction of the buffer's remote places that the groups of one neighbor may hold.
 
-    A neighbour is a peer, or all peers of one network: `networks` names those by peer id (`neighbourhood_of`).
-    Among k neighbours each may hold at least 1 / k of the places, so the one peer of a swarm of two may hold all; where
-    there are many, none holds more than `share`, or `trusted_share` of those in `trusted`.
+    A neighbor is a peer, or all peers of one network: `networks` maps peer ids to networks (`subnet_of`). With k
+    neighbors each may hold at least 1 / k of the places, so the only peer in a swarm of two may hold all. With many,
+    none holds more than `share`, or `trusted_share` for peers in `trusted`.
     """
 
     share: float = 0.25
@@ -115,40 +115,44 @@ class ShareCap:
     networks: Mapping[str, str] = field(default_factory=dict)
 
     def neighbour(self, peer_id: str) -> str:
-        """Under which name a peer's groups are counted; a trusted peer's for itself."""
+        """Return the name under which a peer's groups are counted; a trusted peer is counted alone."""
         return peer_id if peer_id in self.trusted else self.networks.get(peer_id, peer_id)
 
     def places(self, neighbour: str, *, num_neighbours: int, capacity: int) -> int:
-        """At least one."""
+        """Return the number of places, at least one."""
         share = self.trusted_share if neighbour in self.trusted else self.share
         return max(1, math.floor(capacity * min(1.0, max(share, 1.0 / max(1, num_neighbours)))))
 
 
 class AnnounceRateLimiter:
-    """An allowance for each of the peers heard last; a minute's worth may be said at once."""
+    """Token bucket for each of the `max_peers` peers seen last; the burst is one minute."""
 
     def __init__(self, *, max_per_minute: float, max_peers: int = 4096) -> None:
         self._max_per_minute = max_per_minute
         self._max_peers = max_peers
-        self._heard: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def admits(self, peer_id: str, *, now: float) -> bool:
-        """Whether one more announcement of the peer is heard; it is charged for it. `now`: a clock in seconds."""
-        allowance = self._heard.pop(peer_id, None) or TokenBucket(
+        """Return whether to handle one more announcement of the peer, and charge it. `now`: seconds, monotonic."""
+        bucket = self._buckets.pop(peer_id, None) or TokenBucket(
             rate_per_s=self._max_per_minute / MINUTE_S, burst=self._max_per_minute
         )
-        self._heard[peer_id] = allowance
-        if len(self._heard) > self._max_peers:
-            self._heard.popitem(last=False)
-        return allowance.take(1.0, now=now)
+        self._buckets[peer_id] = bucket
+        if len(self._buckets) > self._max_peers:
+            self._buckets.popitem(last=False)
+        return bucket.take(1.0, now=now)
 
 
 def subnet_of(multiaddrs: Iterable[str]) -> str | None:
-    """The neighbourhood of a peer that is connected by these addresses; the first public one counts."""
-    return next(filter(None, map(_prefix_of, multiaddrs)), None)
+    """Return the subnet of a peer with these addresses: public IPv4 /24 or IPv6 /48; the first public address counts.
+
+    Identities are free, addresses in many networks are not. None for loopback, private and relayed addresses, which say
+    nothing about the peer behind them.
+    """
+    return next(filter(None, map(_subnet, multiaddrs)), None)
 
 
-def _prefix_of(multiaddr: str) -> str | None:
+def _subnet(multiaddr: str) -> str | None:
     parts = multiaddr.split("/")
     if len(parts) < MIN_PARTS or parts[1] not in ("ip4", "ip6") or "p2p-circuit" in parts:
         return None

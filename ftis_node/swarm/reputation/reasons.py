@@ -1,7 +1,7 @@
-"""A sentence for each name under which something is held against a group or a peer.
+"""A sentence for each reason for which a group is rejected or a peer loses reputation.
 
-docs/door.md has the same sentences with whose fault each is; a test compares the two. `REFUSALS` are the door's, and
-`BEHAVIOUR` what else a peer's record counts.
+docs/door.md has the same sentences and who is at fault for each; a test compares the two. `REFUSALS` are reasons of the
+validation, `BEHAVIOUR` the other entries of a peer's record.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ BEHAVIOUR = {
     "question_version": "it asks in another version of the wire: update the older of the two nodes",
     "record_version": "its record is of another version of the wire: update the older of the two nodes",
 }
-PULL = "pull_"  # and how the pull ended
-ANNOUNCEMENT = "announcement_"  # and why the record in it was none
+PULL = "pull_"  # followed by the outcome of the pull
+ANNOUNCEMENT = "announcement_"  # followed by the reason why it is invalid
 UNKNOWN = "no sentence is known for this name"
 
 
 def sentence(reason: str) -> str:
-    """What a reason means, as a clause."""
+    """Return what a reason means, as a clause."""
     if known := REFUSALS.get(reason) or BEHAVIOUR.get(reason):
         return known
     if reason.startswith(PULL):

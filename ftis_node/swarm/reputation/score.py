@@ -1,13 +1,13 @@
-"""What a peer's conduct makes of its standing: facts in, a score, bans and their ends out.
+"""How a peer's behaviour changes its reputation: behaviour and time in; score, bans and their ends out.
 
-    score  10 |  most that can be earned: no credit that a lie could not use up
-            0 |  a stranger
+    score  10 |  maximum: no credit that a false claim could not use up
+            0 |  a new peer
            -3 |  below: WATCHED (all its groups are audited)
-          -10 |  here: BANNED for a time that doubles with each ban; it comes back at -5, watched
+          -10 |  here: BANNED for a time that doubles with each ban; afterwards the score is -5, watched
 
-Groups that a step learned from raise the score slowly; refusals lower it, lies much; what may happen to an honest
-peer (a late group, one that two peers handed over, a scorer that ran out of time) leaves it. What is below 0 is
-forgiven with time, and so are bans, one for each day without another.
+Groups used in a training step raise the score slowly. Rejected groups lower it, false claims by a lot. What may happen
+to an honest peer does not change it: a late group, one that two peers served, a scorer that timed out. A negative score
+decays towards 0. Each day without a ban reduces the number of past bans by one.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ MAX_SCORE = 10.0
 WATCH_SCORE = -3.0
 BAN_SCORE = -10.0
 SCORE_AFTER_BAN = -5.0
-KNOWN_SCORE = 1.0  # above: no stranger any more
+KNOWN_SCORE = 1.0  # from here on the peer has its own rate limits
 NO_FLOOR = -1e9
-HALF_LIFE_S = 1800.0  # of what is below 0
+HALF_LIFE_S = 1800.0  # of a negative score
 FORGIVE_BAN_S = 86400.0
 
 
 class Behaviour(StrEnum):
     """What a peer did."""
 
-    ACCEPTED = "accepted"  # a group of its own passed the door
-    TAUGHT = "taught"  # a step learned from one of its groups
-    MISHAP = "mishap"  # a group was of no use, and that may happen to anyone
-    PULL_FAILED = "pull_failed"  # it announced and did not deliver
-    FLOODED = "flooded"  # more than its quota
+    ACCEPTED = "accepted"  # a group of its own was accepted
+    TAUGHT = "taught"  # a step used one of its groups
+    MISHAP = "mishap"  # a group was useless for reasons that an honest peer may have
+    PULL_FAILED = "pull_failed"  # it announced a group and did not serve it
+    FLOODED = "flooded"  # more than its rate limit
     SLOW = "slow"  # scoring its completions took the whole time limit: ten times in a short while is no accident
-    COPIED = "copied"  # completions that another peer's group had before; who was first is not certain
-    REFUSED = "refused"  # what no honest node of this run sends
-    FAULT = "fault"  # its values made code of this node raise what nobody expected
+    COPIED = "copied"  # completions of another peer's earlier group; who was first is not certain
+    REFUSED = "refused"  # input that no honest node of this run sends
+    FAULT = "fault"  # its input caused an unexpected exception in this node
     LIED = "lied"  # a wrong claim under its own signature, or a forged one
 
 
 class ScoreChange(NamedTuple):
-    """What such a deed does: `points` are added, but alone never take the score below `floor` or above `most`."""
+    """Effect on the score: `points` are added, but alone never move it below `floor` or above `most`."""
 
     points: float
     floor: float = NO_FLOOR
@@ -50,7 +50,7 @@ class ScoreChange(NamedTuple):
 
 
 SCORE_CHANGES = {
-    Behaviour.ACCEPTED: ScoreChange(0.02, most=2.0),  # worthless groups in good form make nobody more than known
+    Behaviour.ACCEPTED: ScoreChange(0.02, most=2.0),  # valid but unused groups cannot earn more
     Behaviour.TAUGHT: ScoreChange(0.1),
     Behaviour.MISHAP: ScoreChange(0.0),
     Behaviour.PULL_FAILED: ScoreChange(-0.25, floor=WATCH_SCORE),
@@ -64,9 +64,9 @@ SCORE_CHANGES = {
 
 
 class TrustLevel(StrEnum):
-    """How a peer is met."""
+    """How the node treats a peer."""
 
-    TRUSTED = "trusted"  # by the operator's word: never banned by the node itself
+    TRUSTED = "trusted"  # set by the operator: never banned automatically
     GOOD = "good"
     WATCHED = "watched"
     BANNED = "banned"
@@ -74,19 +74,21 @@ class TrustLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BanRules:
-    """How long bans last, in seconds."""
+    """Lengths of bans in seconds."""
 
     first_s: float = 300.0
     longest_s: float = 86400.0
 
     def length_s(self, num_bans: int) -> float:
-        """Of the ban after `num_bans` others."""
+        """Return the length of the ban that follows `num_bans` others."""
         return min(self.longest_s, self.first_s * 2.0 ** min(num_bans, 64))
 
 
 @dataclass(frozen=True, slots=True)
 class Reputation:
-    """One peer's record. `score` is that of `updated_at`; all times are Unix seconds, for they outlive the node."""
+    """Reputation of one peer. `score` is as of `updated_at`; all times are Unix seconds, because they outlive the
+    process.
+    """
 
     score: float = 0.0
     updated_at: float = 0.0
@@ -96,11 +98,9 @@ class Reputation:
     trusted: bool = False
 
     def is_banned(self, *, now: float) -> bool:
-        """Whether a ban is running."""
         return now < self.banned_until
 
     def trust_level(self, *, now: float) -> TrustLevel:
-        """How the peer is met now."""
         if self.is_banned(now=now):
             return TrustLevel.BANNED
         if self.trusted:
@@ -108,25 +108,25 @@ class Reputation:
         return TrustLevel.WATCHED if self.score_at(now) < WATCH_SCORE else TrustLevel.GOOD
 
     def by_clock(self, now: float) -> Reputation:
-        """The record by a clock that was set back since it was written: no ban grows longer by that."""
+        """Return the record adjusted to a clock that was set back; no ban becomes longer by that."""
         back_s = self.updated_at - now
         if back_s <= 0:
             return self
         return replace(self, updated_at=now, banned_until=max(0.0, self.banned_until - back_s))
 
     def is_known(self, *, now: float) -> bool:
-        """Whether it has shown something: all others together have one allowance."""
+        """Return whether the peer has earned its own rate limits; all other peers share one set."""
         return self.trusted or self.score_at(now) >= KNOWN_SCORE
 
     def score_at(self, now: float) -> float:
-        """The score, less what was forgiven since."""
+        """Return the score after the decay since `updated_at`."""
         if self.score >= 0:
             return self.score
         away_s = max(0.0, now - max(self.updated_at, self.banned_until))
         return float(self.score * 0.5 ** (away_s / HALF_LIFE_S))
 
     def after(self, conduct: Behaviour, *, now: float, rules: BanRules, reason: str = "") -> Reputation:
-        """The record after one deed. While a ban runs nothing changes; `reason` is for people."""
+        """Return the record after one `conduct`. Nothing changes during a ban; `reason` is shown to users."""
         if self.is_banned(now=now):
             return self
         points, floor, most = SCORE_CHANGES[conduct]
@@ -138,7 +138,7 @@ class Reputation:
         return forgiven.banned(rules.length_s(forgiven.num_bans), now=now, reason=reason or conduct)
 
     def banned(self, length_s: float, *, now: float, reason: str) -> Reputation:
-        """The record with a ban that starts now."""
+        """Return the record with a ban that starts now."""
         return replace(
             self,
             score=SCORE_AFTER_BAN,
@@ -149,22 +149,22 @@ class Reputation:
         )
 
     def unbanned(self, *, now: float) -> Reputation:
-        """A clean record, by the operator's word."""
+        """Return a clean record, as the operator decided."""
         return replace(self, score=max(0.0, self.score), updated_at=now, banned_until=0.0, ban_reason="", num_bans=0)
 
     def with_trust(self, trusted: bool, *, now: float) -> Reputation:
-        """Trusted, and then no longer banned; or trusted no longer."""
+        """Return the record as trusted and without a ban, or no longer as trusted."""
         return replace(self.unbanned(now=now) if trusted else self, trusted=trusted)
 
     def _after_forgiving(self, now: float) -> Reputation:
-        """The record less the bans that have been lived down."""
+        """Return the record without the bans that have expired from the count."""
         if not self.num_bans:
             return self
-        lived_down = int(max(0.0, now - self.banned_until) // FORGIVE_BAN_S)
-        if not lived_down:
+        expired = int(max(0.0, now - self.banned_until) // FORGIVE_BAN_S)
+        if not expired:
             return self
         return replace(
             self,
-            num_bans=max(0, self.num_bans - lived_down),
-            banned_until=self.banned_until + lived_down * FORGIVE_BAN_S,
+            num_bans=max(0, self.num_bans - expired),
+            banned_until=self.banned_until + expired * FORGIVE_BAN_S,
         )

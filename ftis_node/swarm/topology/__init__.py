@@ -1,3 +1,3 @@
-"""How the swarm is divided into shards, and which members a node dials."""
+"""Topology: how announcements are divided into shards, and which members a node dials."""
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ def spend(quotas: Quotas, peer_id: str, *, groups: int, tokens: int = 1, strange
     """How many of these groups would be looked at, all at time 0."""
     allowed = 0
     for _ in range(groups):
-        if quotas.allows(peer_id, is_stranger=stranger, now=0.0):
-            quotas.spend(peer_id, tokens, is_stranger=stranger, now=0.0)
+        if quotas.allows(peer_id, is_new_peer=stranger, now=0.0):
+            quotas.spend(peer_id, tokens, is_new_peer=stranger, now=0.0)
             allowed += 1
     return allowed
 
@@ -24,9 +24,9 @@ def spend(quotas: Quotas, peer_id: str, *, groups: int, tokens: int = 1, strange
 def test_a_sender_has_a_minutes_worth_and_then_its_rate() -> None:
     quotas = Quotas(LIMITS)
     assert spend(quotas, "ann", groups=100) == 60
-    assert quotas.allows("bob", is_stranger=False, now=0.0)
-    assert not quotas.allows("ann", is_stranger=False, now=0.9)
-    assert quotas.allows("ann", is_stranger=False, now=1.1)
+    assert quotas.allows("bob", is_new_peer=False, now=0.0)
+    assert not quotas.allows("ann", is_new_peer=False, now=0.9)
+    assert quotas.allows("ann", is_new_peer=False, now=1.1)
 
 
 def test_few_groups_of_many_tokens_are_bounded_too() -> None:
@@ -36,7 +36,7 @@ def test_few_groups_of_many_tokens_are_bounded_too() -> None:
 def test_a_thousand_strangers_have_no_more_than_two_peers_and_take_no_known_peers_turn() -> None:
     quotas = Quotas(LIMITS, max_peers=50)
     assert sum(spend(quotas, f"new{i}", groups=2, stranger=True) for i in range(1000)) == 120
-    assert not quotas.allows("new5000", is_stranger=True, now=0.0)
+    assert not quotas.allows("new5000", is_new_peer=True, now=0.0)
     assert spend(quotas, "ann", groups=100) == 60
     assert len(quotas._senders) <= 50
 
