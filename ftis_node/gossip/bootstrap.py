@@ -1,7 +1,7 @@
-"""A bootstrap node: address book and relay for any number of runs, member of none.
+"""A bootstrap node: directory, relay and forwarder for any number of runs, member of none.
 
-It holds the directory through which members of a run find each other, passes on announcements, and relays bodies
-between members that cannot dial each other.
+It stores the directory in which members of a run find each other, forwards announcements, and relays bodies between
+members that cannot dial each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BootstrapNode:
-    """Runs until closed. `settings.peers` may name other bootstrap nodes: together they hold one directory."""
+    """Bootstrap node; runs until closed. `settings.peers` may name other bootstrap nodes: they share one directory."""
 
     def __init__(self, settings: NetworkSettings, *, identity: Identity, limits: GossipLimits | None = None) -> None:
         limits = limits or GossipLimits()
@@ -52,25 +52,22 @@ class BootstrapNode:
         self._supervisor = P2pdSupervisor(config, self._work, on_end=self._on_end)
 
     async def start(self) -> None:
-        """Returns once this node can be dialled. Raises as `base.Gossip.start` does."""
+        """Return once this node can be dialled. Raises the same errors as `interface.Gossip.start`."""
         await self._supervisor.start()
 
     async def run_until_closed(self) -> None:
-        """Waits until the node is closed. Raises what ended it otherwise."""
+        """Wait until the node is closed. Raises the error that ended it otherwise."""
         await self._has_ended.wait()
         if self._error is not None:
             raise self._error
 
     async def close(self) -> None:
-        """Leaves."""
         await self._supervisor.close()
 
     async def connected_peers(self) -> list[PeerConnection]:
-        """Peers with an open connection."""
         return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
-        """One life of p2pd."""
         self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]
         on_ready()
         async with asyncio.TaskGroup() as group:

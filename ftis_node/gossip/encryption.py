@@ -1,13 +1,13 @@
-"""A swarm of those who share a secret: what its members say is ciphertext, and outsiders do not learn its names.
+"""Payload encryption for a swarm with a shared secret: outsiders can read neither its messages nor its names.
 
-From the secret and the run id two keys are derived (HKDF-SHA256). One makes the name under which the run appears on the
-wire in place of its id, so that nodes with and without the secret, or with another one, never meet. The other seals
-announcements, requests, items and directory payloads with ChaCha20-Poly1305:
+Two keys are derived from the secret and the run id (HKDF-SHA256). One makes the name that replaces the run id on the
+wire, so that nodes with another secret or none never meet this run. The other encrypts announcements, requests, items
+and directory payloads with ChaCha20-Poly1305:
 
     encrypted = nonce (12, random) + ciphertext + tag (16)
 
-What is sealed is bound to a context: its kind, who sends it, for whom, and for an item also the request that it
-answers. Opened in any other place it fails. A run without a secret uses `NO_CIPHER`, which changes nothing.
+Each ciphertext is bound to a context: its kind, sender and receiver, and for an item also the request that it answers.
+Decryption in any other context fails. A run without a secret uses `NO_CIPHER`, which changes nothing.
 """
 
 from __future__ import annotations
@@ -41,41 +41,40 @@ DOMAIN = b"ftis-node/secret/1"
 
 
 class PayloadCipher(Protocol):
-    """What is done to bytes before they leave, and undone when they came."""
+    """Authenticated encryption of payloads, or none."""
 
     @property
     def overhead_bytes(self) -> int:
-        """By how much `close` makes a payload longer."""
+        """Number of bytes that `encrypt` adds."""
         ...
 
     def wire_name(self, run_id: str) -> str:
-        """The name under which a run appears in topics, protocols and directory keys."""
+        """Return the name of a run in topics, protocols and directory keys."""
         ...
 
     def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
-        """Seals a payload for one place."""
+        """Encrypt a payload for one context."""
         ...
 
     def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
-        """The payload. Raises RecordError (`sealed`) for what was not sealed by a holder of the secret for here."""
+        """Return the payload. Raises RecordError (`sealed`) if it was not encrypted with this secret for this
+        context.
+        """
         ...
 
 
 class NullCipher:
-    """No secret: everything is as it is."""
+    """Null object for a run without a secret."""
 
     overhead_bytes = 0
 
     def wire_name(self, run_id: str) -> str:
-        """The run id."""
         return run_id
 
     def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
-        """The payload."""
         return payload
 
     def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
-        """The payload."""
         return ciphertext
 
 
@@ -83,7 +82,7 @@ NO_CIPHER: PayloadCipher = NullCipher()
 
 
 class SecretCipher:
-    """The seal of one run under one secret."""
+    """ChaCha20-Poly1305 with the keys of one run and one secret."""
 
     overhead_bytes = MAX_OVERHEAD_BYTES
 
@@ -97,26 +96,27 @@ class SecretCipher:
         self._name = derived[KEY_BYTES:].hex()
 
     def wire_name(self, run_id: str) -> str:
-        """The keyed name; it tells nothing of the run id."""
+        """Return the keyed name, which does not reveal the run id."""
         return self._name
 
     def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
-        """Seals a payload for one place."""
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, payload, _packed(context))
 
     def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
-        """The payload; see `PayloadCipher.open`."""
+        """See `PayloadCipher.decrypt`."""
         if len(ciphertext) < MAX_OVERHEAD_BYTES:
-            raise RecordError("sealed", f"{len(ciphertext)} bytes are too short to be sealed")
+            raise RecordError("sealed", f"{len(ciphertext)} bytes are too short for a ciphertext")
         try:
             return self._aead.decrypt(ciphertext[:NONCE_BYTES], ciphertext[NONCE_BYTES:], _packed(context))
         except InvalidTag:
-            raise RecordError("sealed", "not sealed with this run's secret, or for another place") from None
+            raise RecordError("sealed", "not encrypted with this run's secret for this context") from None
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret in a file: raw bytes, or hex digits. Raises ConfigError where it is missing, short or not private."""
+    """Return the secret in a file: raw bytes or hex digits. Raises ConfigError if it is missing, too short or not
+    private.
+    """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         content = read_file(path, max_bytes=MAX_SECRET_FILE_BYTES)
@@ -143,6 +143,6 @@ def _unhexed(content: bytes) -> bytes:
 
 
 def _packed(context: tuple[str | bytes, ...]) -> bytes:
-    """Parts of a context, each by its hash, so that no two contexts read alike."""
+    """Return the concatenated hashes of the context's parts, so that no two contexts are equal."""
     parts = (part.encode() if isinstance(part, str) else part for part in context)
     return b"".join(hashlib.sha256(part).digest() for part in parts)

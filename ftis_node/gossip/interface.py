@@ -1,11 +1,12 @@
-"""What the daemon knows of the network: announcements, bodies, confirmations, a directory, and who is there.
+"""The interface between the daemon and the network: messages, bodies, confirmations, the directory, the members.
 
-The room carries bytes and does not look inside: an announcement is at most 1 KiB of the caller's, a body is a signed
-envelope, ids are its 32-byte hash. Checking what comes out is the caller's business; who sent it, how much of it and
-for how long is checked here. Two classes keep this protocol: `libp2p.Libp2pGossip` and its in-process twin
+This package transports bytes and does not parse them. A message holds at most `max_announcement_bytes`, a body is a
+signed envelope, an id is its 32-byte hash. The caller validates the contents; this package enforces sender, size and
+time limits. Two classes implement the protocol `Gossip`: `libp2p.Libp2pGossip` and, within one process,
 `loopback.LoopbackGossip`.
 
-A peer that does not answer, or answers rubbish, is no exception: a pull ends with an outcome, and counters count it.
+A peer that does not answer, or sends invalid data, raises no exception. A fetch returns an outcome, and counters count
+it.
 """
 
 from __future__ import annotations
@@ -24,41 +25,41 @@ if TYPE_CHECKING:
     from ftis_node.swarm.peer_guard import PeerGuard
 
 ID_BYTES = 32
-MAX_ANSWERS = 256  # to one question
+MAX_ANSWERS = 256  # answers to one query
 
 Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
-"""Ids in, the bodies held of them out, in the order of the ids; what is not held is left out."""
+"""Returns the bodies held of the given ids, in the order of the ids; ids without a body are skipped."""
 
 AnswerQuery = Callable[[str, bytes], Awaitable[Sequence[bytes]]]
-"""A peer's id and its question in; answers, each no longer than an announcement, out."""
+"""Takes a peer id and its query; returns answers of at most `max_announcement_bytes` each."""
 
 ServeWeights = Callable[[str, bytes], "AsyncGenerator[bytes, None]"]
-"""A peer's id and its question about weights; items of at most `max_weights_item_bytes` out. RecordError: a bad one."""
+"""Takes a peer id and its query; yields items of at most `max_weights_item_bytes`. RecordError: invalid query."""
 
 OnConfirm = Callable[[str, Sequence[bytes]], Awaitable[None]]
-"""A peer's id and the ids of the bodies that it fetched and checked."""
+"""Takes a peer id and the ids of the bodies that it fetched and validated."""
 
 OnSent = Callable[[str, bytes], None]
-"""A peer's id and the id of a body that was sent to it whole. Cheap, without IO."""
+"""Takes a peer id and the id of a body that was sent to it completely. Must be cheap, without IO."""
 
 OnRefusal = Callable[[str, RecordError], None]
-"""A peer's id and why one of its announcements was not delivered. Cheap, without IO."""
+"""Takes a peer id and why one of its announcements was rejected. Must be cheap, without IO."""
 
 IsRefused = Callable[[str], bool]
-"""Whether a peer, by its id, is served nothing at all just now. Asked for every stream: cheap, without IO."""
+"""Returns whether a peer is refused all service. Called for every stream: must be cheap, without IO."""
 
 
 class SwarmPhase(StrEnum):
-    """Where a node stands in its swarm."""
+    """State of a node's connection to its swarm."""
 
-    STARTING = "starting"  # the network process is not up (yet, or again)
-    SOLO = "solo"  # it is up, but no other member of the run is connected
+    STARTING = "starting"  # the network process is starting or restarting
+    SOLO = "solo"  # running, but no other member of the run is connected
     CONNECTED = "connected"  # at least one other member of the run is connected
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmState:
-    """The phase, and one sentence for people that says why."""
+    """The phase, and a sentence for users with its cause."""
 
     state: SwarmPhase
     reason: str
@@ -69,14 +70,14 @@ class SwarmState:
 
 @dataclass(frozen=True, slots=True)
 class PeerConnection:
-    """A peer with an open connection and the addresses it is connected by."""
+    """A connected peer and the addresses of its connections."""
 
     peer_id: str
     addresses: tuple[str, ...]
 
 
 class GossipMessage(NamedTuple):
-    """A message of one of the run's topics; `sender` is proven by the network's own signature."""
+    """A message of one of the run's topics; `sender` is authenticated by libp2p's message signature."""
 
     sender: str
     payload: bytes
@@ -84,19 +85,19 @@ class GossipMessage(NamedTuple):
 
 
 class FetchOutcome(StrEnum):
-    """How a pull ended. Whatever arrived before is kept."""
+    """How a fetch ended. Bodies that arrived before the end are kept."""
 
-    COMPLETE = "complete"  # the peer sent all that it holds of what was asked
-    BUSY = "busy"  # the peer serves as many streams as it is willing to: ask another, or later
-    UNREACHABLE = "unreachable"  # no connection, or the peer does not know this run
-    TIMED_OUT = "timed_out"  # nothing came for too long, or the whole took too long
-    TOO_LARGE = "too_large"  # the peer sent more, or larger items, than asked for
-    BROKEN = "broken"  # the stream was cut, or was no stream of ours
+    COMPLETE = "complete"  # the peer sent everything that it holds of the request
+    BUSY = "busy"  # the peer is at its limits: ask another peer, or retry later
+    UNREACHABLE = "unreachable"  # no connection, or the peer is no member of this run
+    TIMED_OUT = "timed_out"  # no progress for too long, or the total time limit was reached
+    TOO_LARGE = "too_large"  # the peer sent more or larger items than requested
+    BROKEN = "broken"  # the stream ended early, or violated the protocol
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a pull gave, and how it ended."""
+    """The bodies that a fetch brought, and how it ended."""
 
     bodies: tuple[bytes, ...]
     outcome: FetchOutcome
@@ -104,22 +105,22 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class GossipLimits:
-    """Bounds on what is sent, kept and waited for; equal in meaning on both ends of a stream."""
+    """Limits on what is sent, stored and waited for; they have the same meaning at both ends of a stream."""
 
     max_announcement_bytes: int = 1024
     max_queued_announcements: int = 8192  # the oldest is dropped
     max_body_bytes: int = 1 << 20
     max_ids_per_request: int = 64
-    max_request_bytes: int = 16 << 20  # bodies of one pull together
+    max_request_bytes: int = 16 << 20  # all bodies of one request
     max_answers: int = MAX_ANSWERS
-    idle_timeout_s: float = 10.0  # no byte moved
-    fetch_timeout_s: float = 60.0  # one pull, as seen by either end
-    num_bodies_per_lookup: int = 4  # read from the store at a time while serving
-    max_streams: int = 32  # served at the same time
+    idle_timeout_s: float = 10.0  # without progress
+    fetch_timeout_s: float = 60.0  # one request, at either end
+    num_bodies_per_lookup: int = 4  # read from the buffer at a time while serving
+    max_streams: int = 32  # served concurrently
     max_streams_per_peer: int = 4
-    max_upload_bytes_per_s: float = 64 << 20  # of items served to all peers together
+    max_upload_bytes_per_s: float = 64 << 20  # over all peers
     max_requests_per_minute: float = 1200  # of one peer for one service
-    max_weights_item_bytes: int = 1 << 20  # a chunk of a file of weights, and whatever else is said of it
+    max_weights_item_bytes: int = 1 << 20  # a chunk of a weight file, or any other item of that service
     max_record_bytes: int = 2048  # directory record
     max_record_ttl_s: float = 600.0
 
@@ -131,12 +132,12 @@ class GossipLimits:
 
 @dataclass(slots=True)
 class GossipCounters:
-    """What happened since the start. Only this room writes it."""
+    """Counts since the start. Only this package changes them."""
 
     announcements_sent: int = 0
     announcements_received: int = 0
     announcements_dropped: int = 0  # the queue was full
-    announcements_refused: int = 0  # over the size limit, or not sealed with the run's secret
+    announcements_refused: int = 0  # above the size limit, or not encrypted with the run's secret
     announcements_unsent: int = 0  # the network process was down
     bodies_in: int = 0
     bodies_out: int = 0
@@ -144,33 +145,31 @@ class GossipCounters:
     body_bytes_out: int = 0
     weights_bytes_in: int = 0  # chunks of weights, their hashes, offers
     weights_bytes_out: int = 0
-    confirmed_in: int = 0  # ids that peers confirmed to us
+    confirmed_in: int = 0  # ids that peers confirmed to this node
     confirmed_out: int = 0
     fetch_errors: dict[str, int] = field(default_factory=dict)  # by FetchOutcome
-    serve_errors: dict[str, int] = field(default_factory=dict)  # streams served that ended early, by reason
-    records_refused: int = 0  # of the directory: not their owner's, too large, or for too long
-    non_ed25519: dict[str, int] = field(default_factory=dict)  # ignored for the type of their peer's key, by what it is
+    serve_errors: dict[str, int] = field(default_factory=dict)  # served streams that ended early, by reason
+    records_refused: int = 0  # directory records: invalid signature, too large, or expiry too late
+    non_ed25519: dict[str, int] = field(default_factory=dict)  # ignored because the peer's key is not Ed25519, by kind
     restarts: int = 0  # of the network process
 
     def count_fetch_error(self, outcome: FetchOutcome) -> None:
-        """One pull that did not complete."""
         self.fetch_errors[outcome.value] = self.fetch_errors.get(outcome.value, 0) + 1
 
     def count_non_ed25519(self, what: str) -> None:
-        """One connection, message or stream of a peer whose id holds no Ed25519 key."""
+        """Count a connection, message or stream of a peer whose id is not an Ed25519 key."""
         self.non_ed25519[what] = self.non_ed25519.get(what, 0) + 1
 
     def count_refused_record(self) -> None:
-        """One directory record that was neither stored nor believed."""
+        """Count a directory record that was rejected when stored or read."""
         self.records_refused += 1
 
     def count_serve_error(self, reason: str) -> None:
-        """One served stream that ended early."""
         self.serve_errors[reason] = self.serve_errors.get(reason, 0) + 1
 
 
 class Gossip(Protocol):
-    """One node's part in one run's swarm. Call `serve` before `start`; after `close` nothing is usable."""
+    """One node's connection to the swarm of one run. Call `serve` before `start`; nothing works after `close`."""
 
     @property
     def peer_id(self) -> str:
@@ -179,17 +178,17 @@ class Gossip(Protocol):
 
     @property
     def guard(self) -> PeerGuard:
-        """Catches what work for one peer raises; the node sets its `on_fault` before `start`."""
+        """Exception barrier for work on behalf of peers; the node sets its `on_fault` before `start`."""
         ...
 
     @property
     def addresses(self) -> list[str]:
-        """Multiaddrs with `/p2p/ID` by which others can dial this node; empty until started."""
+        """Multiaddrs with `/p2p/ID` at which peers can dial this node; empty until started."""
         ...
 
     @property
     def state(self) -> SwarmState:
-        """Where this node stands, as of now."""
+        """Current state of the connection to the swarm."""
         ...
 
     @property
@@ -199,12 +198,12 @@ class Gossip(Protocol):
 
     @property
     def clock_skew_s(self) -> float | None:
-        """Another peer's clock less ours, in seconds; None until one was met."""
+        """Clock offset to peers in seconds (peer minus local); None before the first measurement."""
         ...
 
     @property
     def reachability(self) -> Reachability:
-        """Whether others can dial this node, as far as is known."""
+        """How peers can dial this node, as far as known."""
         ...
 
     def serve(
@@ -218,94 +217,99 @@ class Gossip(Protocol):
         on_sent: OnSent | None = None,
         on_refusal: OnRefusal | None = None,
     ) -> None:
-        """Says where bodies come from, who hears of confirmations, and who answers questions.
+        """Set where bodies come from, and the callbacks for confirmations and queries.
 
-        `lookup_text` gives, for ids of this node's own bodies, the same told as text. Streams of peers that `is_refused`
-        names are closed before they are read. `on_sent` is called for each body that a peer took, `on_refusal` for each
-        announcement that was too large.
+        `lookup_text` returns, for ids of this node's own bodies, the same groups re-encoded as text. Streams of peers
+        for which `is_refused` is true are closed before they are read. `on_sent` is called for each body sent
+        completely, `on_refusal` for each announcement that was too large.
         """
         ...
 
     def serve_weights(self, give: ServeWeights) -> None:
-        """Says where answers to questions about weights come from; until then there are none. At any time."""
+        """Set the handler for requests about weights; until then they get no items. May be called at any time."""
         ...
 
     async def start(self) -> None:
-        """Joins. Returns once this node can be dialled, whether or not any peer is there.
+        """Join the swarm. Return once this node can be dialled, whether or not a peer is connected.
 
-        Raises UsageError where the listen address is taken and MachineError where the network process does not start.
+        Raises UsageError if the listen address is taken, MachineError if the network process does not start.
         """
         ...
 
     async def close(self) -> None:
-        """Leaves, and leaves nothing running or lying about."""
+        """Leave the swarm; end all child processes and remove temporary files."""
         ...
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
-        """Tells the members that read a shard; False where the network process is down just now.
+        """Publish a message to the members that read a shard; return False if the network process is down.
 
-        Raises ValueError for a payload over `max_announcement_bytes`.
+        Raises ValueError for a payload above `max_announcement_bytes`.
         """
         ...
 
     async def read_shards(self, shards: Collection[int]) -> None:
-        """Reads these shards from now on, and no others. New ones are read before old ones are given up."""
+        """Read exactly these shards from now on. New ones are subscribed to before old ones are left."""
         ...
 
     def announcements(self) -> AsyncIterator[GossipMessage]:
-        """Announcements of others, in the order of arrival, until closed. One reader at a time."""
+        """Iterate over messages of others in order of arrival, until closed. One reader at a time."""
         ...
 
     async def fetch(
         self, peer_id: str, ids: Sequence[bytes], *, as_text: bool = False, timeout_s: float | None = None
     ) -> Fetched:
-        """Bodies of `ids` (32 bytes each, at most `max_ids_per_request`) from a peer. Raises ValueError for bad ids.
+        """Fetch the bodies of `ids` (32 bytes each, at most `max_ids_per_request`). Raises ValueError for invalid ids.
 
-        `as_text` asks the peer that made them to tell them as text; a peer that cannot is UNREACHABLE for that.
+        `as_text` requests the text form, which only the creator has; other peers are UNREACHABLE for that service.
         """
         ...
 
     async def ask(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
-        """A peer's answers to a question (at most `max_announcement_bytes`), such as which groups it holds."""
+        """Send a query (at most `max_announcement_bytes`), such as which groups a peer holds; return its answers."""
         ...
 
     async def ask_weights(
         self, peer_id: str, question: bytes, *, max_items: int, timeout_s: float | None = None
     ) -> Fetched:
-        """A peer's items in answer to a question about weights, at most `max_items`."""
+        """Send a query about weights; return at most `max_items` items."""
         ...
 
     async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
-        """Tells a peer that its bodies were fetched and checked; whether it heard."""
+        """Confirm to a peer that its bodies were fetched and validated; return whether it received that."""
         ...
 
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
-        """Puts this node's record into the directory; whether it was kept. Raises ValueError over the limits."""
+        """Store this node's record in the directory; return whether it was accepted. Raises ValueError above the
+        limits.
+        """
         ...
 
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
-        """Puts the run's manifest into the directory under the run's id, whose hash it has; whether it was kept.
+        """Store the run's manifest in the directory under the run id, which is its hash; return whether it was
+        accepted.
 
-        Where the run has a secret nothing is put: its manifest is for those who were given it.
+        Nothing is stored for a run with a secret, because its manifest is private.
         """
         ...
 
     async def get_record(self, peer_id: str) -> bytes | None:
-        """A peer's record in this run's directory, None where there is none or the directory does not answer."""
+        """Return a peer's record in this run's directory; None if there is none or the directory does not answer."""
         ...
 
     async def connected_peers(self) -> list[PeerConnection]:
-        """Peers with an open connection: members, bootstrap nodes, relays, strangers."""
+        """Return all connected peers: members, bootstrap nodes, relays, others."""
         ...
 
     async def members(self) -> list[str]:
-        """Peer ids of connected members of this run."""
+        """Return the peer ids of connected members of this run."""
         ...
 
     async def known_members(self) -> list[str]:
-        """Peer ids of other members, connected or seen in the directory lately: all of a small run, many of a large."""
+        """Return other members, connected or recently listed in the directory: all of a small run, many of a
+        large one.
+        """
         ...
 
     async def shard_members(self) -> list[str]:
-        """Peer ids of the other members of this node's own shard, connected or listed in the directory."""
+        """Return the other members of this node's own shard, connected or listed in the directory."""
         ...

@@ -1,10 +1,10 @@
-"""The swarm over libp2p: announcements by gossipsub, bodies and confirmations by streams, the directory in the DHT.
+"""The swarm over libp2p: announcements over gossipsub, bodies and confirmations over streams, the directory in the DHT.
 
-    announce --> p2pd --> gossipsub topic of the run --> p2pd --> inbox --> announcements
+    announce --> p2pd --> gossipsub topic of the run --> p2pd --> announcement queue --> announcements
     fetch    --> p2pd --> stream of the run's "fetch" --> p2pd --> stream server --> lookup
-    p2pd of either side finds the way: relays, hole punching, and the addresses in Kademlia are its business
 
-Importing this file imports hivemind, and with it torch.
+p2pd finds the path between two nodes: relays, hole punching, addresses in the DHT. Importing this file imports
+hivemind, and with it torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SECRET_HINT = "only holders of the same secret are met: is `swarm.secret_file` t
 
 
 class Libp2pGossip(PeerCalls):
-    """One node's part in one run's swarm. Keeps the protocol `base.Gossip`."""
+    """Implementation of `interface.Gossip` over a p2pd child process."""
 
     def __init__(
         self,
@@ -57,9 +57,10 @@ class Libp2pGossip(PeerCalls):
         num_shards: int = 1,
         secret: bytes | None = None,
     ) -> None:
-        """Reads all of the run's `num_shards` until told which. With a `secret` only its holders are members.
+        """Read all of the run's `num_shards` until `read_shards` is called. With a `secret` only its holders are
+        members.
 
-        Raises ValueError for an impossible run id, and for a secret of fewer than 32 bytes.
+        Raises ValueError for an invalid run id, and for a secret of fewer than 32 bytes.
         """
         super().__init__(peer_id=identity.peer_id, run_id=run_id, limits=limits or GossipLimits())
         self._queue = AnnouncementQueue(capacity=self._limits.max_queued_announcements, counters=self._counters)
@@ -92,12 +93,11 @@ class Libp2pGossip(PeerCalls):
 
     @property
     def addresses(self) -> list[str]:
-        """Dialable multiaddrs, as of the last look."""
+        """Multiaddrs at which this node can be dialled, as of the last poll."""
         return list(self._membership.addresses)
 
     @property
     def state(self) -> SwarmState:
-        """Where this node stands."""
         state = self._supervisor.down_state() if self._supervisor.session is None else self._membership.state()
         if state.state is SwarmPhase.SOLO and self._cipher is not NO_CIPHER:
             state = replace(state, reason=f"{state.reason}; {SECRET_HINT}")
@@ -105,29 +105,28 @@ class Libp2pGossip(PeerCalls):
 
     @property
     def clock_skew_s(self) -> float | None:
-        """Another peer's clock less ours, in seconds; None until one was met."""
+        """See `interface.Gossip.clock_skew_s`."""
         return None if self._supervisor.session is None else self._supervisor.session.directory.clock_skew_s
 
     @property
     def reachability(self) -> Reachability:
-        """Whether others can dial this node, as of the last look."""
+        """How peers can dial this node, as of the last poll."""
         return reachability_of(self.addresses)
 
     @property
     def process_id(self) -> int | None:
-        """The process id of p2pd, None while it is down."""
+        """Process id of p2pd, None while it is down."""
         return None if self._supervisor.session is None else self._supervisor.session.process.pid
 
     async def start(self) -> None:
-        """Joins the run's swarm; see `base.Gossip.start`."""
+        """See `interface.Gossip.start`."""
         await self._supervisor.start()
 
     async def close(self) -> None:
-        """Leaves, and leaves nothing running or lying about."""
         await self._supervisor.close()
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
-        """Tells the members that read a shard; see `base.Gossip.announce`."""
+        """See `interface.Gossip.announce`."""
         self._check_announcement(payload)
         if self._supervisor.session is None:
             self._counters.announcements_unsent += 1
@@ -143,16 +142,16 @@ class Libp2pGossip(PeerCalls):
         return True
 
     async def read_shards(self, shards: Collection[int]) -> None:
-        """Reads these shards from now on; see `base.Gossip.read_shards`."""
+        """See `interface.Gossip.read_shards`."""
         self._membership.read_shards = frozenset(shards)
         await self._subscriptions.choose(shards)
 
     def announcements(self) -> AsyncIterator[GossipMessage]:
-        """Announcements of others, until closed. Raises the fault of ours that ended the network, if one did."""
+        """See `interface.Gossip.announcements`. Raises the internal error that ended the network, if one did."""
         return self._queue.drain()
 
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
-        """Puts this node's record into the directory; see `base.Gossip.publish_record`."""
+        """See `interface.Gossip.publish_record`."""
         self._check_record(value, ttl_s=ttl_s)
         if self._supervisor.session is None:
             return False
@@ -162,7 +161,7 @@ class Libp2pGossip(PeerCalls):
             return False
 
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
-        """Puts the run's manifest into the directory; see `base.Gossip.publish_manifest`."""
+        """See `interface.Gossip.publish_manifest`."""
         if self._supervisor.session is None or self._run_name != self._run_id:
             return False
         try:
@@ -171,7 +170,6 @@ class Libp2pGossip(PeerCalls):
             return False
 
     async def get_record(self, peer_id: str) -> bytes | None:
-        """A peer's record in this run's directory."""
         if self._supervisor.session is None:
             return None
         try:
@@ -180,22 +178,20 @@ class Libp2pGossip(PeerCalls):
             return None
 
     async def connected_peers(self) -> list[PeerConnection]:
-        """Peers with an open connection."""
         try:
             return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
         except (OSError, EOFError):  # p2pd is going down
             return []
 
     async def members(self) -> list[str]:
-        """Connected members of this run, as of the last look."""
+        """Connected members of this run, as of the last poll."""
         return [] if self._supervisor.session is None else self._membership.members
 
     async def known_members(self) -> list[str]:
-        """Other members, connected or seen in the directory lately."""
         return self._membership.known_members()
 
     async def shard_members(self) -> list[str]:
-        """Other members of this node's own shard, as of the last look."""
+        """Other members of this node's own shard, as of the last poll."""
         return self._membership.shard_members
 
     async def _pull(
@@ -214,7 +210,7 @@ class Libp2pGossip(PeerCalls):
         )
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
-        """One life of p2pd: reads the run's topics and keeps this node among its members."""
+        """Run one p2pd session: read the run's topics and keep this node connected to members."""
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 self._subscriptions.follow(lambda shard: session.client.subscribe(topic(self._run_name, shard))),
@@ -231,7 +227,7 @@ class Libp2pGossip(PeerCalls):
         self._twin_seen_at = asyncio.get_running_loop().time()
 
     def _has_duplicate_identity(self) -> bool:
-        """Whether another node's entry under this identity was seen lately."""
+        """Return whether a directory entry of another node under this identity was seen recently."""
         seen_at, kept_s = self._twin_seen_at, SEEN_TTLS * self._settings.member_ttl_s
         return seen_at is not None and asyncio.get_running_loop().time() < seen_at + kept_s
 
@@ -239,18 +235,18 @@ class Libp2pGossip(PeerCalls):
         if message.sender == self._peer_id:
             return
         with self._guard.work_for(message.sender, Place.MESSAGE):
-            self._take(shard, message)
+            self._receive(shard, message)
 
-    def _take(self, shard: int, message: GossipMessage) -> None:
+    def _receive(self, shard: int, message: GossipMessage) -> None:
         try:
-            payload = self._opened(message, topic(self._run_name, shard))
+            payload = self._decrypted(message, topic(self._run_name, shard))
         except RecordError as error:
             self._refuse_announcement(message.sender, error)
             return
         self._queue.put(GossipMessage(message.sender, payload, shard))
 
-    def _opened(self, message: GossipMessage, name: str) -> bytes:
-        """The announcement in a message of a topic. Raises RecordError where it is too large, or sealed otherwise."""
+    def _decrypted(self, message: GossipMessage, name: str) -> bytes:
+        """Return the decrypted payload. Raises RecordError if it is too large or cannot be decrypted."""
         if len(message.payload) > self._limits.max_announcement_bytes + self._cipher.overhead_bytes:
             raise RecordError("size", f"an announcement of {len(message.payload)} bytes")
         return self._cipher.decrypt(message.payload, "announcement", message.sender, name)

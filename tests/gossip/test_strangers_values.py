@@ -221,7 +221,7 @@ async def test_a_message_that_fails_unexpectedly_is_its_authors_affair(
         raise IndexError("nobody expected this")
 
     with monkeypatch.context() as patched:
-        patched.setattr(victim, "_opened", broken)
+        patched.setattr(victim, "_decrypted", broken)
         await member.announce(b"odd")
         await eventually(lambda: victim.guard.num_faults[Place.MESSAGE])
     hearing = asyncio.create_task(hear(victim, b"well"))

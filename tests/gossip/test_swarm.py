@@ -192,7 +192,7 @@ async def test_a_p2pd_that_does_not_start_says_why_and_where(start: Start, monke
 async def test_a_p2pd_that_is_never_ready_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ftis_node.gossip.p2pd.session.p2pd_arguments", lambda *args, **kwargs: ["30"])
     monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: Path("/bin/sleep"))
-    with pytest.raises(MachineError, match="was not ready in 0.5 s: it said nothing"):
+    with pytest.raises(MachineError, match="was not ready in 0.5 s: no output"):
         await start(start_timeout_s=0.5, stop_timeout_s=0.1)
     assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
 

@@ -1,7 +1,7 @@
-"""The directory: small records under peers' own keys, and buckets of a run's members, in hivemind's Kademlia DHT.
+"""The directory: small records under their owners' keys, and buckets of a run's members, in hivemind's Kademlia DHT.
 
-The DHT node lives in the daemon's event loop, beside p2pd, over one persistent control connection. It needs no peer to
-start; others are met later with `join`. It keeps no cache: a record is asked for because it may have changed.
+The DHT node runs in the daemon's event loop and uses p2pd over one persistent control connection. It starts without
+peers; `join` connects it later. It caches nothing, because a record is read to see whether it has changed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Directory:
     def __init__(
         self,
         node: Any,
-        bounds: RequestLimiter,
+        limiter: RequestLimiter,
         *,
         identity: Identity,
         limits: GossipLimits,
@@ -74,14 +74,14 @@ class Directory:
         guard: PeerGuard | None = None,
         on_duplicate_identity: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_twin` is called where another node is seen to register under this identity."""
+        """`on_duplicate_identity` is called when another node registers under this identity."""
         self._node = node
-        self._bounds = bounds
+        self._limiter = limiter
         self._cipher = cipher
         self._identity = identity
         self._limits = limits
         self._timeout_s = timeout_s
-        self._skews_s: dict[str, float] = {}  # their clocks less a steady one here, by peer, those met last at the end
+        self._skews_s: dict[str, float] = {}  # by peer, most recent last: its clock minus our monotonic clock
         self._guard = guard or PeerGuard()
         self._num_stored: dict[EntryKind, int] = {}
         self._on_twin = on_duplicate_identity
@@ -101,10 +101,10 @@ class Directory:
         guard: PeerGuard | None = None,
         on_duplicate_identity: Callable[[], None] = lambda: None,
     ) -> Directory:
-        """Starts the DHT node over the p2pd at `control_path`."""
-        node_id = DHTID.generate(source=identity.peer)  # the same after a restart
+        """Start the DHT node over the p2pd at `control_path`."""
+        node_id = DHTID.generate(source=identity.peer)  # stable across restarts
         guard = guard or PeerGuard()
-        bounds = RequestLimiter(node_id.to_bytes(), guard=guard)
+        limiter = RequestLimiter(node_id.to_bytes(), guard=guard)
         validator = EntryValidator(
             max_record_bytes=limits.max_record_bytes,
             max_ttl_s=limits.max_record_ttl_s,
@@ -121,13 +121,13 @@ class Directory:
             cache_refresh_before_expiry=0,
             cache_size=1,
             record_validator=validator,
-            authorizer=bounds,
+            authorizer=limiter,
         )
         node.protocol.storage.maxsize = MAX_STORED_KEYS
-        bounds.storage = node.protocol.storage
+        limiter.storage = node.protocol.storage
         return cls(
             node,
-            bounds,
+            limiter,
             identity=identity,
             limits=limits,
             timeout_s=timeout_s,
@@ -138,66 +138,71 @@ class Directory:
 
     @property
     def clock_skew_s(self) -> float | None:
-        """The median of the last met peers' clocks less ours, in seconds: no single peer can make it up."""
-        ours = time.time() - time.monotonic()  # now: a clock that is moved shows at once, not when peers are met again
+        """Median clock offset of the peers met last, in seconds (peer minus local): no single peer can set it."""
+        ours = time.time() - time.monotonic()  # computed now, so that a clock change is visible at once
         return median(self._skews_s.values()) - ours if self._skews_s else None
 
     @property
     def is_serving(self) -> bool:
-        """Whether this node keeps entries for others and answers them."""
-        return self._bounds.is_serving
+        """Whether this node stores entries for others and answers them."""
+        return self._limiter.is_serving
 
     def serve(self, is_serving: bool) -> None:
-        """Keeps entries for others, or does not: a node behind a relay only asks, since what it kept would get lost."""
+        """Store entries for others, or only query.
+
+        A node behind a relay only queries, because entries stored there would often be unreachable.
+        """
         protocol = self._node.protocol
-        self._bounds.is_serving = is_serving
-        protocol.client_mode = not is_serving  # so that the node stores nothing at itself either
+        self._limiter.is_serving = is_serving
+        protocol.client_mode = not is_serving  # prevents storing at this node itself, too
         protocol.node_info = (
             dht_pb2.NodeInfo(node_id=self._node.node_id.to_bytes()) if is_serving else dht_pb2.NodeInfo()
         )
 
     async def join(self, peer_ids: Iterable[str]) -> int:
-        """Meets connected peers and, through them, this node's neighbours; how many of `peer_ids` answered."""
+        """Meet connected peers in the DHT and, through them, this node's neighbors; return how many of `peer_ids`
+        answered.
+        """
         answered = await asyncio.gather(*map(self._meet_guarded, peer_ids))
         if any(answered):
-            await self._asked(self._node.find_nearest_nodes([self._node.node_id]))
+            await self._call(self._node.find_nearest_nodes([self._node.node_id]))
         return sum(answered)
 
     async def publish_record(self, run_id: str, value: bytes, *, ttl_s: float) -> bool:
-        """Puts this node's record under its own key; whether a node took it."""
+        """Store this node's record under its own key; return whether a node accepted it."""
         key = record_key(run_id, self._identity.peer_id)
         return await self._store(EntryKind.RECORD, run_id, key, None, value, ttl_s=ttl_s)
 
     async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
-        """The newest record of a peer."""
-        found = await self._asked(self._node.get(record_key(run_id, peer_id), latest=True))
+        """Return a peer's newest record."""
+        found = await self._call(self._node.get(record_key(run_id, peer_id), latest=True))
         entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
-        return None if entry is None else self._opened(entry)
+        return None if entry is None else self._decrypted(entry)
 
     async def publish_manifest(self, run_id: str, canonical: bytes, *, ttl_s: float) -> bool:
-        """Puts the run's manifest under the run's key; whether a node took it."""
+        """Store the run's manifest under the run's key; return whether a node accepted it."""
         key = manifest_key(run_id)
         return await self._store(EntryKind.MANIFEST, run_id, key, None, pack_manifest(canonical), ttl_s=ttl_s)
 
     async def get_manifest(self, run_id: str) -> bytes | None:
-        """The canonical text of a run's manifest."""
-        found = await self._asked(self._node.get(manifest_key(run_id), latest=True))
+        """Return the canonical text of a run's manifest."""
+        found = await self._call(self._node.get(manifest_key(run_id), latest=True))
         entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
         return None if entry is None else unpack_manifest(entry.payload, run_id=run_id)
 
     async def register(self, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
-        """Registers this node among the run's members; whether a node took it."""
+        """Register this node among the run's members; return whether a node accepted it."""
         peer_id = self._identity.peer_id
         key = bucket_key(run_id, bucket_of(peer_id))
         if self._own_entries.has_any:
             with suppress(TimeoutError):
-                await self._look_for_duplicate(key)  # before this node's next entry replaces the other's
+                await self._look_for_duplicate(key)  # before our next entry replaces the other node's
         return await self._store(EntryKind.MEMBER, run_id, key, peer_id, payload, ttl_s=ttl_s)
 
     async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
-        """Members registered in some of a run's buckets, and the addresses that each claims."""
+        """Return the members registered in some of a run's buckets, and the addresses that each claims."""
         keys = [bucket_key(run_id, bucket) for bucket in buckets]
-        found = await self._asked(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
+        found = await self._call(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
         members: dict[str, list[str]] = {}
         for bucket in found.values():
             for subkey, data in entries_in(bucket):
@@ -206,48 +211,50 @@ class Directory:
         return members
 
     async def _look_for_duplicate(self, key: str) -> None:
-        """Looks whether another node registers under this node's identity, in the bucket with this key."""
-        found = await self._asked(self._node.get_many([key], sufficient_expiration_time=float("inf")))
+        """Check whether another node registers under this identity, in the bucket with this key."""
+        found = await self._call(self._node.get_many([key], sufficient_expiration_time=float("inf")))
         raw = dict(entries_in(found[key])).get(self._identity.peer_id, b"")
         entry = verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
         if entry is not None and self._own_entries.is_of_another(entry.expires_at):
             self._on_twin()
 
     def _add_member(self, members: dict[str, list[str]], data: bytes) -> None:
-        """A member and the addresses that its entry claims; nothing for an entry that is none, and this node's own."""
+        """Add a member and the addresses that its entry claims; skip invalid entries and this node's own."""
         entry = verify_entry(data, max_record_bytes=self._limits.max_record_bytes)
         if entry is None or entry.peer_id == self._identity.peer_id:
             return
-        if (claimed := self._opened(entry)) is not None:
+        if (claimed := self._decrypted(entry)) is not None:
             members[entry.peer_id] = unpack_addresses(claimed)
 
     def stored_runs(self) -> dict[str, int]:
-        """Runs with members whose entries are stored here, and how many shards each has.
+        """Return the runs with members stored at this node, and the number of shards of each.
 
-        That is the most that any of some members says: one that says fewer must not silence the other shards.
+        The number is the maximum over some of the members: one that claims fewer must not hide the other shards.
         """
         return count_stored_runs(self._node.protocol.storage, guard=self._guard)
 
     async def lost(self) -> None:
-        """Returns when the connection to p2pd has ended, or its reader has failed."""
+        """Wait until the connection to p2pd has ended or its reader has failed."""
         await asyncio.wait([self._node.p2p._client.control._read_task])
 
     async def close(self) -> None:
-        """Lets go of p2pd, which ends by itself when nobody holds on to it."""
+        """Disconnect from p2pd, which exits when its last client disconnects."""
         self._node.is_alive = False
         control = self._node.p2p._client.control
         await self._node.p2p.shutdown()
         await cancel_and_wait(control._read_task, control._write_task, *control._handler_tasks.values())
 
-    async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the DHT brings. Raises TimeoutError where nothing comes in time, or hivemind fails over some answer."""
+    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a DHT call. Raises TimeoutError if it takes too long or hivemind fails on some
+        answer.
+        """
         try:
             return await shielded_call(work, timeout_s=self._timeout_s)
         except (OSError, EOFError):
             raise
-        except Exception as error:  # of many kinds: it asserts what it believes of its peers
-            logger.warning("the directory failed: %r", error)
-            raise TimeoutError(f"the directory failed: {error!r}") from error
+        except Exception as error:  # many kinds: hivemind uses assertions on peers' answers
+            logger.warning("directory call failed: %r", error)
+            raise TimeoutError(f"directory call failed: {error!r}") from error
 
     async def _meet_guarded(self, peer_id: str) -> bool:
         with self._guard.work_for(peer_id, Place.DIRECTORY, passes=(OSError, EOFError)):
@@ -261,8 +268,8 @@ class Directory:
             ping = dht_pb2.PingRequest(peer=protocol.node_info)
             pinging = protocol.get_stub(peer).rpc_ping(ping, timeout=protocol.wait_timeout)
             response = await shielded_call(pinging, timeout_s=self._timeout_s)
-        except Exception as error:  # hivemind raises plain exceptions of many kinds for a peer that does not answer
-            logger.debug("%s did not answer the directory's ping: %r", peer, error)
+        except Exception as error:  # hivemind raises many kinds of exceptions for a peer that does not answer
+            logger.debug("no answer from %s to the directory ping: %r", peer, error)
             return False
         if response is None or not response.peer.node_id:
             return False
@@ -274,19 +281,21 @@ class Directory:
         await shielded_call(noting, timeout_s=self._timeout_s)
         return True
 
-    def _opened(self, entry: DirectoryEntry) -> bytes | None:
-        """An entry's payload; None where it was not sealed with the secret of this run."""
+    def _decrypted(self, entry: DirectoryEntry) -> bytes | None:
+        """Return an entry's payload; None if it was not encrypted with this run's secret."""
         try:
             first, private = split_private(entry.kind, entry.payload)
             return first + self._cipher.decrypt(private, entry.kind.name, entry.peer_id)
         except RecordError:
-            logger.debug("%s has an entry that this run's secret does not open", entry.peer_id)
+            logger.debug("cannot decrypt the directory entry of %s with this run's secret", entry.peer_id)
             return None
 
     async def _store(
         self, kind: EntryKind, run_id: str, key: str, subkey: str | None, payload: bytes, *, ttl_s: float
     ) -> bool:
-        """Stores an entry, and asks for it now and then: `store` answers True also where nobody can read it."""
+        """Store an entry. Every tenth one is read back, because `store` returns True even if no node can read the
+        entry.
+        """
         expires_at = time.time() + ttl_s
         if kind is EntryKind.MEMBER:
             self._own_entries.note(expires_at)
@@ -296,13 +305,13 @@ class Directory:
         num_before = self._num_stored.get(kind, 0)
         self._num_stored[kind] = num_before + 1
         storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
-        kept = await self._asked(storing)
+        kept = await self._call(storing)
         if kept and num_before % READ_BACK_EVERY == 0:
-            kept = await self._asked(self._is_held(DHTID.generate(source=key), entry, subkey))
+            kept = await self._call(self._is_held(DHTID.generate(source=key), entry, subkey))
         return bool(kept)
 
     async def _is_held(self, key: Any, entry: bytes, subkey: str | None) -> bool:
-        """Whether one of the nodes that should hold an entry does; True where there is no such node but this one."""
+        """Return whether a responsible node has an entry; True if no other node is responsible."""
         nearest = (await self._node.find_nearest_nodes([key], exclude_self=True))[key]
         if not nearest:
             return self.is_serving
@@ -313,5 +322,5 @@ class Directory:
                 value = value.get(subkey).value if subkey in value else None
             if isinstance(value, bytes) and unpack_bytes(value) == entry:
                 return True
-        logger.warning("the directory took our entry, but does not give it back")
+        logger.warning("directory entry was accepted but cannot be read back")
         return False

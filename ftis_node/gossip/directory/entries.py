@@ -1,15 +1,16 @@
-"""Directory entries that nobody but their owner can write.
+"""Directory entries that only their owner can write.
 
-The DHT itself lets any peer overwrite any key and set any expiry. So each entry carries its owner's peer id, its expiry
-and a signature; whoever stores or reads an entry checks it, and that it lies under its owner's key:
+The DHT itself lets any peer overwrite any key and set any expiry. Therefore each entry carries its owner's peer id, its
+expiry and a signature. Every node that stores or reads an entry verifies it, and checks that it is under its owner's
+key:
 
     entry = kind (1) + peer id (38) + expiry (8, Unix time as float64) + signature (64)
             + length of the run id (1) + run id + payload
 
-A `RECORD` lies under a key of its own. A run's `MANIFEST` lies under the run's, the same from whoever stores it. A
-`MEMBER` lies in one of a run's buckets, under the peer id as subkey: a joiner reads buckets until it knows enough
-members, and no bucket grows into a reply too large to send. A node that stores entries, such as a bootstrap node, need
-not know the run.
+A `RECORD` has a key of its own. A run's `MANIFEST` is under the run's key, with the same contents from every node that
+stores it. A `MEMBER` is in one of the run's buckets, with the peer id as subkey. A joining node reads buckets until it
+knows enough members, and no bucket grows beyond the size of a reply. A node that stores entries, such as a bootstrap
+node, need not know the run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _HEAD = struct.Struct(">B38sd64sB")
 
 
 class EntryKind(IntEnum):
-    """What an entry is, and so where it lies."""
+    """Kind of an entry, which determines its key."""
 
     RECORD = 1
     MEMBER = 2
@@ -44,7 +45,7 @@ class EntryKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryEntry:
-    """A checked entry. `expires_at` is Unix time in seconds."""
+    """A verified entry. `expires_at` is Unix time in seconds."""
 
     kind: EntryKind
     run_id: str
@@ -54,7 +55,7 @@ class DirectoryEntry:
 
     @property
     def key(self) -> str:
-        """The directory key where this entry belongs."""
+        """The directory key under which this entry is stored."""
         if self.kind is EntryKind.RECORD:
             return record_key(self.run_id, self.peer_id)
         if self.kind is EntryKind.MANIFEST:
@@ -63,19 +64,19 @@ class DirectoryEntry:
 
     @property
     def subkey(self) -> str | None:
-        """The subkey where this entry belongs."""
+        """The subkey under which this entry is stored."""
         return self.peer_id if self.kind is EntryKind.MEMBER else None
 
 
 def sign_entry(identity: Identity, kind: EntryKind, run_id: str, payload: bytes, *, expires_at: float) -> bytes:
-    """The signed bytes of an entry."""
+    """Return the signed bytes of an entry."""
     signature = identity.sign(DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at))
     run = run_id.encode()
     return _HEAD.pack(kind, identity.peer, expires_at, signature, len(run)) + run + payload
 
 
 def run_of(raw: bytes) -> str | None:
-    """The run that an entry names, unchecked; None where it names none."""
+    """Return the run that an entry names, not verified; None if it names none."""
     if len(raw) < _HEAD.size:
         return None
     num_run_bytes = raw[_HEAD.size - 1]
@@ -86,7 +87,7 @@ def run_of(raw: bytes) -> str | None:
 
 
 def verify_entry(raw: bytes, *, max_record_bytes: int) -> DirectoryEntry | None:
-    """The entry in `raw`, None where it is malformed, too large or not signed by the peer it names."""
+    """Return the entry in `raw`; None if it is malformed, too large or not signed by the named peer."""
     run_id = run_of(raw)
     if run_id is None:
         return None
@@ -103,14 +104,14 @@ def verify_entry(raw: bytes, *, max_record_bytes: int) -> DirectoryEntry | None:
 
 
 def has_valid_expiry(entry: DirectoryEntry, *, expires_at: float, now: float, max_ttl_s: float) -> bool:
-    """Whether the expiry that the DHT was told is the signed one, and at most `max_ttl_s` (and some slack) ahead."""
+    """Return whether the DHT's expiry equals the signed one and is at most `max_ttl_s` (and some slack) ahead."""
     return entry.expires_at == expires_at <= now + max_ttl_s + CLOCK_SLACK_S
 
 
 def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
-    """What a member says: how many shards its run has, and as many addresses as there is room for, first ones first.
+    """Return a member's payload: the number of shards of its run, and as many addresses as fit, in the given order.
 
-    The addresses may be sealed later, and must then still fit.
+    Space is left for the encryption of the addresses.
     """
     max_bytes = MAX_MEMBER_BYTES - MAX_OVERHEAD_BYTES
     packed = f"{SHARDS_MARK}{num_shards}\n".encode()
@@ -123,23 +124,23 @@ def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
 
 
 def split_private(kind: EntryKind, payload: bytes) -> tuple[bytes, bytes]:
-    """A payload's open part, a member's first line, which bootstrap nodes go by; and what a secret would cipher."""
+    """Split a payload: the open part that bootstrap nodes read (a member's first line), and the part to encrypt."""
     end = payload.find(b"\n") + 1 if kind is EntryKind.MEMBER else 0
     return payload[:end], payload[end:]
 
 
 def unpack_addresses(payload: bytes) -> list[str]:
-    """The addresses of a member entry, unchecked."""
+    """Return the addresses of a member entry, not validated."""
     return [line for line in payload.decode("ascii", errors="replace").split() if not line.startswith(SHARDS_MARK)]
 
 
 def claimed_addresses(raw: bytes) -> list[str]:
-    """The addresses that a member entry names, unchecked; none where it is malformed."""
+    """Return the addresses in a member entry that is not verified; none if it is malformed."""
     return unpack_addresses(raw[_HEAD.size + raw[_HEAD.size - 1] :]) if len(raw) >= _HEAD.size else []
 
 
 def num_shards_of(raw: bytes) -> int:
-    """How many shards the run of a member entry has, by that member's word; 1 where it does not say so."""
+    """Return the number of shards that a member's entry claims for its run; 1 if there is no valid number."""
     if len(raw) < _HEAD.size:
         return 1
     first, _, _ = raw[_HEAD.size + raw[_HEAD.size - 1] :].partition(b"\n")
@@ -148,5 +149,5 @@ def num_shards_of(raw: bytes) -> int:
 
 
 def _signed(kind: EntryKind, run_id: str, payload: bytes, expires_at: float) -> bytes:
-    """The exact bytes that are signed; the run id cannot hold the line break that ends it."""
+    """Return the exact bytes that are signed; the run id cannot contain the line break that ends it."""
     return struct.pack(">Bd", kind, expires_at) + run_id.encode() + b"\n" + payload

@@ -1,7 +1,7 @@
-"""A run's manifest in the directory, under its own hash: who knows a run's id can have the rest of it from anybody.
+"""A run's manifest in the directory, under its own hash: a node that knows the run id can fetch it from any node.
 
-The id is the first 16 bytes of the SHA-256 of the manifest's canonical text, so nobody can pass another one off. It is
-stored compressed; what it grows to is bounded before it does.
+The id is the first 16 bytes of the SHA-256 of the manifest's canonical text, so a forged manifest does not match. It is
+stored compressed; the decompressed size is bounded.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ RUN_ID_HEX = 32
 
 
 def pack_manifest(canonical: bytes) -> bytes:
-    """The payload of a manifest's entry."""
+    """Return the payload of a manifest's entry."""
     return zlib.compress(canonical, level=9)
 
 
 def unpack_manifest(payload: bytes, *, run_id: str) -> bytes | None:
-    """The canonical text; None where the payload is not that of this run's manifest."""
+    """Return the canonical text; None if the payload is not this run's manifest."""
     inflater = zlib.decompressobj()
     try:
         canonical = inflater.decompress(payload, MAX_MANIFEST_BYTES)

@@ -1,6 +1,6 @@
-"""Whether another node uses this node's identity: it shows in entries of the directory that this node did not make.
+"""Detects another node with the same identity: it shows in directory entries that this node did not make.
 
-An entry of a former life of this node is no sign: it holds for less long than the first entry of this life.
+Entries of an earlier process of this node do not count: they expire before the first entry of this process.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ MAX_REMEMBERED = 64
 
 
 class OwnEntries:
-    """The entries that this node registered in this life, by the Unix time until which each holds."""
+    """The entries that this process registered, by their expiry (Unix time)."""
 
     def __init__(self) -> None:
         self._first: float | None = None
         self._made: OrderedDict[float, None] = OrderedDict()
 
     def note(self, expires_at: float) -> None:
-        """This node makes an entry."""
+        """Add an entry of this node."""
         self._first = expires_at if self._first is None else min(self._first, expires_at)
         self._made[expires_at] = None
         if len(self._made) > MAX_REMEMBERED:
@@ -26,9 +26,8 @@ class OwnEntries:
 
     @property
     def has_any(self) -> bool:
-        """Whether this life made an entry yet."""
         return self._first is not None
 
     def is_of_another(self, expires_at: float) -> bool:
-        """Whether another node made an entry under this identity that holds until `expires_at`."""
+        """Return whether an entry under this identity with this expiry was made by another node."""
         return self._first is not None and expires_at > self._first and expires_at not in self._made

@@ -1,8 +1,8 @@
-"""Many identities at one place take no more room than a few: in a bucket of the directory, and among those to dial.
+"""Limits for many identities at one network address (Sybil attack): in directory buckets, and among peers to dial.
 
-An identity costs nothing, an address does. So where there is too little room, whoever has most entries at one address
-block gives way first, and of these the newest: members that were there before stay. A member that claims addresses it
-does not have gains little by it: it cannot be dialled.
+An identity costs nothing, an address does. If there is too little space, the address block with the most entries loses
+its newest first, so earlier members stay. A member that claims addresses it does not own gains little, because it
+cannot be dialled.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     Key = TypeVar("Key")
 
-BLOCK_BITS = {4: 24, 6: 48}  # what one household or one small provider gets
+BLOCK_BITS = {4: 24, 6: 48}  # typical allocation of one household or small provider
 
 
 def address_block(addresses: Iterable[str]) -> str:
-    """The address block of a peer with these multiaddrs: of its first public address, else of its first one.
+    """Return the address block of a peer with these multiaddrs: that of its first public address, else of its first
+    one.
 
     A peer behind a relay is in the relay's block.
     """
@@ -30,7 +31,7 @@ def address_block(addresses: Iterable[str]) -> str:
 
 
 def choose_evicted(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
-    """Whom to drop so that `room` remain of entries with these blocks, given oldest first."""
+    """Return the keys to drop so that `room` remain of entries with these blocks, given oldest first."""
     sizes = Counter(blocks.values())
     by_block: dict[str, list[Key]] = {}
     for key, block in blocks.items():
@@ -48,7 +49,7 @@ def choose_evicted(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
 
 
 def sample_by_block(known: Mapping[str, Sequence[str]], *, per_block: int, rng: random.Random) -> list[str]:
-    """Peers to choose from, given the addresses of each: at most `per_block` of one block, drawn at random."""
+    """Return peers to choose from, given the addresses of each: at most `per_block` of one block, at random."""
     order = list(known)
     rng.shuffle(order)
     counts: Counter[str] = Counter()
@@ -62,13 +63,13 @@ def sample_by_block(known: Mapping[str, Sequence[str]], *, per_block: int, rng: 
 
 
 def _block(address: str) -> tuple[bool, str] | None:
-    """Whether an address is public, and its block; None where it is none of IP or name."""
+    """Return whether an address is public, and its block; None if it starts with neither an IP address nor a name."""
     _, kind, host, *_ = [*address.split("/"), "", ""]
     if kind.startswith("dns"):
         return True, host
     try:
         ip = ip_address(host)
         block = ip_network(f"{ip}/{BLOCK_BITS[ip.version]}", strict=False)
-    except ValueError:  # no IP address, or one with a zone, of which there is no network
+    except ValueError:  # not an IP address, or one with a zone
         return None
     return ip.is_global, str(block)

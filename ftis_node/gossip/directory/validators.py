@@ -1,8 +1,8 @@
-"""The door of the directory: what this node stores for others, believes of others, and answers.
+"""Validation of directory traffic: what this node stores for others, accepts from others, and answers.
 
-hivemind's DHT stores what it is told for as long as it is told, and answers requests of any size. Two of its own hooks
-are used against that: a record validator (is this entry its owner's, in its place, in time?) and an authorizer, which
-sees every request before it is worked on.
+hivemind's DHT stores any value until any expiry and answers requests of any size. Two of its hooks restrict that: a
+record validator (signed by its owner, under the right key, valid expiry) and an authorizer, which sees every request
+before it is processed.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 MAX_KEYS_PER_FIND = 16
 MAX_KEYS_PER_STORE = 256
-MAX_MEMBERS_PER_BUCKET = 256  # with 512-byte entries: a reply of 16 buckets stays under 3 MiB
+MAX_MEMBERS_PER_BUCKET = 256  # with 512-byte entries a reply of 16 buckets stays below 3 MiB
 MAX_STORED_KEYS = 16384
-NUM_MEMBERS_COUNTED = 64  # members in each place of the directory by whose word runs have shards
-MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind's name 20
+NUM_MEMBERS_COUNTED = 64  # members in each bucket whose number of shards is taken into account
+MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind names 20
 
 
 class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Lets signed entries through, at the place and until the time that their owner signed."""
+    """Record validator: accepts signed entries under the key and until the expiry that their owner signed."""
 
     def __init__(
         self,
@@ -58,16 +58,16 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
         on_refusal: Callable[[], None] = lambda: None,
         guard: PeerGuard | None = None,
     ) -> None:
-        """`on_refusal` is told of each record that does not pass."""
+        """`on_refusal` is called for each rejected record."""
         self._guard = guard or PeerGuard()
         self._max_record_bytes = max_record_bytes
         self._max_ttl_s = max_ttl_s
         self._on_refusal = on_refusal
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether a record may be stored, or believed when it is read."""
+        """Return whether a record may be stored, or used after it was read."""
         is_good = False
-        with self._guard.work_for(UNPROVEN, Place.DIRECTORY):  # hivemind calls this in tasks of its own
+        with self._guard.work_for(UNPROVEN, Place.DIRECTORY):  # hivemind calls this in its own tasks
             is_good = self._is_good(record)
         if not is_good:
             self._on_refusal()
@@ -95,22 +95,23 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
 
 
 class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
-    """Cuts down requests that would cost too much work or memory. Signs nothing: entries are signed themselves.
+    """Authorizer that truncates requests that would cost too much work or memory. It signs nothing: entries carry
+    signatures.
 
-    A node that serves refuses no request as a whole: hivemind takes a peer that refuses for a dead one, forgets it,
-    meets it again, and hands it the same entries once more, without end. One that does not serve refuses them all, so
-    that those who knew it forget it.
+    A serving node rejects no request completely. hivemind treats a peer that rejects as dead, forgets it, meets it
+    again and sends the same entries again, without end. A node that does not serve rejects all requests, so that peers
+    forget it.
     """
 
     def __init__(self, own_node_id: bytes = b"", *, guard: PeerGuard | None = None) -> None:
-        """`own_node_id` is this node's place in the DHT. A request or answer that cannot be cut down is refused."""
+        """`own_node_id` is this node's id in the DHT. A request or answer that cannot be truncated is rejected."""
         self._guard = guard or PeerGuard()
         self._own_node_id = own_node_id
-        self.storage: Any = None  # the node's local storage, once there is one
+        self.storage: Any = None  # the node's local storage; set after its start
         self.is_serving = True
 
     async def validate_request(self, request: Any) -> bool:
-        """Cuts a peer's request down to what is worked on."""
+        """Truncate a peer's request to what is processed; return False to reject it."""
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
             return self.is_serving and self._cut(request)
         return False
@@ -126,7 +127,7 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
         return True
 
     def _bound_buckets(self, keys: Iterable[bytes]) -> None:
-        """Has buckets give up what is above their bound: before more is stored, and before they are read."""
+        """Evict members above a bucket's limit, before more are stored and before the bucket is read."""
         for key in set(keys):
             stored = self.storage.get(DHTID.from_bytes(key))
             if stored is None or not isinstance(stored.value, DictionaryDHTValue):
@@ -139,16 +140,16 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
                     del bucket[subkey]
 
     async def sign_request(self, request: Any, service_public_key: Any) -> None:
-        """Nothing to sign."""
+        """Do nothing."""
 
     async def sign_response(self, response: Any, request: Any) -> None:
-        """Nothing to sign."""
+        """Do nothing."""
 
     async def validate_response(self, response: Any, request: Any) -> bool:
-        """Cuts a peer's answer down; the values in it are checked one by one by `EntryValidator`.
+        """Truncate a peer's answer; `EntryValidator` checks its values one by one.
 
-        A peer may name this node among the nearest, out of malice or since this node told it no place (it does so while
-        it does not serve). hivemind holds that to be impossible.
+        A peer may name this node among the nearest, maliciously or because this node announced no id (while it does not
+        serve). hivemind assumes that this is impossible.
         """
         with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
             return self._cut_answer(response)
@@ -167,17 +168,17 @@ class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
 
 @functools.lru_cache(maxsize=4096)
 def _claimed_block(packed: bytes) -> str:
-    """The address block that a stored member entry claims."""
+    """Return the address block that a stored member entry claims."""
     return address_block(claimed_addresses(unpack_bytes(packed) or b""))
 
 
 def has_valid_manifest(entry: DirectoryEntry) -> bool:
-    """Whether an entry has the manifest of the run that it names."""
+    """Return whether an entry contains the manifest of the run that it names."""
     return unpack_manifest(entry.payload, run_id=entry.run_id) is not None
 
 
 def unpack_bytes(packed: bytes) -> bytes | None:
-    """The bytes object in a msgpack message, None where there is anything else. Never raises, unlike a full parser."""
+    """Return the bytes object in a msgpack message, None for anything else. Unlike a full parser it never raises."""
     if packed[:1] == b"\xc4" and len(packed) >= 2 and len(packed) == 2 + packed[1]:
         return packed[2:]
     if packed[:1] == b"\xc5" and len(packed) >= 3 and len(packed) == 3 + int.from_bytes(packed[1:3], "big"):
@@ -186,16 +187,16 @@ def unpack_bytes(packed: bytes) -> bytes | None:
 
 
 def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
-    """Subkeys and values of what a look-up found under a key of members; none where it found nothing."""
+    """Yield subkeys and values of a look-up of members; nothing if it found nothing."""
     values = found.value if found is not None else {}
     if isinstance(values, Mapping):
         yield from ((str(subkey), item.value) for subkey, item in values.items())
 
 
 def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, int]:
-    """Runs with members whose entries are in a local storage, and how many shards each has.
+    """Return the runs with members in a local storage, and the number of shards of each.
 
-    That is the most that any of some members says: one that says fewer must not silence the other shards.
+    The number is the maximum over some of the members: one that claims fewer must not hide the other shards.
     """
     buckets = [stored.value for _, stored in storage.items() if isinstance(stored.value, DictionaryDHTValue)]
     runs: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Where a node stands, in words. Facts in, a state and its reason out: nothing here waits or asks."""
+"""Describes a node's connection to its swarm: facts in, state and reason out; no waiting, no IO."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ DUPLICATE_IDENTITY = "another node uses this identity: give each node its own ho
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFacts:
-    """What is known of the swarm while the network process is up.
+    """What is known while the network process is up.
 
-    `num_given` peers were given to dial first and `num_given_connected` of them are connected, as are `num_connected`
-    peers in all. `dial_error` is what the last given peer that was dialled in vain said. `has_looked`: a first round of
-    dialling is over.
+    `num_given` peers were configured (`--peers`), of which `num_given_connected` are connected. `num_connected` peers
+    are connected in all. `dial_error` is the error of the configured peer that was dialled last. `has_looked` is true
+    after the first round of dialling.
     """
 
     num_members: int = 0
@@ -26,7 +26,7 @@ class ConnectionFacts:
     has_looked: bool = False
 
     def describe(self, *, next_try_in_s: float) -> SwarmState:
-        """The state. Only another member of the run makes a node connected: a bootstrap node reads no rollouts."""
+        """Return the state. Only another member makes a node CONNECTED, because a bootstrap node uses no groups."""
         if self.num_members:
             return SwarmState(SwarmPhase.CONNECTED, f"{_counted(self.num_members, 'other member')} of this run")
         if not self.has_looked:
@@ -42,7 +42,7 @@ class ConnectionFacts:
 
 
 def with_duplicate_identity(state: SwarmState) -> SwarmState:
-    """The state where another node uses this node's identity."""
+    """Return the state with a note that another node uses this node's identity."""
     return replace(state, reason=f"{state.reason}; {DUPLICATE_IDENTITY}")
 
 

@@ -1,7 +1,7 @@
-"""Getting connected: the given peers first, then the directory through them, then a few members of the run.
+"""Dials peers: first the configured ones, then members found through the directory.
 
-Whom to dial is a pure decision (`swarm/topology/dials.py`); the classes below only carry it out. A round of dialling
-never fails: what did not work is tried again in the next one.
+Whom to dial is a pure decision (`swarm/topology/dials.py`); this file carries it out. A round of dialling raises no
+error: failed dials are repeated in the next round.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_MISSED = 64
-NUM_PEERS_MET = 8  # a round meets so many connected peers in the directory; it finds the rest through them
+MAX_LOST_MEMBERS = 64
+NUM_PEERS_MET = 8  # connected peers to meet in the directory in one round; others are found through them
 
 
 def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
-    """Those of the addresses that a stranger claims that are some and name nobody else, without their `/p2p/ID` end."""
+    """Return the valid addresses among those that a peer claims, without their `/p2p/ID` end.
+
+    Addresses that name another peer are dropped.
+    """
     believable = []
     for text in claimed:
         try:
@@ -43,21 +46,21 @@ def usable_addresses(peer_id: str, claimed: Iterable[str]) -> list[str]:
 
 
 class Dialler:
-    """Dials for one node."""
+    """Dials peers for one node."""
 
     def __init__(self, settings: NetworkSettings, *, rng: random.Random, guard: PeerGuard | None = None) -> None:
         self._settings = settings
         self._guard = guard or PeerGuard()
         self._rng = rng
-        self.dial_error = ""  # of a given peer, in the last round
+        self.dial_error = ""  # error of a configured peer in the last round
 
     @property
     def given(self) -> set[str]:
-        """Peer ids of the given peers."""
+        """Peer ids of the configured peers."""
         return {peer.peer_id for peer in self._settings.peer_addresses}
 
     async def dial_given(self, session: Session) -> None:
-        """Dials the given peers that are not connected, then meets what is connected in the directory."""
+        """Dial the configured peers that are not connected, then meet some connected peers in the directory."""
         is_relayed = reachability_of(await session.client.identify()) is Reachability.RELAYED
         session.directory.serve(not (is_relayed or self._settings.is_unreachable))
         connected = await connected_ids(session)
@@ -66,31 +69,33 @@ class Dialler:
             if peer.peer_id not in connected:
                 missing.setdefault(peer.peer_id, []).append(peer.transport)
         errors = [error for error in await self.dial(session, missing) if error]
-        real_errors = [error for error in errors if "dial backoff" not in error]  # p2pd's own pause after a real one
+        real_errors = [error for error in errors if "dial backoff" not in error]  # p2pd's own pause after a failed dial
         self.dial_error = real_errors[0] if real_errors else (self.dial_error if errors else "")
         await self._meet_some(session)
 
     async def keep_redialling(
         self, session: Session, members: Callable[[], Collection[str]], known: Mapping[str, list[str]]
     ) -> None:
-        """Dials members that were lost, by the addresses known of them or remembered by p2pd, until cancelled."""
+        """Redial lost members until cancelled, at the addresses in `known` or those that p2pd remembers."""
         settings = self._settings
-        missed = ReconnectSchedule(
-            settings.redial, patience_s=settings.redial_for_s, capacity=MAX_MISSED, rng=self._rng
+        schedule = ReconnectSchedule(
+            settings.redial, patience_s=settings.redial_for_s, capacity=MAX_LOST_MEMBERS, rng=self._rng
         )
         clock = asyncio.get_running_loop().time
         while True:
-            missed.update(members=members(), connected=await connected_ids(session), now=clock())
-            await self.dial(session, {peer_id: known.get(peer_id, []) for peer_id in missed.due(clock())})
+            schedule.update(members=members(), connected=await connected_ids(session), now=clock())
+            await self.dial(session, {peer_id: known.get(peer_id, []) for peer_id in schedule.due(clock())})
             await asyncio.sleep(settings.poll_s)
 
     async def dial(self, session: Session, peers: Mapping[str, list[str]]) -> list[str]:
-        """Dials peers at the same time; for each an error, or nothing. A peer whose last dial was a fault waits."""
+        """Dial peers concurrently; return an error for each, or an empty string. Peers paused after a fault are
+        skipped.
+        """
         return list(await asyncio.gather(*(self._dial_one(session, *peer) for peer in peers.items())))
 
     async def _dial_one(self, session: Session, peer_id: str, addresses: list[str]) -> str:
         if not self._guard.may_work(peer_id):
-            return f"{peer_id} waits after a fault"
+            return f"{peer_id} is paused after a fault"
         with self._guard.work_for(peer_id, Place.DIAL, passes=(OSError, EOFError)) as work:
             try:
                 await session.client.connect(peer_id, addresses, timeout_s=self._settings.dial_timeout_s)
@@ -111,5 +116,5 @@ class Dialler:
 
 
 async def connected_ids(session: Session) -> set[str]:
-    """Ids of connected peers."""
+    """Return the ids of connected peers."""
     return {peer.peer_id for peer in await session.client.connected_peers()}

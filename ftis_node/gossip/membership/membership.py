@@ -1,14 +1,14 @@
-"""Keeps a node among the members of its run.
+"""Keeps a node connected to the members of its run.
 
 | loop | consumes | produces | waits for |
 |---|---|---|---|
-| watch | p2pd's list of peers | questions to new ones; members, the standing | a second |
-| rounds | the given peers, the run's buckets | connections, our entry | its time, or the loss of the last member |
-| redial | members that were lost | connections | the back-off of each |
+| watch | p2pd's list of peers | hello requests to new ones; members, state | `poll_s` |
+| rounds | configured peers, the run's buckets | connections, own entry | `check_s`, or loss of the last member |
+| redial | lost members | connections | the back-off of each |
 
-A round dials the given peers, registers this node in its bucket, reads buckets until it knows enough members, and dials
-some of them. The buckets of the node's own shard are read whole: who is on duty for a group is decided among its
-members. A node alone has its next round after a back-off; one with members once a minute.
+A round dials the configured peers, registers this node in its bucket, reads buckets until it knows enough members, and
+dials some of them. The buckets of the node's own shard are read completely, because groups are assigned among its
+members. A node without members waits for a back-off between rounds, one with members for a minute.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NUM_BUCKETS_PER_READ = 16
-CANDIDATES_FACTOR = 2  # buckets are read until this many times the wanted members are known
+CANDIDATES_FACTOR = 2  # read buckets until this many times the wanted members are known
 MAX_KNOWN = 512
-SEEN_TTLS = 2  # entries outlive their owners by one time to live
+SEEN_TTLS = 2  # an entry outlives its owner by up to one TTL
 MAX_LISTED = 1024  # members of the own shard
 
 
 class Membership:
-    """One node's place in one run. Outlives p2pd: what it learned of members helps after a restart."""
+    """One node's membership in one run. Outlives p2pd sessions, because known addresses help after a restart."""
 
     def __init__(
         self,
@@ -64,43 +64,43 @@ class Membership:
         self._own_shard = shard_of(peer_id, num_shards)
         self._seen_at: dict[
             str, float
-        ] = {}  # when the directory last listed those in `_known`, by the event loop's clock
-        self._listed: dict[str, None] = {}  # members of the own shard by the directory's last word
+        ] = {}  # when the directory last listed each of `_known`, by the event loop's clock
+        self._listed: dict[str, None] = {}  # members of the own shard, as last listed in the directory
         self.read_shards: frozenset[int] = frozenset(range(num_shards))
         self._dialler = Dialler(settings, rng=rng, guard=self._guard)
         self._known: dict[str, list[str]] = {}  # members and their addresses, oldest first
-        self._num_lonely_rounds = 0
+        self._num_rounds_alone = 0
         self._has_looked = False
         self._next_round_at = 0.0  # time of the event loop
         self._alone = asyncio.Event()
-        self._standing = ConnectionFacts(num_given=len(self._dialler.given))
+        self._facts = ConnectionFacts(num_given=len(self._dialler.given))
         self._probe = MemberProbe(_ask_nobody)
         self.addresses: list[str] = []
 
     @property
     def members(self) -> list[str]:
-        """Connected members, as of the last look."""
+        """Connected members, as of the last poll."""
         return self._probe.members
 
     @property
     def shard_members(self) -> list[str]:
-        """Other members of this node's own shard: those that are connected, and those that the directory lists."""
+        """Other members of this node's own shard: connected ones, and those listed in the directory."""
         own = [peer for peer in self._probe.members if shard_of(peer, self._num_shards) == self._own_shard]
         return list(dict.fromkeys([*own, *self._listed]))
 
     def known_members(self) -> list[str]:
-        """Other members that are connected, or were seen in the directory not long ago."""
+        """Return other members that are connected or were recently listed in the directory."""
         seen_after = asyncio.get_running_loop().time() - SEEN_TTLS * self._settings.member_ttl_s
         listed = [peer_id for peer_id, seen_at in self._seen_at.items() if seen_at > seen_after]
         return list(dict.fromkeys([*self._probe.members, *listed]))
 
     def state(self) -> SwarmState:
-        """Where the node stands, as of the last look."""
+        """Return the connection state as of the last poll."""
         now = asyncio.get_running_loop().time()
-        return self._standing.describe(next_try_in_s=self._next_round_at - now)
+        return self._facts.describe(next_try_in_s=self._next_round_at - now)
 
     async def keep(self, session: Session) -> None:
-        """All loops, for one life of p2pd. Raises OSError or EOFError in a group where that life ends."""
+        """Run all loops for one p2pd session. Raises OSError or EOFError in a group when the session ends."""
         timeout_s = self._settings.dial_timeout_s
         self._probe = MemberProbe(
             lambda peer_id: session.is_run_member(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
@@ -118,13 +118,13 @@ class Membership:
             await asyncio.sleep(self._settings.poll_s)
 
     async def look(self, session: Session) -> set[str]:
-        """Sees who is connected, which it returns, and by which addresses this node can be dialled."""
+        """Poll p2pd: update state and own addresses; return the ids of connected peers."""
         connected = await connected_ids(session)
         num_members = len(connected.intersection(self._probe.members))
         self.addresses = [f"{address}/p2p/{self._peer_id}" for address in await session.client.identify()]
-        if self._standing.num_members and not num_members:
+        if self._facts.num_members and not num_members:
             self._alone.set()
-        self._standing = ConnectionFacts(
+        self._facts = ConnectionFacts(
             num_members=num_members,
             num_connected=len(connected),
             num_given=len(self._dialler.given),
@@ -142,12 +142,12 @@ class Membership:
             await self._round(session)
             self._has_looked = True
             await self.look(session)
-            if self._standing.num_members:
-                self._num_lonely_rounds = 0
+            if self._facts.num_members:
+                self._num_rounds_alone = 0
                 delay_s = self._settings.check_s
             else:
-                self._num_lonely_rounds += 1
-                delay_s = self._settings.retry.delay_s(self._num_lonely_rounds, draw=self._rng.random())
+                self._num_rounds_alone += 1
+                delay_s = self._settings.retry.delay_s(self._num_rounds_alone, draw=self._rng.random())
             self._next_round_at = clock() + delay_s
             try:
                 async with asyncio.timeout(delay_s):
@@ -166,7 +166,9 @@ class Membership:
         await self._dial_members(session)
 
     async def _learn_members(self, session: Session) -> None:
-        """Reads buckets until enough members are known: all in a small run, in a large one few beyond our own."""
+        """Read buckets until enough members are known: all in a small run, a few beyond the own shard in a
+        large one.
+        """
         first, others = self._buckets_to_read()
         listed: dict[str, None] = {}
         num_found = 0
@@ -188,7 +190,9 @@ class Membership:
             del self._known[peer_id], self._seen_at[peer_id]
 
     def _buckets_to_read(self) -> tuple[list[int], list[int]]:
-        """Those to read in any case: the own shard's, and one of each shard with too few connected; then the others."""
+        """Return the buckets to read in any case (the own shard's, one of each shard that lacks members), and the
+        others.
+        """
         first = list(buckets_of(self._own_shard, self._num_shards))
         in_need = shards_in_need(self.members, read=self.read_shards, num_shards=self._num_shards)
         lacking = [buckets_of(shard, self._num_shards) for shard in in_need if shard != self._own_shard]

@@ -1,6 +1,6 @@
-"""Tries given addresses out, one by one, with a p2pd and an identity made for that: what `doctor` says of peers.
+"""Tests given addresses one by one with a temporary p2pd and identity; `doctor` shows the results.
 
-p2pd itself would hide a dead address behind a living one of the same peer, so each is dialled alone.
+Each address gets a p2pd of its own, because p2pd would hide a dead address behind a working one of the same peer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ PROBE_TIMEOUT_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class AddressProbe:
-    """What came of dialling one address. `error` is empty where it was reached.
+    """Result of dialling one address. `error` is empty if it was reached.
 
-    `clock_skew_s`: its clock less ours. `is_in_directory`: it answered there, so members can be found through it.
+    `clock_skew_s`: its clock minus ours. `is_in_directory`: it answers in the directory, so members can be found
+    through it.
     """
 
     address: str
@@ -42,17 +43,17 @@ class AddressProbe:
 
 @dataclass(frozen=True, slots=True)
 class NetworkProbe:
-    """Each given address tried out, and how this machine can be dialled by what it knows of itself."""
+    """Results for all given addresses, and this machine's reachability by its own addresses."""
 
     addresses: tuple[AddressProbe, ...]
     reachability: Reachability
 
 
 async def probe_network(peers: tuple[PeerAddress, ...], *, listen: tuple[str, ...], sockets_dir: Path) -> NetworkProbe:
-    """Dials each address in turn. Raises UsageError and MachineError where not even our own p2pd starts."""
+    """Dial each address in turn. Raises UsageError and MachineError if our own p2pd does not start."""
     probes = []
     reachability = Reachability.UNKNOWN
-    for peer in peers:  # a p2pd each: the connection by one address would pass for one by the next
+    for peer in peers:  # one p2pd for each address: an open connection would hide the next address
         settings = NetworkSettings(sockets_dir=sockets_dir, listen=listen, use_nat_helpers=False, stop_timeout_s=0.5)
         async with open_session(client_only_config(settings), listen=settings.listen_addresses) as session:
             reachability = reachability_of(session.listening_on)

@@ -1,7 +1,7 @@
-"""Whether others can dial this node, as far as its own addresses tell.
+"""Whether peers can dial this node, as far as its own addresses show.
 
-p2pd asks peers to dial it back, and takes a relay where they fail; then its list of addresses has one through the
-relay. That is the only way in which it tells.
+p2pd asks peers to dial it, and uses a relay if they fail. Then its list of addresses contains one through the relay.
+p2pd reports it in no other way.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ CIRCUIT = "/p2p-circuit"
 
 
 class Reachability(StrEnum):
-    """By what kind of address a node can be dialled."""
+    """How a node can be dialled, by its addresses."""
 
     UNKNOWN = "unknown"  # no address yet
-    LOCAL = "local"  # from its own network; behind NAT until a relay is found
-    RELAYED = "relayed"  # through a relay: others tried to dial it, and could not
-    PUBLIC = "public"  # from everywhere, unless a firewall stands before it: then a relay will be found
+    LOCAL = "local"  # from the local network only; behind NAT until a relay is found
+    RELAYED = "relayed"  # through a relay, because peers failed to dial it
+    PUBLIC = "public"  # from everywhere, unless a firewall blocks it; then a relay will be found
 
 
 def reachability_of(addresses: Iterable[str]) -> Reachability:
-    """How a node with these multiaddrs can be dialled."""
+    """Return how a node with these multiaddrs can be dialled."""
     addresses = list(addresses)
     if any(CIRCUIT in address for address in addresses):
         return Reachability.RELAYED
@@ -36,7 +36,7 @@ def reachability_of(addresses: Iterable[str]) -> Reachability:
 
 
 def is_public(address: str) -> bool:
-    """Whether a multiaddr begins with a name or a global IP address."""
+    """Return whether a multiaddr starts with a DNS name or a global IP address."""
     _, kind, host, *_ = [*address.split("/"), "", ""]
     if kind.startswith("dns"):
         return True

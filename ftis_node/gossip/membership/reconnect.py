@@ -1,8 +1,8 @@
-"""Members that were connected and are no longer: each is dialled again, soon at first, then less often, then no more.
+"""Reconnect schedule for lost members: redialled soon, then less often, then given up.
 
-Most come back: their machine slept, a line was cut. The rounds of `membership.py` would find them, too, but only after
-a minute and by chance; after a partition both halves should see each other as soon as the line is there. Facts and the
-time come in, a decision goes out.
+Most come back: the machine slept, or the connection was interrupted. The rounds of `membership.py` would find them too,
+but only after a minute and by chance. After a network partition both halves should reconnect as soon as the network
+works again. Pure: facts and time in, decisions out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Absence:
 
 
 class ReconnectSchedule:
-    """Who is missed by one node, at most `capacity` peers. Times are in seconds, of any clock that does not jump."""
+    """Reconnect schedule with exponential back-off for at most `capacity` members. Times: monotonic, in seconds."""
 
     def __init__(self, retry: ExponentialBackoff, *, patience_s: float, capacity: int, rng: random.Random) -> None:
         """A member that stays away for `patience_s` is forgotten."""
@@ -33,11 +33,11 @@ class ReconnectSchedule:
         self._patience_s = patience_s
         self._capacity = capacity
         self._rng = rng
-        self._met: dict[str, None] = {}  # members of now or once, those met longest ago first
+        self._met: dict[str, None] = {}  # current and former members, least recently met first
         self._absent: dict[str, _Absence] = {}
 
     def update(self, *, members: Collection[str], connected: Collection[str], now: float) -> None:
-        """Takes in who is there."""
+        """Take in the current members and connected peers."""
         for peer_id in members:
             self._met.pop(peer_id, None)
             self._met[peer_id] = None
@@ -52,7 +52,7 @@ class ReconnectSchedule:
                 self._forget(peer_id)
 
     def due(self, now: float) -> list[str]:
-        """Whom to dial now; each has its next turn later."""
+        """Return the peers to dial now, and schedule the next dial of each."""
         due = [(peer_id, absence) for peer_id, absence in self._absent.items() if absence.next_at <= now]
         for _, absence in due:
             absence.num_dials += 1

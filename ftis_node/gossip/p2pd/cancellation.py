@@ -1,8 +1,8 @@
-"""Waiting for work that may not hear that it is cancelled.
+"""Awaits a coroutine that may swallow a cancellation (CPython issue 86296).
 
-Until Python 3.12 `asyncio.wait_for` loses a cancellation that comes in the moment in which what it waits for is done:
-https://github.com/python/cpython/issues/86296. hivemind waits so for each answer of a peer. Whoever awaits hivemind
-and is cancelled just then goes on as if nothing had been said, and whoever waits for that one's end waits for ever.
+Before Python 3.12 `asyncio.wait_for` loses a cancellation that arrives at the moment in which the awaited call
+finishes: https://github.com/python/cpython/issues/86296. hivemind waits for each peer's answer in this way. A task that
+awaits hivemind and is cancelled at that moment continues to run, and the task that waits for its end hangs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CANCEL_AGAIN_S = 1.0  # then a task that was told to end is told again
+CANCEL_AGAIN_S = 1.0  # until a task that has not ended is cancelled again
 
 
 async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
-    """What `work` returns, done in a task of its own, which is left to itself when this call is cancelled.
+    """Return the result of `work`, which runs in a task of its own. If this call is cancelled, that task is not
+    awaited.
 
     Raises TimeoutError after `timeout_s`, and what `work` raises.
     """
     task = asyncio.create_task(work)
-    task.add_done_callback(_heard)
+    task.add_done_callback(_consume_error)
     try:
         await asyncio.wait({task}, timeout=timeout_s)
         if not task.done():
@@ -35,17 +36,17 @@ async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels tasks, and again until they have ended; how they did is not told."""
+    """Cancel tasks, repeatedly until they have ended; ignore their results."""
     pending = set(tasks)
     while pending:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
     for task in tasks:
-        _heard(task)
+        _consume_error(task)
 
 
-def _heard(task: asyncio.Task[Any]) -> None:
-    """An error that nobody asks for is no news."""
+def _consume_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve the task's error, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,11 +1,11 @@
-"""What the daemon says to its p2pd, over p2pd's control socket: one request at a time on a connection.
+"""Client for p2pd's control socket: one request at a time on each connection.
 
-hivemind's client speaks the same protocol, but knows no gossipsub, leaves connections open when a call is cancelled,
-and reads frames of any length a stranger announces. A broken or silent control socket shows as OSError or EOFError
-(TimeoutError is an OSError): then p2pd is gone or hangs. What p2pd refuses is a `Refused`, with its sentence.
+hivemind's client speaks the same protocol but lacks gossipsub, leaves connections open after a cancelled call, and
+reads frames of any announced length. A broken or silent control socket raises OSError or EOFError (TimeoutError is an
+OSError): p2pd has ended or hangs. An error reported by p2pd raises `P2pdError`.
 
-libp2p has peers with keys of other types than Ed25519 (RSA, secp256k1, ECDSA). No node has one; such a peer is left out
-here, where its id enters, and counted, so that every peer id further in is one of an Ed25519 key.
+libp2p supports peers with RSA, secp256k1 and ECDSA keys. Nodes use Ed25519 only, so other peers are dropped and counted
+where their ids enter. All peer ids beyond this file are Ed25519 ids.
 
 Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2pd.proto
 """
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 Request = p2pd_pb2.Request
 PSRequest = p2pd_pb2.PSRequest
-MAX_IDLE = 16  # connections kept for further requests
+MAX_IDLE = 16  # idle connections kept
 
 
 class P2pdError(NetworkError):
-    """p2pd answered that it could not."""
+    """p2pd reported that a request failed."""
 
 
 class P2pdClient:
-    """Requests to one p2pd. `timeout_s` bounds those that p2pd answers by itself, without a peer."""
+    """Requests to one p2pd. `timeout_s` bounds those that p2pd answers itself, without a peer."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class P2pdClient:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def identify(self) -> tuple[str, ...]:
-        """The addresses that p2pd listens on or was told to announce, without `/p2p/ID`."""
+        """Return the addresses that p2pd listens on or announces, without `/p2p/ID`."""
         response = await self._call(Request(type=Request.IDENTIFY))
         return address_texts(response.identify.addrs)
 
     async def connect(self, peer_id: str, addresses: Iterable[str], *, timeout_s: float) -> None:
-        """Connects to a peer by any of `addresses`, or by those that p2pd remembers where none are given.
+        """Connect to a peer by any of `addresses`, or by those that p2pd remembers if none are given.
 
-        An address that is none is passed over. Raises Refused, which names each address and how it failed.
+        Invalid addresses are skipped. Raises P2pdError, which names each address and its error.
         """
         request = p2pd_pb2.ConnectRequest(
             peer=_raw_id(peer_id), addrs=_usable(list(addresses)), timeout=max(1, round(timeout_s))
@@ -77,11 +77,11 @@ class P2pdClient:
         await self._call(Request(type=Request.CONNECT, connect=request), extra_s=timeout_s)
 
     async def connected_peers(self) -> list[PeerConnection]:
-        """Peers with an open connection, but for those whose key is not Ed25519."""
+        """Return the connected peers that have an Ed25519 key."""
         response = await self._call(Request(type=Request.LIST_PEERS))
         addresses: dict[str, tuple[str, ...]] = {}
         ignored: set[bytes] = set()
-        for peer in response.peers:  # one entry a connection
+        for peer in response.peers:  # one entry for each connection
             with self._guard.work_for(UNPROVEN, Place.PRESENCE):
                 peer_id = ed25519_peer_id(peer.id)
                 if peer_id is None:
@@ -94,13 +94,12 @@ class P2pdClient:
         return [PeerConnection(peer_id, known) for peer_id, known in addresses.items()]
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Sends a message to a topic."""
         request = PSRequest(type=PSRequest.PUBLISH, topic=topic, data=payload)
         await self._call(Request(type=Request.PUBSUB, pubsub=request))
 
     @asynccontextmanager
     async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[GossipMessage]]:
-        """Messages of a topic, own ones too, for as long as the context is open; they end with EOFError."""
+        """Yield the messages of a topic, own ones too, while the context is open; they end with EOFError."""
         request = PSRequest(type=PSRequest.SUBSCRIBE, topic=topic)
         async with self._connection(timeout_s=self._timeout_s) as (reader, writer):
             async with asyncio.timeout(self._timeout_s):
@@ -111,7 +110,7 @@ class P2pdClient:
     async def stream(
         self, peer_id: str, protocol: str, *, timeout_s: float
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A stream to a peer. Raises Refused where the peer is not reached or does not speak `protocol`."""
+        """Open a stream to a peer. Raises P2pdError if the peer is unreachable or does not speak `protocol`."""
         request = p2pd_pb2.StreamOpenRequest(peer=_raw_id(peer_id), proto=[protocol], timeout=max(1, round(timeout_s)))
         async with self._connection(timeout_s=timeout_s) as (reader, writer):
             async with asyncio.timeout(timeout_s):
@@ -119,18 +118,18 @@ class P2pdClient:
             yield reader, writer
 
     async def handle_streams(self, protocols: Sequence[str], socket_path: Path) -> None:
-        """Has p2pd bring incoming streams of `protocols` to the unix socket at `socket_path`."""
+        """Make p2pd forward incoming streams of `protocols` to the unix socket at `socket_path`."""
         request = p2pd_pb2.StreamHandlerRequest(addr=socket_bytes(socket_path), proto=list(protocols), balanced=False)
         await self._call(Request(type=Request.STREAM_HANDLER, streamHandler=request))
 
     def close(self) -> None:
-        """Lets go of the connections kept for further requests."""
+        """Close the idle connections."""
         for _, writer in self._idle:
             writer.transport.abort()
         self._idle.clear()
 
     async def _call(self, request: Any, *, extra_s: float = 0.0) -> Any:
-        """One request and its response, on a connection kept from an earlier one where there is one."""
+        """Send one request and return its response, on an idle connection if there is one."""
         async with asyncio.timeout(self._timeout_s + extra_s):
             reader, writer = self._idle.pop() if self._idle else await asyncio.open_unix_connection(self._path)
             is_usable = False
@@ -144,7 +143,7 @@ class P2pdClient:
                 if is_usable and len(self._idle) < MAX_IDLE:
                     self._idle.append((reader, writer))
                 else:
-                    writer.transport.abort()  # else a late response would answer the next request
+                    writer.transport.abort()  # a late response would answer the next request
         return response
 
     @staticmethod
@@ -160,12 +159,12 @@ class P2pdClient:
     async def _connection(
         self, *, timeout_s: float
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        async with asyncio.timeout(timeout_s):  # a p2pd that was stopped takes no connection when many wait
+        async with asyncio.timeout(timeout_s):  # a stopped p2pd accepts no connection once its backlog is full
             reader, writer = await asyncio.open_unix_connection(self._path)
         try:
             yield reader, writer
         finally:
-            writer.transport.abort()  # at once, also where the task is being cancelled and unsent bytes are waiting
+            writer.transport.abort()  # without waiting for unsent bytes, also if the task is cancelled
 
     async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[GossipMessage]:
         while True:
@@ -181,7 +180,7 @@ class P2pdClient:
 
 
 def _raw_id(peer_id: str) -> bytes:
-    """The raw form of a peer id. Raises Refused for one that no node can have."""
+    """Return the raw form of a peer id. Raises P2pdError if it is not an Ed25519 id."""
     try:
         return peer_id_from_text(peer_id)
     except ValueError as error:
@@ -189,7 +188,7 @@ def _raw_id(peer_id: str) -> bytes:
 
 
 def _usable(addresses: Sequence[str]) -> list[bytes]:
-    """The binary forms of those addresses that are some. Raises Refused where none of several is."""
+    """Return the binary forms of the valid addresses. Raises P2pdError if there are addresses and all are invalid."""
     raws, errors = [], []
     for address in addresses:
         try:

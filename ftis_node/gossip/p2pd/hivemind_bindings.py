@@ -1,8 +1,8 @@
-"""The only file that imports hivemind, with what its import does besides put right.
+"""The only file that imports hivemind; it also undoes the side effects of that import.
 
-Importing any part of it imports torch (seconds, hundreds of megabytes), warns of a deprecated torch call, sends its log
-lines to a handler of its own and renames the level WARNING for the whole process. Nothing outside `libp2p.py` and the
-files under it may import this one.
+The import loads torch (seconds, hundreds of megabytes), warns about a deprecated torch call, redirects hivemind's log
+lines to a handler of its own, and renames the log level WARNING for the whole process. Only `libp2p.py`, `bootstrap.py`
+and the files below them may import this one.
 """
 
 from __future__ import annotations
@@ -62,34 +62,35 @@ __all__ = [
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]
-    """hivemind's hold on a p2pd that runs already. Writes no address into a log line: hivemind fails over some."""
+    """hivemind's client of a running p2pd. Does not log the addresses, because hivemind fails on some of them."""
 
     async def _ping_daemon(self) -> None:
         self.peer_id, self._visible_maddrs = await self._client.identify()
 
 
 def p2pd_path() -> Path:
-    """Where the p2pd program lies."""
+    """Return the path of the p2pd program."""
     return Path(str(files("hivemind.hivemind_cli") / "p2pd"))
 
 
 def address_bytes(text: str) -> bytes:
-    """A multiaddr in its binary form. Raises AddressError, a ValueError, for what `parse_address` does not take.
+    """Return the binary form of a multiaddr. Raises AddressError, a ValueError, for what `parse_address` does not
+    accept.
 
-    Not by hivemind's Multiaddr: it refuses host names that libp2p dials, and writes the peer of `/p2p/ID` in a form
-    that p2pd refuses.
+    hivemind's Multiaddr cannot be used: it rejects host names that libp2p dials, and writes the peer of `/p2p/ID` in a
+    form that p2pd rejects.
     """
     return parse_address(text).to_bytes()
 
 
 def socket_bytes(path: Path) -> bytes:
-    """The multiaddr of a unix socket in its binary form."""
+    """Return the binary multiaddr of a unix socket."""
     raw = os.fsencode(path)
     return UNIX_CODE + bytes([len(raw)]) + raw
 
 
 def address_texts(raws: Iterable[bytes]) -> tuple[str, ...]:
-    """Multiaddrs as text. Those that a stranger made up, and protocols unknown here, are left out."""
+    """Return multiaddrs as text. Invalid ones and unknown protocols are skipped."""
     texts = []
     for raw in raws:
         try:

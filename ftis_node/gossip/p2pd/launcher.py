@@ -1,10 +1,11 @@
-"""Starts p2pd so that it dies with the daemon, also with one killed by SIGKILL.
+"""Starts p2pd so that it dies with the daemon, also if the daemon is killed by SIGKILL.
 
-Run as `python -I -S launcher.py PARENT_PID PROGRAM ARGUMENTS...`; it becomes PROGRAM. On Linux the kernel is asked to
-send SIGKILL when the parent ends (`PR_SET_PDEATHSIG`, which survives exec). The request counts from now on only, so a
-parent that ended before is looked for once. Elsewhere p2pd still ends when the daemon's control connection breaks.
+Run as `python -I -S launcher.py PARENT_PID PROGRAM ARGUMENTS...`; it becomes PROGRAM. On Linux the kernel sends SIGKILL
+when the parent ends (`PR_SET_PDEATHSIG`, which survives exec). The request does not cover a parent that ended before,
+so that is checked once. On other systems p2pd ends when the daemon's control connection breaks.
 
-It is a program of its own, not a `preexec_fn`: code between fork and exec in a process with threads may hang.
+This is a separate program instead of a `preexec_fn`, because Python code between fork and exec may hang in a process
+with threads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Ties this process to its parent and becomes the program."""
+    """Bind this process to its parent and exec the program."""
     parent_pid = int(sys.argv[1])
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,6 +1,6 @@
-"""Is a listen address free? Asked before p2pd starts, because p2pd would not say.
+"""Checks before p2pd starts that the listen addresses are free, because p2pd does not report it.
 
-libp2p listens with SO_REUSEPORT: two nodes on one port both start, and each gets a part of the other's connections.
+libp2p listens with SO_REUSEPORT: two nodes on one port both start, and each gets some of the other's connections.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_free(addresses: Iterable[ListenAddress]) -> None:
-    """Raises UsageError, which says what to do, for the first address that cannot be listened on."""
+    """Raise UsageError, which says what to do, for the first address that cannot be listened on."""
     for address in addresses:
         try:
             _try_to_bind(address)
@@ -27,7 +27,9 @@ def check_free(addresses: Iterable[ListenAddress]) -> None:
 
 
 def pin_ports(wanted: Sequence[ListenAddress], actual: Iterable[str]) -> tuple[ListenAddress, ...]:
-    """`wanted` with the ports that port 0 became in `actual`, so that a restarted p2pd is found where it was."""
+    """Return `wanted` with port 0 replaced by the port chosen in `actual`, so that a restarted p2pd keeps its
+    address.
+    """
     pinned = []
     for address in wanted:
         family = "ip6" if ":" in address.host else "ip4"
@@ -42,7 +44,7 @@ def _try_to_bind(address: ListenAddress) -> None:
     kind = socket.SOCK_STREAM if address.transport == "tcp" else socket.SOCK_DGRAM
     with socket.socket(family, kind) as probe:
         if address.transport == "tcp":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are closing do not matter
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not matter
         if family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         probe.bind((address.host, address.port))

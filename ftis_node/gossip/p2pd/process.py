@@ -1,4 +1,4 @@
-"""One p2pd process: its command line, its start, what it prints, its end."""
+"""The p2pd process: command line, key file, start, log output, end."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 LAUNCHER = Path(__file__).with_name("launcher.py")
 READY_MARK = "Peer ID:"
 NUM_LINES_KEPT = 20
-LAST_WORDS_S = 2.0  # to read what a p2pd that has ended had said
+LAST_OUTPUT_S = 2.0  # to read the last output of a p2pd that has ended
 MAX_LINE_BYTES = 1 << 16
 _KEY_HEADER = bytes((0x08, 0x01, 0x12, 0x40))  # field 1: key type 1 (Ed25519); field 2: 64 bytes
-RELAY_BUFFER_BYTES = 1 << 16  # two for each relayed connection; p2pd's own choice is 16 MiB
+RELAY_BUFFER_BYTES = 1 << 16  # two for each relayed connection; p2pd's default is 16 MiB
 
 
 def p2pd_arguments(
@@ -44,16 +44,16 @@ def p2pd_arguments(
     key_path: Path,
     is_public: bool,
 ) -> list[str]:
-    """p2pd's command line.
+    """Return p2pd's command line.
 
-    It starts without any bootstrap peer, because it ends at once where none of those given answers; peers are dialled
-    later. `is_public` (a bootstrap node) takes this machine as reachable from outside without asking around.
+    p2pd starts without bootstrap peers, because it exits if none of those given answers; peers are dialled later.
+    `is_public` (a bootstrap node) declares this machine reachable without asking other peers.
     """
     arguments = [
         f"-listen=/unix{control_path}",
         f"-id={key_path}",
         f"-hostAddrs={','.join(address.text for address in listen)}",
-        f"-idleTimeout={settings.start_timeout_s:.0f}s",  # ends by itself where we never take hold of it
+        f"-idleTimeout={settings.start_timeout_s:.0f}s",  # p2pd exits if the daemon never connects
         "-b=0",
         "-dhtServer=1",
         "-pubsub=1",
@@ -81,13 +81,13 @@ def p2pd_arguments(
         if settings.is_unreachable:
             arguments.append("-forceReachabilityPrivate=1")
         relays = [peer for peer in settings.peers if "/p2p-circuit/" not in peer]
-        if relays:  # these alone: with discovery p2pd waits for four candidates, or three minutes
+        if relays:  # only these: with discovery p2pd waits for four candidates, or three minutes
             arguments += ["-relayDiscovery=0", f"-trustedRelays={','.join(relays)}"]
     return arguments
 
 
 def libp2p_private_key(identity: Identity) -> bytes:
-    """The serialised `PrivateKey` protobuf of an identity, 68 bytes: the 32-byte seed, then the 32-byte public key.
+    """Return the serialized `PrivateKey` protobuf of an identity, 68 bytes: 32-byte seed, 32-byte public key.
 
     Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys
     """
@@ -95,7 +95,7 @@ def libp2p_private_key(identity: Identity) -> bytes:
 
 
 def write_identity_file(identity: Identity, path: Path) -> None:
-    """Writes the key for p2pd, readable by its owner alone; replaces what is there in one step."""
+    """Write the key for p2pd, readable by its owner only; replaces an existing file atomically."""
     write_private(path, libp2p_private_key(identity))
 
 
@@ -107,11 +107,11 @@ class P2pdProcess:
         self._lines: deque[str] = deque(maxlen=NUM_LINES_KEPT)
         self._ready = asyncio.Event()
         self._is_stopping = False
-        self._reader = watched_task(self._read_lines(), name="p2pd-output")  # unread, p2pd would stand still one day
+        self._reader = watched_task(self._read_lines(), name="p2pd-output")  # a full pipe would block p2pd
 
     @classmethod
     async def start(cls, arguments: Sequence[str], *, timeout_s: float, on_one_core: bool = False) -> P2pdProcess:
-        """Starts p2pd and waits until it is ready. Raises MachineError, with its last words, where that fails."""
+        """Start p2pd and wait until it is ready. Raises MachineError with its last line of output if that fails."""
         variables = {"GOLOG_LOG_LEVEL": "error", **os.environ, "GOLOG_LOG_FMT": "json"}
         if on_one_core:
             variables["GOMAXPROCS"] = "1"
@@ -123,7 +123,7 @@ class P2pdProcess:
             stderr=asyncio.subprocess.STDOUT,
             env=variables,
             limit=MAX_LINE_BYTES,
-            start_new_session=True,  # Ctrl-C in the terminal is the daemon's to handle
+            start_new_session=True,  # the daemon handles Ctrl-C
         )
         process = cls(child)
         try:
@@ -135,24 +135,23 @@ class P2pdProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._child.pid
 
     async def ended(self) -> str:
-        """Returns, when p2pd has ended, how it ended."""
+        """Wait until p2pd has ended; return how."""
         code = await self._child.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     async def stop(self, *, timeout_s: float) -> None:
-        """Ends p2pd: gives it `timeout_s` to end by itself, as much again after asking it to, then kills it."""
+        """Wait `timeout_s` for p2pd to end by itself, then send SIGTERM, after another `timeout_s` SIGKILL."""
         self._is_stopping = True
         if not await self._has_ended(within_s=timeout_s):
             self._signal(signal.SIGTERM)
             if not await self._has_ended(within_s=timeout_s):
                 self._signal(signal.SIGKILL)
                 await self._child.wait()
-        await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)
-        self._reader.cancel()  # whoever else holds the other end of its output
+        await asyncio.wait({self._reader}, timeout=LAST_OUTPUT_S)
+        self._reader.cancel()  # another process may still hold the pipe open
 
     async def _has_ended(self, *, within_s: float) -> bool:
         try:
@@ -163,7 +162,7 @@ class P2pdProcess:
         return True
 
     def _signal(self, number: signal.Signals) -> None:
-        """Not by asyncio's `send_signal`: that may reap the child and then report a made-up exit code."""
+        """Send a signal. asyncio's `send_signal` may reap the child and then report a wrong exit code."""
         if self._child.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self._child.pid, number)
@@ -176,16 +175,16 @@ class P2pdProcess:
             ready.cancel()
         if not self._ready.is_set():
             how = f"ended with {await self.ended()}" if self._reader.done() else f"was not ready in {timeout_s:g} s"
-            last_words = self._lines[-1] if self._lines else "it said nothing"
-            raise MachineError(f"the network process p2pd {how}: {last_words}")
+            last_line = self._lines[-1] if self._lines else "no output"
+            raise MachineError(f"the network process p2pd {how}: {last_line}")
 
     async def _read_lines(self) -> None:
-        """Reads what p2pd prints until its end; nothing of it goes to our own stdout."""
+        """Read p2pd's output until its end; nothing of it reaches this process's stdout."""
         assert self._child.stdout is not None
         while True:
             try:
                 line = await self._child.stdout.readline()
-            except ValueError:  # longer than MAX_LINE_BYTES; the reader has dropped it
+            except ValueError:  # longer than MAX_LINE_BYTES; the reader dropped it
                 continue
             if not line:
                 return
@@ -197,7 +196,7 @@ class P2pdProcess:
 
 
 def _log(text: str, *, is_stopping: bool) -> None:
-    """Passes a line on to our logging. p2pd's own errors are warnings here; those of its going down mean nothing."""
+    """Log a line of p2pd. Its errors are warnings here; those during shutdown are not relevant."""
     try:
         record = json.loads(text)
         message = f"{record['msg']}: {record['error']}" if "error" in record else str(record["msg"])

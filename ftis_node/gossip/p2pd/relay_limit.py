@@ -1,12 +1,12 @@
-"""How much a relay is willing to pass on, as it says itself.
+"""Asks a relay for the limits that it enforces.
 
-p2pd starts two relay services, one with the limits on its command line and one with libp2p's own (128 KiB or two
-minutes a connection, then it is cut), and the one that happens to come last answers. The one with our limits waits for
-an event in a goroutine of its own, so it comes last mostly where Go runs one goroutine at a time (GOMAXPROCS=1: 36 of
-40 starts on idle cores, 17 of 30 on busy ones; without it 5 of 40 and 8 of 30). So a bootstrap node's p2pd has one
-core, and the node asks itself, by a second p2pd that lives for a moment, and starts again where the wrong one has won.
+p2pd starts two relay services: one with the limits of its command line, one with libp2p's defaults (128 KiB or two
+minutes for each connection). The service that registers last answers. The one with our limits waits for an event in its
+own goroutine, so it registers last mostly if Go runs one goroutine at a time (GOMAXPROCS=1: 36 of 40 starts on idle
+cores, 17 of 30 on busy ones; otherwise 5 of 40 and 8 of 30). Therefore a bootstrap node runs p2pd on one core, queries
+its own relay from a second, short-lived p2pd, and restarts p2pd if the wrong service answers.
 
-A relay answers RESERVE with the limits that it will hold to. Messages of the protocol "hop":
+A relay answers RESERVE with its limits. Messages of the protocol "hop":
 https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md
 """
 
@@ -37,26 +37,26 @@ NUM_ARGUMENT_BYTES = {1: 8, 5: 4}  # by wire type: fixed-size values
 
 @dataclass(frozen=True, slots=True)
 class RelayLimit:
-    """What a relay passes on in each direction of one connection, and for how long; 0: without end."""
+    """Bytes that a relay forwards in each direction of one connection, and for how long; 0: unlimited."""
 
     num_bytes: int
     duration_s: int
 
 
 async def fetch_limit(client: P2pdClient, peer_id: str, *, timeout_s: float) -> RelayLimit | None:
-    """The limits of a connected peer's relay service; None where it is no relay, or will not be ours."""
+    """Return the limits of a connected peer's relay; None if it is not a relay or gives no reservation."""
     try:
         async with asyncio.timeout(timeout_s), client.stream(peer_id, HOP, timeout_s=timeout_s) as (reader, writer):
             writer.write(RESERVE)
             await writer.drain()
             return read_reservation(await _read_delimited(reader))
     except (P2pdError, OSError, EOFError, ValueError) as error:
-        logger.debug("%s gave no relay limits: %r", peer_id, error)
+        logger.debug("no relay limits from %s: %r", peer_id, error)
         return None
 
 
 def read_reservation(message: bytes) -> RelayLimit | None:
-    """The limits in an answer to RESERVE, None where it refuses. Raises ValueError for anything else."""
+    """Return the limits in an answer to RESERVE, None if it is a rejection. Raises ValueError if it is invalid."""
     fields = _fields(message)
     if fields.get(STATUS) != STATUS_OK:
         return None
@@ -71,19 +71,19 @@ def read_reservation(message: bytes) -> RelayLimit | None:
 
 
 async def fetch_own_limit(client: P2pdClient, probe_path: Path, *, peer_id: str, timeout_s: float) -> RelayLimit | None:
-    """The limits of the relay service behind `control`, asked from outside by a p2pd with a socket at `probe_path`."""
+    """Return the limits of the relay behind `client`, queried by a second p2pd with a socket at `probe_path`."""
     arguments = [f"-listen=/unix{probe_path}", "-noListenAddrs=1", "-b=0", f"-idleTimeout={timeout_s:.0f}s"]
     try:
         process = await P2pdProcess.start(arguments, timeout_s=timeout_s)
     except MachineError as error:
-        logger.debug("cannot ask for our own relay limits: %s", error)
+        logger.debug("cannot query this node's own relay limits: %s", error)
         return None
     probe = P2pdClient(probe_path, timeout_s=timeout_s)
     try:
         await probe.connect(peer_id, await client.identify(), timeout_s=timeout_s)
         return await fetch_limit(probe, peer_id, timeout_s=timeout_s)
     except (P2pdError, OSError, EOFError) as error:
-        logger.debug("cannot ask for our own relay limits: %r", error)
+        logger.debug("cannot query this node's own relay limits: %r", error)
         return None
     finally:
         probe.close()
@@ -106,7 +106,7 @@ async def _read_delimited(reader: asyncio.StreamReader) -> bytes:
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-    """The fields of a protobuf message: numbers and byte strings. Raises ValueError for a malformed one."""
+    """Return the fields of a protobuf message: numbers and byte strings. Raises ValueError if it is malformed."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(message):
@@ -128,7 +128,7 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends."""
+    """Return a number and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(message):

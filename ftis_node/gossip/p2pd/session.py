@@ -1,10 +1,10 @@
-"""One life of p2pd, with all that hangs on it: opened together, lost together, closed together.
+"""One p2pd session: p2pd and everything attached to it, opened together and closed together.
 
-| with p2pd go | which |
+| part | duty |
 |---|---|
-| the control socket | takes our requests and gives us gossipsub's messages |
-| the directory | is our part of the DHT; its persistent connection keeps p2pd alive |
-| the stream server | is brought the streams of others |
+| control client | sends our requests, receives gossipsub's messages |
+| directory | our node of the DHT; its persistent connection keeps p2pd alive |
+| stream server | serves incoming streams |
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DYING_S = 0.2  # a p2pd that ends closes its sockets first
+EXIT_GRACE_S = 0.2  # p2pd closes its sockets shortly before it exits
 
 
 @dataclass(frozen=True, slots=True)
 class P2pdConfig:
-    """What stays the same from one life of p2pd to the next. `is_public`: a bootstrap node.
+    """What all sessions of one node have in common. `is_public`: a bootstrap node.
 
-    `on_twin` is called where another node was seen to use this identity.
+    `on_duplicate_identity` is called when another node is seen to use this identity.
     """
 
     settings: NetworkSettings
@@ -64,7 +64,7 @@ class P2pdConfig:
 
 
 def client_only_config(settings: NetworkSettings) -> P2pdConfig:
-    """For one who only asks: an identity made for this, and nothing served."""
+    """Return the configuration of a node that only queries: a temporary identity, no services."""
     limits = GossipLimits()
     return P2pdConfig(
         settings=settings,
@@ -78,7 +78,7 @@ def client_only_config(settings: NetworkSettings) -> P2pdConfig:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A p2pd that is up and ready to be used."""
+    """A running p2pd with its client, directory and stream server."""
 
     process: P2pdProcess
     client: P2pdClient
@@ -87,16 +87,16 @@ class Session:
     listening_on: tuple[str, ...]
 
     async def is_run_member(self, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
-        """Whether a connected peer is a member of a run, by its name on the wire; None where it did not answer."""
+        """Return whether a connected peer is a member of the run with this wire name; None if it did not answer."""
         return await is_run_member(self.caller, peer_id, run_name, timeout_s=timeout_s)
 
     async def lost(self) -> str:
-        """Returns, when this life is over, how it ended."""
+        """Wait until the session is over; return how it ended."""
         ended = asyncio.create_task(self.process.ended())
         cut = asyncio.create_task(self.directory.lost())
         try:
             await asyncio.wait({ended, cut}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({ended}, timeout=DYING_S)
+            await asyncio.wait({ended}, timeout=EXIT_GRACE_S)
             return ended.result() if ended.done() else "its control connection broke"
         finally:
             ended.cancel()
@@ -105,7 +105,7 @@ class Session:
 
 @asynccontextmanager
 async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> AsyncIterator[Session]:
-    """Starts p2pd on `listen` and all that goes with it. Raises UsageError and MachineError as `Gossip.start` does."""
+    """Start p2pd on `listen` and all that is attached. Raises UsageError and MachineError as `Gossip.start` does."""
     settings = config.settings
     folder = settings.sockets_dir.absolute()
     control_path, streams_path = folder / sockets.CONTROL_NAME, folder / sockets.STREAMS_NAME
@@ -115,7 +115,9 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
         write_identity_file(config.identity, folder / sockets.KEY_NAME)
         process = await (_start_relay if config.is_public else _start_p2pd)(config, listen=listen)
         stack.push_async_callback(process.stop, timeout_s=settings.stop_timeout_s)
-        async with asyncio.timeout(settings.control_timeout_s):  # hivemind waits for ever on a p2pd that dies meanwhile
+        async with asyncio.timeout(
+            settings.control_timeout_s
+        ):  # hivemind would wait forever for a p2pd that dies meanwhile
             directory = await Directory.attach(
                 control_path,
                 identity=config.identity,
@@ -150,7 +152,7 @@ async def open_session(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
 
 
 async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
-    """Starts p2pd until its relay service has our limits, which takes a try or two (`relaying.py`)."""
+    """Start p2pd until its relay has our limits, usually one or two times (`relay_limit.py`)."""
     settings = config.settings
     for num_tries in range(1, settings.num_relay_tries + 1):
         process = await _start_p2pd(config, listen=listen)
@@ -162,7 +164,9 @@ async def _start_relay(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -
         if limit is None or limit.num_bytes >= settings.relay_bytes:
             break
         if num_tries == settings.num_relay_tries:
-            logger.warning("this relay cuts connections after %d bytes: p2pd kept to its own limits", limit.num_bytes)
+            logger.warning(
+                "relay limit is %d bytes for each connection: p2pd did not apply the configured limit", limit.num_bytes
+            )
             break
         await process.stop(timeout_s=0)
         (settings.sockets_dir / sockets.CONTROL_NAME).unlink(missing_ok=True)
@@ -185,7 +189,7 @@ async def _own_relay_limit(config: P2pdConfig) -> RelayLimit | None:
 
 
 async def _start_p2pd(config: P2pdConfig, *, listen: Sequence[ListenAddress]) -> P2pdProcess:
-    """Starts p2pd in a few tries: on a busy machine the first one may just be slow."""
+    """Start p2pd with a few retries: on a busy machine the first start may be slow."""
     settings = config.settings
     folder = settings.sockets_dir.absolute()
     check_free(listen)

@@ -1,4 +1,4 @@
-"""The folder of p2pd's unix sockets: this node's alone, short enough, and empty at the start."""
+"""The folder of p2pd's unix sockets: private, with a short path, empty at the start."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NAMES = (CONTROL_NAME, STREAMS_NAME, PROBE_NAME, KEY_NAME, KEY_NAME + ".new")
 
 
 def prepare(folder: Path) -> None:
-    """Makes the folder, readable by its owner alone, and removes what a killed run left there.
+    """Create the folder, readable by its owner only, and remove files that a killed process left.
 
-    Raises UsageError where its path is too long, or it cannot be made, or is another user's.
+    Raises UsageError if its path is too long, it cannot be created, or it belongs to another user.
     """
     longest = max(len(os.fsencode(folder.absolute() / name)) for name in _NAMES[:2])
     if longest > MAX_SOCKET_PATH_BYTES:
@@ -42,11 +42,11 @@ def prepare(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Removes our files, and leaves what is not ours."""
+    """Remove our files and keep others."""
     for name in _NAMES:
         (folder / name).unlink(missing_ok=True)
 
 
 def remove(folder: Path, name: str) -> None:
-    """Removes one of our files, so that another start finds none."""
+    """Remove one of our files, so that the next start does not find it."""
     (folder / name).unlink(missing_ok=True)

@@ -1,3 +1,3 @@
-"""Announcements over gossipsub: subscriptions, the queue of received ones, forwarding."""
+"""Announcements over gossipsub: subscriptions, the queue of received messages, forwarding."""
 
 from __future__ import annotations

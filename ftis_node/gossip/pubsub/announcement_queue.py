@@ -1,4 +1,6 @@
-"""A bounded queue of announcements. The newest are worth the most: when it is full the oldest goes, and is counted."""
+"""Bounded queue of received announcements. The newest are the most useful: a full queue drops the oldest and
+counts it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AnnouncementQueue:
-    """Filled by the network, emptied by one reader. Lives in one event loop."""
+    """Drop-oldest queue with one reader, within one event loop."""
 
     def __init__(self, *, capacity: int, counters: GossipCounters) -> None:
         self._waiting: deque[GossipMessage] = deque(maxlen=capacity)
@@ -23,7 +25,7 @@ class AnnouncementQueue:
         self._error: BaseException | None = None
 
     def put(self, announcement: GossipMessage) -> None:
-        """Takes an announcement in, at the cost of the oldest where there is no room."""
+        """Add a message; drops the oldest if the queue is full."""
         self._counters.announcements_received += 1
         if len(self._waiting) == self._waiting.maxlen:
             self._counters.announcements_dropped += 1
@@ -31,13 +33,13 @@ class AnnouncementQueue:
         self._changed.set()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the reader's iteration after what is waiting; with `error`, raises it there."""
+        """End the reader's iteration after the waiting messages; with `error`, raise it there."""
         self._closed = True
         self._error = error
         self._changed.set()
 
     async def drain(self) -> AsyncIterator[GossipMessage]:
-        """Announcements as they come, until closed."""
+        """Yield messages as they arrive, until closed."""
         while True:
             while self._waiting:
                 yield self._waiting.popleft()

@@ -1,8 +1,8 @@
-"""A bootstrap node's service to runs that it is no member of: it passes their announcements on.
+"""Forwarding of announcements by a bootstrap node, for runs that it is no member of.
 
-Two members behind home routers often cannot reach each other but through a relay, and gossipsub does not use relays.
-Both reach the bootstrap node; where that reads their topic, it is a part of the topic's mesh, and what one says the
-other hears. Bodies go through the relay. Which runs there are stands in the part of the directory that the node stores.
+Two members behind home routers can often reach each other only through a relay, and gossipsub does not use relays. Both
+reach the bootstrap node. It subscribes to their topics and so becomes part of the gossipsub mesh. Bodies go through the
+relay. The bootstrap node learns the runs from the part of the directory that it stores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_TOPICS = 256
 
 
 class TopicForwarder:
-    """Reads the topics of the runs in sight, and drops what it reads."""
+    """Subscribes to the topics of the runs in the local part of the directory, and discards the messages."""
 
     def __init__(self, session: Session, *, look_s: float) -> None:
         self._session = session
@@ -32,7 +32,7 @@ class TopicForwarder:
         self._reading: dict[str, asyncio.Task[None]] = {}  # by topic
 
     async def run(self) -> None:
-        """Until cancelled. Raises OSError or EOFError in a group where p2pd is lost."""
+        """Run until cancelled. Raises OSError or EOFError in a group if p2pd is lost."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._follow(self._session.directory.stored_runs(), group)

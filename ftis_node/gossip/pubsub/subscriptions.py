@@ -1,6 +1,6 @@
-"""Which of the run's topics are read, over one life of p2pd after the other.
+"""Gossipsub subscriptions of one node, across restarts of p2pd.
 
-A change takes hold without loss: a new shard is subscribed to before an old one is given up.
+A change loses no messages: new shards are subscribed to before old ones are left.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Subscriptions:
-    """The chosen shards, and the tasks that read them."""
+    """The chosen shards, and one reader task for each."""
 
     def __init__(self, shards: Collection[int], *, on_message: Callable[[int, GossipMessage], None]) -> None:
-        """`on_message` gets each message of shard."""
+        """`on_message` is called with the shard and each message."""
         self._chosen = frozenset(shards)
         self._on_message = on_message
         self._changed = asyncio.Event()
@@ -29,7 +29,10 @@ class Subscriptions:
         self._is_following = False
 
     async def choose(self, shards: Collection[int]) -> None:
-        """Reads these from now on; returns when that is so, or at once where p2pd is down: then from its next start."""
+        """Read these shards from now on; return when all are subscribed.
+
+        Returns at once if p2pd is down; the choice then applies from its next start.
+        """
         if frozenset(shards) != self._chosen:
             self._chosen = frozenset(shards)
             self._settled.clear()
@@ -38,11 +41,11 @@ class Subscriptions:
             await self._settled.wait()
 
     async def settled(self) -> None:
-        """Returns when what is chosen is read."""
+        """Wait until the chosen shards are subscribed."""
         await self._settled.wait()
 
     async def follow(self, subscribe: Subscribe) -> None:
-        """Reads what is chosen, until cancelled. Raises OSError or EOFError in a group where p2pd is lost."""
+        """Read the chosen shards until cancelled. Raises OSError or EOFError in a group if p2pd is lost."""
         reading: dict[int, asyncio.Task[None]] = {}
         self._settled.clear()
         self._is_following = True
@@ -62,7 +65,7 @@ class Subscriptions:
                         await self._changed.wait()
         finally:
             self._is_following = False
-            self._settled.set()  # nobody waits for what will not come
+            self._settled.set()  # wakes the waiting tasks; nothing will be subscribed any more
 
     async def _read(self, subscribe: Subscribe, shard: int, subscribed: asyncio.Event) -> None:
         async with subscribe(shard) as messages:

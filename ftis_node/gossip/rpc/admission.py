@@ -1,4 +1,4 @@
-"""Who is served now: refused peers not at all, others within slots and budgets. Shared by all streams of a node."""
+"""Admission control for incoming requests: banned peers are refused, others get stream slots and budgets."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 COSTS = {
     RpcService.HELLO: 10.0,
     RpcService.ASK: 10.0,
-}  # of usual requests: rarely needed, and an answer costs us look-ups
+}  # in usual requests: rare, and answering one costs look-ups
 
 
 class OverBudget(RecordError):
-    """What a peer asks for is refused just now; `reason` names the budget."""
+    """A request exceeds a limit; `reason` names the limit."""
 
 
 class StreamSlots:
-    """Slots taken and free."""
+    """Counters of concurrent streams, in total and for each peer."""
 
     def __init__(self, *, max_total: int, max_per_peer: int) -> None:
         self._max_total = max_total
@@ -34,21 +34,20 @@ class StreamSlots:
         self._taken: Counter[str] = Counter()
 
     def take(self, peer_id: str) -> bool:
-        """Takes a slot for a peer; whether there was one."""
+        """Take a slot for a peer; return whether one was free."""
         if self._taken.total() >= self._max_total or self._taken[peer_id] >= self._max_per_peer:
             return False
         self._taken[peer_id] += 1
         return True
 
     def give_back(self, peer_id: str) -> None:
-        """Gives a taken slot back."""
         self._taken[peer_id] -= 1
         if not self._taken[peer_id]:
             del self._taken[peer_id]
 
 
 class AdmissionControl:
-    """Lives as long as the node: a restart of the network process gives nobody a new budget."""
+    """Admission control shared by all streams of a node. Outlives p2pd sessions, so a restart resets no budget."""
 
     def __init__(self, limits: GossipLimits) -> None:
         self._slots = StreamSlots(max_total=limits.max_streams, max_per_peer=limits.max_streams_per_peer)
@@ -58,21 +57,20 @@ class AdmissionControl:
         self.is_refused: Callable[[str], bool] = _refuse_nobody
 
     def enter(self, peer_id: str, service: RpcService) -> None:
-        """Takes a slot, to be given back by `leave`. Raises OverBudget where a peer is to come later."""
+        """Take a slot, which `leave` gives back. Raises OverBudget if the peer must retry later."""
         if not self._budget.takes_request(peer_id, service, cost=COSTS.get(service, 1.0), now=_now()):
-            raise OverBudget("over_requests", f"too many requests of {peer_id} for {service}")
+            raise OverBudget("over_requests", f"too many requests from {peer_id} for {service}")
         if not self._slots.take(peer_id):
-            raise OverBudget("busy", "as many streams are served as this node is willing to")
+            raise OverBudget("busy", "all stream slots are taken")
 
     def leave(self, peer_id: str) -> None:
-        """Gives a slot back."""
         self._slots.give_back(peer_id)
 
     async def before_item(self, peer_id: str, num_bytes: int) -> None:
-        """Returns when an item may be sent. Raises OverBudget where that would take long."""
+        """Wait until an item may be sent. Raises OverBudget if that would take long."""
         wait_s = self._budget.wait_s(peer_id, num_bytes, now=_now())
         if wait_s is None:
-            raise OverBudget("over_bytes", f"{num_bytes} bytes for {peer_id} are too much just now")
+            raise OverBudget("over_bytes", f"upload budget exceeded by {num_bytes} bytes for {peer_id}")
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 

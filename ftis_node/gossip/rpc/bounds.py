@@ -1,4 +1,4 @@
-"""What one pull may bring and one served request may take: the bounds of both ends, apart from any transport."""
+"""Limits on what one request may bring and cost, at both ends, independent of the transport."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def pack_ids(ids: Sequence[bytes], *, limits: GossipLimits) -> bytes:
-    """Ids as they travel: 32 bytes each, one after the other. Raises ValueError for none, too many, or an odd one."""
+    """Return ids as they are sent: 32 bytes each, concatenated. Raises ValueError for no id, too many, or a wrong
+    length.
+    """
     if not 1 <= len(ids) <= limits.max_ids_per_request:
         raise ValueError(f"{len(ids)} ids in one request: 1 to {limits.max_ids_per_request} are allowed")
     if any(len(one) != ID_BYTES for one in ids):
@@ -23,7 +25,9 @@ def pack_ids(ids: Sequence[bytes], *, limits: GossipLimits) -> bytes:
 
 
 def unpack_ids(packed: bytes, *, limits: GossipLimits) -> list[bytes]:
-    """The ids of a peer's request, each once. Raises RecordError for bytes that `pack_ids` never makes."""
+    """Return the ids of a peer's request without duplicates. Raises RecordError for bytes that `pack_ids` never
+    returns.
+    """
     num_ids, odd_bytes = divmod(len(packed), ID_BYTES)
     if odd_bytes or not 1 <= num_ids <= limits.max_ids_per_request:
         raise RecordError("ids", f"{len(packed)} bytes of ids")
@@ -37,14 +41,14 @@ async def read_bodies(
     limits: GossipLimits,
     on_taken: Callable[[bytes], None] = lambda body_id: None,
 ) -> AsyncGenerator[bytes, None]:
-    """Bodies held of `ids`, a few read at a time, so that a slow reader holds little of our memory.
+    """Yield the bodies held of `ids`, reading a few at a time, so that a slow reader occupies little memory.
 
-    `on_taken` is called with the id of each body when the next one is asked for.
+    `on_taken` is called with the id of each body when the next one is requested.
     """
     for at in range(0, len(ids), limits.num_bodies_per_lookup):
         asked = ids[at : at + limits.num_bodies_per_lookup]
         bodies = await lookup(asked)
-        if bodies and len(bodies) != len(asked):  # one by one: whose they are is not certain otherwise
+        if bodies and len(bodies) != len(asked):  # look up one by one: which ids the bodies belong to is not certain
             found = [(one, body) for one in asked for body in await lookup([one])]
         else:
             found = list(zip(asked, bodies, strict=False))
@@ -54,12 +58,12 @@ async def read_bodies(
 
 
 def outcome_of(error: RecordError) -> FetchOutcome:
-    """How a pull ends on what a peer should not have sent."""
+    """Return the outcome of a fetch that received invalid data."""
     return FetchOutcome.BROKEN if error.reason in ("frame_kind", "sealed") else FetchOutcome.TOO_LARGE
 
 
 class ItemCollector:
-    """Adds up what comes in; says when it is too much."""
+    """Collects the items of one response and enforces its limits."""
 
     def __init__(self, *, max_items: int, max_item_bytes: int, max_bytes: int) -> None:
         self._items: list[bytes] = []
@@ -69,11 +73,11 @@ class ItemCollector:
 
     @property
     def next_max_bytes(self) -> int:
-        """The size that the next item may have."""
+        """The maximum size of the next item."""
         return min(self._max_item_bytes, self._bytes_left)
 
     def add(self, item: bytes) -> None:
-        """Takes an item. Raises RecordError where it is one too many or too large."""
+        """Add an item. Raises RecordError if it is one too many or too large."""
         if len(self._items) >= self._max_items:
             raise RecordError("frame_count", f"more than the {self._max_items} items asked for")
         if len(item) > self.next_max_bytes:
@@ -82,5 +86,5 @@ class ItemCollector:
         self._items.append(item)
 
     def end(self, outcome: FetchOutcome) -> Fetched:
-        """The result."""
+        """Return the collected items with the outcome."""
         return Fetched(bodies=tuple(self._items), outcome=outcome)

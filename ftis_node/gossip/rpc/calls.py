@@ -1,4 +1,4 @@
-"""What both twins make of one bounded pull: fetch, ask and confirm, checked and counted alike."""
+"""Requests of `interface.Gossip` that are the same over libp2p and in memory: limits, counters, fault handling."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ PLACES = {RpcService.ASK: Place.CATCH_UP, RpcService.CONFIRM: Place.CONFIRM, Rpc
 
 
 class PeerCalls(ABC):
-    """The part of `base.Gossip` in which one peer asks another. The transport is the subclass's `_pull`."""
+    """Base class of both implementations of `interface.Gossip`; subclasses implement the transport in `_pull`."""
 
     def __init__(self, *, peer_id: str, run_id: str, limits: GossipLimits) -> None:
-        """Raises ValueError for a run id that cannot be part of a name."""
+        """Raises ValueError for an invalid run id."""
         self._peer_id = peer_id
         self._run_id = check_run_id(run_id)
         self._limits = limits
@@ -47,17 +47,14 @@ class PeerCalls(ABC):
 
     @property
     def guard(self) -> PeerGuard:
-        """Keeps what one peer breaks that peer's affair."""
         return self._guard
 
     @property
     def peer_id(self) -> str:
-        """This node's peer id."""
         return self._peer_id
 
     @property
     def counters(self) -> GossipCounters:
-        """Counts since the start."""
         return self._counters
 
     def serve(
@@ -71,20 +68,20 @@ class PeerCalls(ABC):
         on_sent: OnSent | None = None,
         on_refusal: OnRefusal | None = None,
     ) -> None:
-        """Says where bodies and their texts come from, and who takes what peers say; see `base.Gossip.serve`."""
+        """See `interface.Gossip.serve`."""
         self._services.use(lookup, on_confirm=on_confirm, answer=answer, lookup_text=lookup_text, on_sent=on_sent)
         self._on_refusal = on_refusal
         if is_refused is not None:
             self._admission.is_refused = is_refused
 
     def serve_weights(self, give: ServeWeights) -> None:
-        """Says where answers to questions about weights come from."""
+        """See `interface.Gossip.serve_weights`."""
         self._services.use_weights(give)
 
     async def fetch(
         self, peer_id: str, ids: Sequence[bytes], *, as_text: bool = False, timeout_s: float | None = None
     ) -> Fetched:
-        """Bodies of `ids` from a peer; see `base.Gossip.fetch`."""
+        """See `interface.Gossip.fetch`."""
         service = RpcService.FETCH_TEXT if as_text else RpcService.FETCH
         request = pack_ids(ids, limits=self._limits)
         items = ItemCollector(
@@ -96,10 +93,10 @@ class PeerCalls(ABC):
         return fetched
 
     async def ask(self, peer_id: str, question: bytes, *, timeout_s: float | None = None) -> Fetched:
-        """A peer's answers to a question; see `base.Gossip.ask`."""
+        """See `interface.Gossip.ask`."""
         max_bytes = self._limits.max_announcement_bytes
         if len(question) > max_bytes:
-            raise ValueError(f"a question of {len(question)} bytes; {max_bytes} are allowed")
+            raise ValueError(f"a query of {len(question)} bytes; {max_bytes} are allowed")
         max_items = self._limits.max_answers
         items = ItemCollector(max_items=max_items, max_item_bytes=max_bytes, max_bytes=max_items * max_bytes)
         return await self._counted_pull(peer_id, RpcService.ASK, question, items=items, timeout_s=timeout_s)
@@ -107,7 +104,7 @@ class PeerCalls(ABC):
     async def ask_weights(
         self, peer_id: str, question: bytes, *, max_items: int, timeout_s: float | None = None
     ) -> Fetched:
-        """A peer's items in answer to a question about weights; see `base.Gossip.ask_weights`."""
+        """See `interface.Gossip.ask_weights`."""
         max_item_bytes = self._limits.max_weights_item_bytes
         items = ItemCollector(max_items=max_items, max_item_bytes=max_item_bytes, max_bytes=max_items * max_item_bytes)
         fetched = await self._counted_pull(peer_id, RpcService.WEIGHTS, question, items=items, timeout_s=timeout_s)
@@ -115,17 +112,17 @@ class PeerCalls(ABC):
         return fetched
 
     async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
-        """Tells a peer that its bodies were fetched and checked; whether it heard."""
+        """See `interface.Gossip.confirm`."""
         request = pack_ids(ids, limits=self._limits)
         items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)  # one empty item
         timeout_s = self._limits.idle_timeout_s
-        told = await self._counted_pull(peer_id, RpcService.CONFIRM, request, items=items, timeout_s=timeout_s)
-        has_heard = told.outcome is FetchOutcome.COMPLETE and len(told.bodies) == 1
-        self._counters.confirmed_out += len(ids) if has_heard else 0
-        return has_heard
+        response = await self._counted_pull(peer_id, RpcService.CONFIRM, request, items=items, timeout_s=timeout_s)
+        is_acknowledged = response.outcome is FetchOutcome.COMPLETE and len(response.bodies) == 1
+        self._counters.confirmed_out += len(ids) if is_acknowledged else 0
+        return is_acknowledged
 
     def _refuse_announcement(self, peer_id: str, error: RecordError) -> None:
-        """Counts an announcement that is not delivered; for one that is too large `on_refusal` is called."""
+        """Count a rejected announcement; call `on_refusal` if it was too large."""
         self._counters.announcements_refused += 1
         if self._on_refusal is not None and error.reason == "size":
             self._on_refusal(peer_id, error)
@@ -154,4 +151,4 @@ class PeerCalls(ABC):
     async def _pull(
         self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
     ) -> Fetched:
-        """Carries a request to a peer and its items into `pull`. Raises nothing for what a peer does."""
+        """Send a request to a peer and add its items to `items`. Raises nothing for what a peer does."""

@@ -1,4 +1,4 @@
-"""The asking end of streams: one request to a peer, items until it says that this was all, everything bounded."""
+"""Client side of a stream: sends one request and reads items until the end frame; sizes and times are bounded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, over which p2pd, and how what is said is ciphertext."""
+    """The local p2pd client, peer id and cipher used for requests."""
 
     client: P2pdClient
     peer_id: str
@@ -39,7 +39,7 @@ async def pull_items(
     idle_s: float,
     timeout_s: float,
 ) -> Fetched:
-    """A peer's items in answer to `request`, as far as `pull` takes them. Raises nothing for what a peer does."""
+    """Send `request` to a peer and collect its items. Raises nothing for what a peer does."""
     ciphertext = caller.cipher.encrypt(request, "request", caller.peer_id, peer_id, protocol)
 
     def open_item(item: bytes) -> bytes:
@@ -63,7 +63,7 @@ async def pull_items(
 
 
 async def is_run_member(caller: Caller, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
-    """Whether a connected peer is a member of a run; None where it gave no answer that says so or not."""
+    """Return whether a connected peer is a member of a run; None if its answer does not show it."""
     items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)
     hello = await pull_items(
         caller,

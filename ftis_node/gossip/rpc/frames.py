@@ -1,9 +1,9 @@
-"""The wire of a served stream: one request, then items, then an end.
+"""Frames of a stream: one request, then items, then an end.
 
     frame = kind (1 byte) + length (4 bytes, big-endian) + payload
 
-The length is checked before anything of that size is read, and every wait has a limit, so a peer can make us neither
-hold more than was agreed nor wait for ever. A stream that ends without END or BUSY was cut.
+The length is checked before the payload is read, and every read and write has a time limit. So a peer can neither
+exhaust memory nor block a task. A stream without END or BUSY was interrupted.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from enum import IntEnum
 from ftis_node.errors import RecordError
 
 HEADER = struct.Struct(">BI")
-CHUNK_BYTES = 1 << 16  # progress is judged by chunks, so that a long body over a slow line is not taken for silence
+CHUNK_BYTES = 1 << 16  # time limits apply to each chunk, so that a long body over a slow link does not time out
 
 
 class Frame(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     REQUEST = 1
     ITEM = 2
-    END = 3  # that was all
-    BUSY = 4  # no item will come: too many streams are being served
+    END = 3  # no further items
+    BUSY = 4  # no further items: the server is at its limits
 
 
 async def read_frame(reader: asyncio.StreamReader, *, max_bytes: int, idle_s: float) -> tuple[Frame, bytes]:
-    """The next frame.
+    """Read the next frame.
 
-    Raises RecordError for an unknown kind or a payload over `max_bytes`, TimeoutError where nothing comes for `idle_s`
-    seconds, IncompleteReadError where the stream ends.
+    Raises RecordError for an unknown kind or a payload above `max_bytes`, TimeoutError if nothing arrives for `idle_s`
+    seconds, IncompleteReadError if the stream ends.
     """
     async with asyncio.timeout(idle_s):
         code, length = HEADER.unpack(await reader.readexactly(HEADER.size))
@@ -49,7 +49,7 @@ async def read_frame(reader: asyncio.StreamReader, *, max_bytes: int, idle_s: fl
 
 
 async def write_frame(writer: asyncio.StreamWriter, kind: Frame, payload: bytes = b"", *, idle_s: float) -> None:
-    """Sends a frame. Raises TimeoutError where the other end takes nothing for `idle_s` seconds."""
+    """Send a frame. Raises TimeoutError if the peer accepts nothing for `idle_s` seconds."""
     writer.write(HEADER.pack(kind, len(payload)) + payload[:CHUNK_BYTES])
     offset = CHUNK_BYTES
     while True:

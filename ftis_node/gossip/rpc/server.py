@@ -1,6 +1,6 @@
-"""The serving end of streams: p2pd brings them to a unix socket, a connection each; here they are bounded and answered.
+"""Server side of streams: p2pd forwards each stream to a unix socket; here it is limited and answered.
 
-A handler gets a peer's id and its request and yields items. It knows nothing of frames, slots or time limits.
+A handler takes a peer id and its request and yields items. It does not know frames, slots or time limits.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ACCEPT_TURNS = 3  # of the event loop, from a connection that is accepted to the stream that it becomes
-FLOOD_FACTOR = 4  # times the limits: so many open streams are told BUSY, those beyond are cut without a word
+ACCEPT_ITERATIONS = 3  # iterations of the event loop between accept and the creation of the stream
+FLOOD_FACTOR = 4  # streams up to this many times the limits get BUSY; those beyond are aborted
 
 
 class StreamServer:
-    """Answers incoming streams by protocol name until closed."""
+    """Serves incoming streams by protocol name until closed."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class StreamServer:
         self._server: asyncio.Server | None = None
 
     async def listen(self, path: Path) -> None:
-        """Opens the unix socket at `path`."""
+        """Listen on the unix socket at `path`."""
         self._server = await asyncio.start_unix_server(self._accept, path=path)
 
     async def close(self) -> None:
-        """Ends all streams."""
+        """End all streams."""
         if self._server is not None:
             await close_server(self._server)
         for task in self._serving:
@@ -82,10 +82,10 @@ class StreamServer:
         task = asyncio.create_task(self._serve_counted(reader, writer), name="gossip-serve")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # also of a task that was cancelled before it began
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if the task was cancelled before it started
 
     async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves a stream; whatever ends it early ends only this one, and is counted."""
+        """Serve a stream; an error ends only this stream, and is counted."""
         try:
             async with asyncio.timeout(self._limits.fetch_timeout_s):
                 await self._serve(reader, writer)
@@ -95,14 +95,16 @@ class StreamServer:
             self._counters.count_serve_error("broken")
         except RecordError as error:
             self._counters.count_serve_error(error.reason)
-        except Exception:  # this node's own fault: the other streams and the node go on
+        except Exception:  # internal error: other streams and the node continue
             logger.exception("serving a stream failed")
             self._counters.count_serve_error("fault")
         finally:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.set_write_buffer_limits(high=0)  # drained means sent: the end may cut the connection
+        writer.transport.set_write_buffer_limits(
+            high=0
+        )  # `drain` then waits until all is sent, so closing loses nothing
         info = p2pd_pb2.StreamInfo()
         await read_pbmsg_safe(reader, info)
         peer_id = ed25519_peer_id(info.peer)
@@ -140,20 +142,20 @@ class StreamServer:
                 self._admission.leave(peer_id)
         except OverBudget as error:
             self._counters.count_serve_error(error.reason)
-            if not has_read:  # a stream closed with unread bytes is reset, and BUSY lost
+            if not has_read:  # closing a stream with unread bytes resets it, and BUSY is lost
                 await self._read_request(reader)
             await write_frame(writer, Frame.BUSY, idle_s=self._limits.idle_timeout_s)
 
     async def _answer(
         self, peer_id: str, protocol: str, ciphertext: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Serves for as long as the peer is there: one that left must not keep a slot while we look for its bodies."""
+        """Serve while the peer is connected: a peer that left must not occupy a slot during look-ups."""
         sending = asyncio.create_task(self._send_items(peer_id, protocol, ciphertext, writer))
         gone = asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
-                raise EOFError("the peer has gone")
+                raise EOFError("the peer disconnected")
             sending.result()  # raises
         finally:
             sending.cancel()
@@ -165,8 +167,8 @@ class StreamServer:
         async with aclosing(self._handlers[protocol](peer_id, request)) as items:
             async for item in items:
                 await self._admission.before_item(peer_id, len(item))
-                sealed_item = self._cipher.encrypt(item, "item", self._peer_id, peer_id, protocol, ciphertext)
-                await write_frame(writer, Frame.ITEM, sealed_item, idle_s=self._limits.idle_timeout_s)
+                encrypted = self._cipher.encrypt(item, "item", self._peer_id, peer_id, protocol, ciphertext)
+                await write_frame(writer, Frame.ITEM, encrypted, idle_s=self._limits.idle_timeout_s)
         await write_frame(writer, Frame.END, idle_s=self._limits.idle_timeout_s)
 
     async def _read_request(self, reader: asyncio.StreamReader) -> bytes:
@@ -179,9 +181,9 @@ class StreamServer:
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """What was accepted a moment ago becomes a stream first: in a closed server asyncio would drop it open."""
+    """Close a server after accepted connections became streams; asyncio would leak their sockets otherwise."""
     for listening in server.sockets:
         asyncio.get_running_loop().remove_reader(listening.fileno())
-    for _ in range(ACCEPT_TURNS):
+    for _ in range(ACCEPT_ITERATIONS):
         await asyncio.sleep(0)
     server.close()

@@ -1,4 +1,6 @@
-"""What this node does for its peers: bodies, confirmations, answers. A request in, items out; no transport inside."""
+"""The services for peers: bodies, confirmations, queries, weights. A request in, items out; independent of the
+transport.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Services:
-    """Until `use` is called this node holds nothing and hears nothing."""
+    """Request handlers by service. Until `use` is called this node holds no bodies."""
 
     def __init__(self, *, limits: GossipLimits, counters: GossipCounters) -> None:
         self._limits = limits
@@ -39,7 +41,7 @@ class Services:
 
     @property
     def handlers(self) -> dict[RpcService, Handler]:
-        """A peer's id and request in, items out, for each service."""
+        """The handler of each service: takes a peer id and a request, yields items."""
         return {
             RpcService.HELLO: self._hello,
             RpcService.FETCH: self._bodies,
@@ -58,25 +60,24 @@ class Services:
         lookup_text: Lookup | None,
         on_sent: OnSent | None = None,
     ) -> None:
-        """Sets what serves."""
+        """Set the callbacks."""
         self._lookup, self._on_confirm, self._answer = lookup, on_confirm, answer
         self._lookup_text = lookup_text or _hold_nothing
         self._on_sent = on_sent
 
     def use_weights(self, give: ServeWeights) -> None:
-        """Sets what gives weights."""
         self._give_weights = give
 
     async def _hello(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """One empty item."""
+        """Yield one empty item."""
         yield b""
 
     def _bodies(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Bodies held of the ids in `request`. Raises RecordError for a bad request."""
+        """Yield the bodies held of the ids in `request`. Raises RecordError for an invalid request."""
         return self._looked_up(peer_id, self._lookup, request)
 
     def _texts(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """The bodies of `request` that are this node's own, told as text. Raises RecordError for a bad request."""
+        """Yield this node's own bodies in `request`, re-encoded as text. Raises RecordError for an invalid request."""
         return self._looked_up(peer_id, self._lookup_text, request)
 
     async def _looked_up(self, peer_id: str, lookup: Lookup, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -91,7 +92,7 @@ class Services:
             self._counters.body_bytes_out += len(body)
 
     async def _confirmation(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Passes confirmed ids on; one empty item says that they were heard. Raises RecordError for a bad request."""
+        """Pass on confirmed ids; yield one empty item. Raises RecordError for an invalid request."""
         ids = unpack_ids(request, limits=self._limits)
         self._counters.confirmed_in += len(ids)
         if self._on_confirm is not None:
@@ -99,12 +100,12 @@ class Services:
         yield b""
 
     async def _answers(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Answers to the question in `request`."""
+        """Yield the answers to the query in `request`."""
         for answer in await self._answer(peer_id, request) if self._answer is not None else ():
             yield answer
 
     async def _weights(self, peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """What is given of the weights that `request` asks for. Raises RecordError for a bad request."""
+        """Yield the items of weights that `request` asks for. Raises RecordError for an invalid request."""
         if self._give_weights is None:
             return
         async with aclosing(self._give_weights(peer_id, request)) as items:

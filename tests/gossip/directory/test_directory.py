@@ -159,7 +159,7 @@ async def test_a_directory_that_fails_over_an_answer_has_not_answered() -> None:
     node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get=gone)
     directory = Directory(node, RequestLimiter(), identity=OWNER, limits=GossipLimits(), timeout_s=5.0)
     with pytest.raises(TimeoutError, match="failed: AssertionError"):
-        await directory._asked(node.find_nearest_nodes())
+        await directory._call(node.find_nearest_nodes())
     with pytest.raises(ConnectionResetError):
         await directory.get_manifest("r")  # the end of p2pd is another thing
 

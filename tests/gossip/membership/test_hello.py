@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ftis_node.gossip.membership.hello import MAX_QUESTIONS_IN_FLIGHT, MemberProbe
+from ftis_node.gossip.membership.hello import MAX_HELLOS_IN_FLIGHT, MemberProbe
 from tests.gossip.helpers import eventually
 
 
@@ -73,7 +73,7 @@ async def test_questions_in_flight_are_bounded() -> None:
         return True
 
     roster = MemberProbe(ask)
-    peers = [f"peer {number}" for number in range(MAX_QUESTIONS_IN_FLIGHT + 4)]
+    peers = [f"peer {number}" for number in range(MAX_HELLOS_IN_FLIGHT + 4)]
     async with asyncio.TaskGroup() as group:
         for _ in range(2):
             roster.update(peers[:2], group)
@@ -81,7 +81,7 @@ async def test_questions_in_flight_are_bounded() -> None:
         assert num_asked == 2
         roster.update(peers, group)
         await asyncio.sleep(0)
-        assert num_asked == MAX_QUESTIONS_IN_FLIGHT
+        assert num_asked == MAX_HELLOS_IN_FLIGHT
         gate.set()
     await eventually(lambda: _look(roster, *peers))
     assert sorted(roster.members) == sorted(peers)

@@ -58,7 +58,9 @@ async def test_what_takes_too_long_is_a_timeout_and_results_and_errors_come_thro
         await shielded_call(says(""), timeout_s=5)
 
 
-async def test_deaf_tasks_are_told_until_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tasks_that_swallow_a_cancellation_are_cancelled_until_they_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ftis_node.gossip.p2pd.cancellation.CANCEL_AGAIN_S", 0.01)
     deaf = [Deaf(0), Deaf(3)]
     tasks = [asyncio.create_task(each.work()) for each in deaf]
