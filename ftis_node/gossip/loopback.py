@@ -72,9 +72,9 @@ class LoopbackSwarm:
 
     def enter(self, node: LoopbackGossip, *, run_id: str) -> None:
         """Make a node visible to others; an earlier node of the same identity is replaced."""
-        twin = self._nodes.get((run_id, node.peer_id))
-        if twin is not None and twin is not node:
-            twin.note_duplicate_identity()
+        other = self._nodes.get((run_id, node.peer_id))
+        if other is not None and other is not node:
+            other.note_duplicate_identity()
             node.note_duplicate_identity()
         self._nodes[run_id, node.peer_id] = node
 

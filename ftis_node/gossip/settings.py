@@ -45,16 +45,13 @@ class NetworkSettings:
     forward_s: float = 5.0  # period at which a bootstrap node looks for runs to forward
     member_ttl_s: float = 300.0
     num_members_wanted: int = 8  # members to dial; more may dial this node
-    retry: ExponentialBackoff = field(
-        default_factory=ExponentialBackoff
-    )  # between rounds of dialling while no member is connected
-    redial: ExponentialBackoff = field(
-        default_factory=lambda: ExponentialBackoff(first_s=2.0, ceiling_s=15.0)
-    )  # of lost members
+    # Between rounds of dialling while no member is connected.
+    retry: ExponentialBackoff = field(default_factory=ExponentialBackoff)
+    # Of lost members.
+    redial: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(first_s=2.0, ceiling_s=15.0))
     redial_for_s: float = 900.0
-    restart: ExponentialBackoff = field(
-        default_factory=lambda: ExponentialBackoff(first_s=0.5, ceiling_s=30.0)
-    )  # of the network process
+    # Of the network process.
+    restart: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(first_s=0.5, ceiling_s=30.0))
 
     def __post_init__(self) -> None:
         for entry in fields(self):

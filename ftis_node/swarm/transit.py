@@ -49,9 +49,9 @@ class VersionsInTransit:
 def should_fetch(delay: Delay, *, num_held: int, max_held: int, since_last: float) -> bool:
     """Return whether a generator that can hold `max_held` versions in transit should fetch one more.
 
-    `since_last` is the time since the previous fetched version was made. If each new version were fetched, a long delay
-    would fill all places with versions of nearly the same age and leave a gap of the whole delay behind them. Therefore
-    the fetches are spread over the delay.
+    `since_last` is the time since the previous fetched version was made. The fetches are spread over the delay. If each
+    new version were fetched, versions of nearly the same age would fill all places and leave a gap of the whole delay
+    behind them.
     """
     return num_held < max_held and since_last >= delay.most / max_held
 

@@ -62,9 +62,8 @@ class Membership:
         self._rng = rng
         self._num_shards = num_shards
         self._own_shard = shard_of(peer_id, num_shards)
-        self._seen_at: dict[
-            str, float
-        ] = {}  # when the directory last listed each of `_known`, by the event loop's clock
+        # When the directory last listed each of `_known`, by the event loop's clock.
+        self._seen_at: dict[str, float] = {}
         self._listed: dict[str, None] = {}  # members of the own shard, as last listed in the directory
         self.read_shards: frozenset[int] = frozenset(range(num_shards))
         self._dialler = Dialler(settings, rng=rng, guard=self._guard)

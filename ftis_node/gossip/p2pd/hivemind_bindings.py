@@ -1,8 +1,8 @@
 """The only file that imports hivemind; it also undoes the side effects of that import.
 
-The import loads torch (seconds, hundreds of megabytes), warns about a deprecated torch call, redirects hivemind's log
-lines to a handler of its own, and renames the log level WARNING for the whole process. Only `libp2p.py`, `bootstrap.py`
-and the files below them may import this one.
+The import loads torch (seconds, hundreds of megabytes) and warns about a deprecated torch call. It redirects hivemind's
+log lines to a handler of its own, and renames the log level WARNING for the whole process. Only `libp2p.py`,
+`bootstrap.py` and the files below them may import this one.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 p2pd starts two relay services: one with the limits of its command line, one with libp2p's defaults (128 KiB or two
 minutes for each connection). The service that registers last answers. The one with our limits waits for an event in its
-own goroutine, so it registers last mostly if Go runs one goroutine at a time (GOMAXPROCS=1: 36 of 40 starts on idle
-cores, 17 of 30 on busy ones; otherwise 5 of 40 and 8 of 30). Therefore a bootstrap node runs p2pd on one core, queries
-its own relay from a second, short-lived p2pd, and restarts p2pd if the wrong service answers.
+own goroutine. It registers last mostly if Go runs one goroutine at a time (GOMAXPROCS=1: 36 of 40 starts on idle cores,
+17 of 30 on busy ones; otherwise 5 of 40 and 8 of 30).
+
+Therefore a bootstrap node runs p2pd on one core and queries its own relay from a second, short-lived p2pd. It restarts
+p2pd if the wrong service answers.
 
 A relay answers RESERVE with its limits. Messages of the protocol "hop":
 https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md

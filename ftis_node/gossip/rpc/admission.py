@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.interface import GossipLimits
 
-COSTS = {
-    RpcService.HELLO: 10.0,
-    RpcService.ASK: 10.0,
-}  # in usual requests: rare, and answering one costs look-ups
+# In usual requests. They are rare, and answering one costs look-ups.
+COSTS = {RpcService.HELLO: 10.0, RpcService.ASK: 10.0}
 
 
 class OverBudget(RecordError):

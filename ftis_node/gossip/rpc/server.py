@@ -102,9 +102,8 @@ class StreamServer:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.set_write_buffer_limits(
-            high=0
-        )  # `drain` then waits until all is sent, so closing loses nothing
+        # With a limit of 0 `drain` waits until all is sent, so closing loses nothing.
+        writer.transport.set_write_buffer_limits(high=0)
         info = p2pd_pb2.StreamInfo()
         await read_pbmsg_safe(reader, info)
         peer_id = ed25519_peer_id(info.peer)

@@ -1,6 +1,6 @@
 """Assigns each group to one member that pulls it, in a swarm so large that no node pulls everything.
 
-If each node chose at random, about a third of all groups would be pulled by nobody and others by several nodes.
+If each node chose at random, about a third of all groups would be pulled by no node and others by several.
 Therefore one member of the sender's shard is assigned to each group: the member whose hash with the group's id is
 highest (rendezvous hashing; Thaler and Ravishankar, 1998). All members compute the same assignment without
 communication.

@@ -39,7 +39,7 @@ def portions(share: float, *, stock: int, need: int | None, num_near: int, num_f
     """Return the order of pulls for a stock of `stock` groups; `num_near` and `num_far` are stored or in flight.
 
     `need` is the number to pull in all; None: everything. Each side is pulled up to its part of the stock even if the
-    other side has filled the gap, so at most twice the stock waits. The last portion is always for any side and bounded
+    other side has filled the gap. So at most twice the stock waits. The last portion is always for any side and bounded
     by `need` alone.
     """
     want_near = round(share * stock)

@@ -1,4 +1,4 @@
-"""Attributes a rejected group: to the peer that signed it, to the peer that sent it, or to nobody.
+"""Attributes a rejected group: to the peer that signed it, to the peer that sent it, or to none.
 
 Any peer may serve any group, so that a group stays available if its creator is offline. Two rules keep that safe. A
 reason found before the signature check cannot be charged to the named creator, because anyone can write a name. A

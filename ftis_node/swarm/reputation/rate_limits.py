@@ -105,8 +105,8 @@ class ShareCap:
     """Cap on the fraction of the buffer's remote places that the groups of one neighbor may hold.
 
     A neighbor is a peer, or all peers of one network: `networks` maps peer ids to networks (`subnet_of`). With k
-    neighbors each may hold at least 1 / k of the places, so the only peer in a swarm of two may hold all. With many,
-    none holds more than `share`, or `trusted_share` for peers in `trusted`.
+    neighbors each may hold at least 1 / k of the places, so one peer alone may hold all. With many, none holds more
+    than `share`, or `trusted_share` for peers in `trusted`.
     """
 
     share: float = 0.25

@@ -214,7 +214,7 @@ def test_members_spread_over_the_buckets() -> None:
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "a" * 65, "a b", "ä"])
 def test_a_run_id_must_fit_into_names(run_id: str) -> None:
-    with pytest.raises(ValueError, match="no run id"):
+    with pytest.raises(ValueError, match="is not a run id"):
         check_run_id(run_id)
 
 
