@@ -23,8 +23,8 @@ SCENARIOS: Final = (
     "tests/chaos/test_power.py",
     "tests/deploy/test_image_runs.py",
     "tests/injection/test_full_node.py",
-    "tests/lab/test_compare_command.py",
-    "tests/lab/test_hdee.py",
+    "tests/lab/experiment/test_compare_command.py",
+    "tests/lab/experiment/test_hdee.py",
     "tests/lab/test_tiny.py::test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake",
     "tests/learner/test_learner_ranks.py",
     "tests/node/test_domain_processes.py",
@@ -73,7 +73,7 @@ LONGEST_FIRST: Final = (
     "attacks",
     "tests/chaos/test_chaos.py",
     "swarm",
-    "tests/lab/test_order_of_methods.py",
+    "tests/lab/experiment/test_order_of_methods.py",
 )
 """Groups that take minutes, so that no worker waits for the other at the end."""
 

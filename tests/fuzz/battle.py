@@ -22,7 +22,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.light_node import FreeTokenizer, LightNode, light_group
+from ftis_node.lab.stub_node import FreeTokenizer, LightNode, light_group
 from ftis_node.lab.wire_probe import VOCABULARY
 from ftis_node.node.peers_loop import PeersLoop
 from ftis_node.node.train import note_teacher

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.wire_names import RpcService
-from ftis_node.lab.light_node import FINGERPRINT, light_group
+from ftis_node.lab.stub_node import FINGERPRINT, light_group
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group
 from ftis_node.records.envelope import Announcement, open_envelope

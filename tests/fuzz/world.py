@@ -27,7 +27,7 @@ from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
 from ftis_node.dashboard.view.plain import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.light_node import LightNode
+from ftis_node.lab.stub_node import LightNode
 from ftis_node.node.intake import IntakeLoop
 from ftis_node.node.pull import PullLoop
 from ftis_node.node.serve import Served

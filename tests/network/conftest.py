@@ -15,7 +15,7 @@ from ftis_node.gossip import NetworkSettings
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
-from ftis_node.lab.light_node import LightNode
+from ftis_node.lab.stub_node import LightNode
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually
 from tests.network.hosts import Host, Internet, what_is_missing

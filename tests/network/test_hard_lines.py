@@ -12,12 +12,12 @@ import pytest
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import FetchOutcome
-from ftis_node.lab.light_node import light_group
+from ftis_node.lab.stub_node import light_group
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually
 from tests.network.conftest import all_connected, num_members
 
 if TYPE_CHECKING:
-    from ftis_node.lab.light_node import LightNode
+    from ftis_node.lab.stub_node import LightNode
     from tests.network.conftest import Start
     from tests.network.hosts import Internet
 

@@ -15,12 +15,12 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.delay import NO_DELAY
-from ftis_node.lab.in_process import InProcessMakers
-from ftis_node.lab.light_node import LightNode, light_group
-from ftis_node.lab.lockstep import Lockstep, RoundGate
-from ftis_node.lab.rounds import Rounds
-from ftis_node.lab.trial import HonestSender
+from ftis_node.lab.experiment.delay import NO_DELAY
+from ftis_node.lab.experiment.in_process import InProcessMakers
+from ftis_node.lab.experiment.rounds import Rounds
+from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
+from ftis_node.lab.experiment.trial import HonestSender
+from ftis_node.lab.stub_node import LightNode, light_group
 from ftis_node.node.build import built_parts
 from ftis_node.node.hear import Ear
 from ftis_node.node.intake import IntakeLoop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.light_node import light_group
+from ftis_node.lab.stub_node import light_group
 from ftis_node.node import figures as figures_module
 from ftis_node.node.figures import Figures
 from ftis_node.node.peers_loop import PeersLoop

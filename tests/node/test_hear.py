@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ftis_node.lab.light_node import LightNode
+    from ftis_node.lab.stub_node import LightNode
 
 __all__ = ["quick"]  # a fixture of all tests here
 PEER = identity_of(2).peer_id

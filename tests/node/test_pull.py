@@ -15,7 +15,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.light_node import LightNode, light_group
+from ftis_node.lab.stub_node import LightNode, light_group
 from ftis_node.node import reannounce, repair
 from ftis_node.node import shards as shards_loop
 from ftis_node.node.announce import announce, announcement_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.lab.scratch import PREFIX, scratch_folder
+from ftis_node.lab.experiment.scratch_folder import PREFIX, scratch_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ftis_node.lab.lockstep import Lockstep, RoundGate
-from ftis_node.lab.rounds import Quota, Rounds
+from ftis_node.lab.experiment.rounds import Quota, Rounds
+from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
 from ftis_node.node.figures import Figures
 from ftis_node.node.slots import Slots
 

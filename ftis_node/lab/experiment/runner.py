@@ -20,8 +20,8 @@ from pebble import ProcessPool
 
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.ipc.owner import die_with_owner
-from ftis_node.lab.scratch import scratch_folder
-from ftis_node.lab.trial_result import TrialResult
+from ftis_node.lab.experiment.scratch_folder import scratch_folder
+from ftis_node.lab.experiment.trial_result import TrialResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from multiprocessing.queues import Queue
     from pathlib import Path
 
-    from ftis_node.lab.trial import Trial
+    from ftis_node.lab.experiment.trial import Trial
 
     OnProgress = Callable[["Standing"], None]
 
@@ -122,7 +122,7 @@ def _enter(steps: Queue[tuple[str, int]], owner_pid: int) -> None:
 
 
 def _run_one(trial: Trial, runs: Path, scratch: Path) -> None:
-    from ftis_node.lab.trial import run_trial
+    from ftis_node.lab.experiment.trial import run_trial
 
     def report(step: int) -> None:
         if _progress is not None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ftis_node.lab.alone import ALONE, CONTROLS, is_alone, parse_alone
-from ftis_node.lab.summary import (
+from ftis_node.lab.experiment.baseline import ALONE, CONTROLS, is_alone, parse_alone
+from ftis_node.lab.results.summary import (
     alone_line,
     estimate,
     final_accuracy,
@@ -28,8 +28,8 @@ from ftis_node.lab.summary import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftis_node.lab.summary import Line
-    from ftis_node.lab.trial_result import MemberResult
+    from ftis_node.lab.experiment.trial_result import MemberResult
+    from ftis_node.lab.results.summary import Line
 
 # The 97.5 % points of Student's t with 1 to 30 degrees of freedom; beyond, the normal distribution's.
 STUDENT: Final = (

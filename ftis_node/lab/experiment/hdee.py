@@ -24,20 +24,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.alone import ALONE
-from ftis_node.lab.exam import Exam
-from ftis_node.lab.grid import Setting, with_key
-from ftis_node.lab.pairs import HDEE, Pair
-from ftis_node.lab.rounds import Rounds
+from ftis_node.lab.experiment.baseline import ALONE
+from ftis_node.lab.experiment.final_evaluation import Exam
+from ftis_node.lab.experiment.pairs import HDEE, Pair
+from ftis_node.lab.experiment.rounds import Rounds
+from ftis_node.lab.experiment.trial import Member, Trial
+from ftis_node.lab.experiment.trial_matrix import Setting, with_key
+from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
 from ftis_node.lab.tiny import RECIPES
-from ftis_node.lab.trial import Member, Trial
-from ftis_node.lab.trial_result import GENERATED_COST, TRAINED_COST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ftis_node.lab.grid import Experiment
+    from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.tiny import Size
 
 DOMAINS: Final = ("easy", "medium", "hard")

@@ -16,9 +16,9 @@ import pytest
 
 from ftis_node.cli import compare
 from ftis_node.cli.app import run
-from ftis_node.lab.scratch import MEMORY_DISK, PREFIX, scratch_folder
+from ftis_node.lab.experiment.scratch_folder import MEMORY_DISK, PREFIX, scratch_folder
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SPEC = importlib.util.spec_from_file_location("results_tables", REPOSITORY / "bench" / "results" / "tables.py")
 assert SPEC is not None and SPEC.loader is not None
 RESULTS = importlib.util.module_from_spec(SPEC)

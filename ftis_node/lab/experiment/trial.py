@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ftis_node.config.home import Home
 from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings, SwarmSection
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.byzantine import ByzantineNode
-from ftis_node.lab.exam import take_exam
-from ftis_node.lab.in_process import InProcessGeneration, InProcessMakers
-from ftis_node.lab.lockstep import Lockstep, RoundGate
-from ftis_node.lab.provenance import made_by
-from ftis_node.lab.rounds import Quota, Rounds
-from ftis_node.lab.trial_result import TrialResult, read_member
+from ftis_node.lab.experiment.byzantine import ByzantineNode
+from ftis_node.lab.experiment.final_evaluation import take_exam
+from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessMakers
+from ftis_node.lab.experiment.provenance import made_by
+from ftis_node.lab.experiment.rounds import Quota, Rounds
+from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
+from ftis_node.lab.experiment.trial_result import TrialResult, read_member
 from ftis_node.node.build import built_parts
 from ftis_node.node.intake import IntakeLoop
 from ftis_node.node.node import rollout_loops
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.lab.byzantine import Lie
-    from ftis_node.lab.delay import Delay
-    from ftis_node.lab.exam import Exam
-    from ftis_node.lab.trial_result import ExamResult, MemberResult
+    from ftis_node.lab.experiment.byzantine import Lie
+    from ftis_node.lab.experiment.delay import Delay
+    from ftis_node.lab.experiment.final_evaluation import Exam
+    from ftis_node.lab.experiment.trial_result import ExamResult, MemberResult
     from ftis_node.node.figures import Figures
     from ftis_node.node.parts import Generation, Parts
     from ftis_node.records.codec import CodecName

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.in_process import InProcessLearner
-from ftis_node.lab.trial_result import ExamResult
+from ftis_node.lab.experiment.in_process import InProcessLearner
+from ftis_node.lab.experiment.trial_result import ExamResult
 from ftis_node.node.ensemble import MODES, evaluate_ensemble
 from ftis_node.node.ensemble_members import Member
 

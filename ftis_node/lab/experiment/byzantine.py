@@ -29,8 +29,8 @@ from ftis_node.records.group import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.lab.in_process import InProcessGeneration
-    from ftis_node.lab.lockstep import Lockstep
+    from ftis_node.lab.experiment.in_process import InProcessGeneration
+    from ftis_node.lab.experiment.synchronous_rounds import Lockstep
     from ftis_node.node.parts import Parts
     from ftis_node.records.group import Completion, Group
 

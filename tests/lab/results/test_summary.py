@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.lab.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
-from ftis_node.lab.step_figures import STEP_COLUMNS, steps_table, write_steps_csv
-from ftis_node.lab.summary import alone_line, estimate, lines_of, markdown_table, payoff, write_csv
-from ftis_node.lab.trial_result import Evaluation, MemberResult, TrialResult
+from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
+from ftis_node.lab.results.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
+from ftis_node.lab.results.step_metrics import STEP_COLUMNS, steps_table, write_steps_csv
+from ftis_node.lab.results.summary import alone_line, estimate, lines_of, markdown_table, payoff, write_csv
 
 if TYPE_CHECKING:
     from pathlib import Path

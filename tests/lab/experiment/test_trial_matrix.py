@@ -9,10 +9,10 @@ import pytest
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import LoraSection
 from ftis_node.errors import UsageError
-from ftis_node.lab.delay import NO_DELAY, Delay
-from ftis_node.lab.grid import Experiment, _given, parse_method
-from ftis_node.lab.pairs import Pair, PairMember, resolve_pair
-from ftis_node.lab.trial import Member, _settings
+from ftis_node.lab.experiment.delay import NO_DELAY, Delay
+from ftis_node.lab.experiment.pairs import Pair, PairMember, resolve_pair
+from ftis_node.lab.experiment.trial import Member, _settings
+from ftis_node.lab.experiment.trial_matrix import Experiment, _given, parse_method
 
 PAIR = Pair("size", (PairMember("s", "/models/s"), PairMember("m", "/models/m")))
 EXPERIMENT = Experiment(

@@ -17,22 +17,22 @@ from ftis_node.algorithms import has_signal
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import LoraSection
 from ftis_node.errors import FtisError, ModelError
-from ftis_node.lab import trial as trial_room
-from ftis_node.lab.compare import run_trials
-from ftis_node.lab.grid import Experiment
-from ftis_node.lab.lockstep import Lockstep
-from ftis_node.lab.pairs import Pair, PairMember
-from ftis_node.lab.rounds import Rounds
-from ftis_node.lab.trial import run_trial
-from ftis_node.lab.trial_result import SENDER_FIGURES, STEP_FIGURES
+from ftis_node.lab.experiment import trial as trial_room
+from ftis_node.lab.experiment.pairs import Pair, PairMember
+from ftis_node.lab.experiment.rounds import Rounds
+from ftis_node.lab.experiment.runner import run_trials
+from ftis_node.lab.experiment.synchronous_rounds import Lockstep
+from ftis_node.lab.experiment.trial import run_trial
+from ftis_node.lab.experiment.trial_matrix import Experiment
+from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.node import train
 from ftis_node.node.figures import Figures
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.lab.trial import Trial
-    from ftis_node.lab.trial_result import TrialResult
+    from ftis_node.lab.experiment.trial import Trial
+    from ftis_node.lab.experiment.trial_result import TrialResult
 
 STEPS = 3
 PROMPTS = 8  # an update's, over all nodes

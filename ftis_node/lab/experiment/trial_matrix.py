@@ -19,18 +19,18 @@ from pydantic import ValidationError
 from ftis_node.algorithms import find_method, method_parameters
 from ftis_node.config.manifest import MethodSection, RunManifest, first_problem
 from ftis_node.errors import UsageError
-from ftis_node.lab.alone import ALONE, CONTROLS, is_alone, parse_alone
-from ftis_node.lab.byzantine import LIES
-from ftis_node.lab.delay import delay_alone, parse_delays
-from ftis_node.lab.pairs import COPY_MARK, LATE_MARK
-from ftis_node.lab.trial import Member, Trial
+from ftis_node.lab.experiment.baseline import ALONE, CONTROLS, is_alone, parse_alone
+from ftis_node.lab.experiment.byzantine import LIES
+from ftis_node.lab.experiment.delay import delay_alone, parse_delays
+from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
+from ftis_node.lab.experiment.trial import Member, Trial
 from ftis_node.records.codec import CODECS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ftis_node.config.node import LoraSection
-    from ftis_node.lab.pairs import Pair
+    from ftis_node.lab.experiment.pairs import Pair
 
 SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and foreign groups drawn, and own ones generated
 CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; so many foreign groups taken of those that are made

@@ -9,15 +9,15 @@ import csv
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from ftis_node.lab.summary import final_accuracy, markdown, method_label, varied_axes
-from ftis_node.lab.trial_result import SENDER_FIGURES, STEP_FIGURES
+from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
+from ftis_node.lab.results.summary import final_accuracy, markdown, method_label, varied_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ftis_node.lab.summary import Line
-    from ftis_node.lab.trial_result import MemberResult, TrialResult
+    from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
+    from ftis_node.lab.results.summary import Line
 
 FIGURES = (*STEP_FIGURES, *SENDER_FIGURES)
 IN_THE_TABLE: Final = {

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ftis_node import __version__
-from ftis_node.lab.controls import controls_table
-from ftis_node.lab.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
-from ftis_node.lab.provenance import made_by
-from ftis_node.lab.step_figures import steps_table, write_steps_csv
-from ftis_node.lab.summary import lines_of, markdown_table, write_csv
+from ftis_node.lab.experiment.provenance import made_by
+from ftis_node.lab.results.baseline_comparison import controls_table
+from ftis_node.lab.results.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
+from ftis_node.lab.results.step_metrics import steps_table, write_steps_csv
+from ftis_node.lab.results.summary import lines_of, markdown_table, write_csv
 from ftis_node.tasks import load_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ftis_node.lab.grid import Experiment
-    from ftis_node.lab.trial_result import TrialResult
+    from ftis_node.lab.experiment.trial_matrix import Experiment
+    from ftis_node.lab.experiment.trial_result import TrialResult
 
 PACKAGES = ("torch", "transformers", "peft", "numpy")
 

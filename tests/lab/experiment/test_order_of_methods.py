@@ -15,10 +15,10 @@ import pytest
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import LoraSection
-from ftis_node.lab.compare import run_trials
-from ftis_node.lab.grid import Experiment
-from ftis_node.lab.pairs import resolve_pair
-from ftis_node.lab.summary import lines_of
+from ftis_node.lab.experiment.pairs import resolve_pair
+from ftis_node.lab.experiment.runner import run_trials
+from ftis_node.lab.experiment.trial_matrix import Experiment
+from ftis_node.lab.results.summary import lines_of
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.alone import ALONE
-from ftis_node.lab.hdee import DOMAINS, ONE, SPECS
-from ftis_node.lab.plots import plot_domains, plot_rows
-from ftis_node.lab.report import document
-from ftis_node.lab.step_figures import write_steps_csv
-from ftis_node.lab.summary import estimate, markdown, write_csv
+from ftis_node.lab.experiment.baseline import ALONE
+from ftis_node.lab.experiment.hdee import DOMAINS, ONE, SPECS
+from ftis_node.lab.results.plots import plot_domains, plot_rows
+from ftis_node.lab.results.report import document
+from ftis_node.lab.results.step_metrics import write_steps_csv
+from ftis_node.lab.results.summary import estimate, markdown, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ftis_node.lab.grid import Experiment
-    from ftis_node.lab.summary import Estimate
-    from ftis_node.lab.trial_result import MemberResult, TrialResult
+    from ftis_node.lab.experiment.trial_matrix import Experiment
+    from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
+    from ftis_node.lab.results.summary import Estimate
 
     Figure = Callable[[TrialResult, str], float]  # of a trial, for a domain's task
 

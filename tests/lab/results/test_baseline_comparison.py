@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.alone import Alone, parse_alone
-from ftis_node.lab.controls import best_control, controls_table, paired_difference, worth
-from ftis_node.lab.pairs import Pair
-from ftis_node.lab.summary import final_accuracy, lines_of
-from tests.lab.test_grid import EXPERIMENT, PAIR
-from tests.lab.test_summary import member, result
+from ftis_node.lab.experiment.baseline import Alone, parse_alone
+from ftis_node.lab.experiment.pairs import Pair
+from ftis_node.lab.results.baseline_comparison import best_control, controls_table, paired_difference, worth
+from ftis_node.lab.results.summary import final_accuracy, lines_of
+from tests.lab.experiment.test_trial_matrix import EXPERIMENT, PAIR
+from tests.lab.results.test_summary import member, result
 
 if TYPE_CHECKING:
-    from ftis_node.lab.grid import Experiment
+    from ftis_node.lab.experiment.trial_matrix import Experiment
 
 
 @pytest.mark.parametrize(

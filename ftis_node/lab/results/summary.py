@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.alone import ALONE, is_alone, parse_alone
-from ftis_node.lab.delay import delay_alone
-from ftis_node.lab.pairs import COPY_MARK, LATE_MARK
+from ftis_node.lab.experiment.baseline import ALONE, is_alone, parse_alone
+from ftis_node.lab.experiment.delay import delay_alone
+from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ftis_node.lab.trial_result import Evaluation, MemberResult, TrialResult
+    from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
 
 AXES = ("share", "delay", "nodes", "lie", "codec")  # beside pair and method
 CSV_COLUMNS = (

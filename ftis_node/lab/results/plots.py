@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.lab.alone import ALONE
-from ftis_node.lab.summary import has_no_peers, payoff, varied_axes
+from ftis_node.lab.experiment.baseline import ALONE
+from ftis_node.lab.results.summary import has_no_peers, payoff, varied_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ftis_node.lab.summary import Estimate, Line
-    from ftis_node.lab.trial_result import TrialResult
+    from ftis_node.lab.experiment.trial_result import TrialResult
+    from ftis_node.lab.results.summary import Estimate, Line
 
 BAND_ALPHA = 0.15
 DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of nodes alone

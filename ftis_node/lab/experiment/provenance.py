@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftis_node import __version__
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @cache
