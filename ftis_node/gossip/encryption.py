@@ -57,9 +57,7 @@ class PayloadCipher(Protocol):
         ...
 
     def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
-        """Return the payload. Raises RecordError (`sealed`) if it was not encrypted with this secret for this
-        context.
-        """
+        """Return the payload. Raises RecordError (`sealed`) for another secret or another context."""
         ...
 
 
@@ -114,9 +112,7 @@ class SecretCipher:
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the secret in a file: raw bytes or hex digits. Raises ConfigError if it is missing, too short or not
-    private.
-    """
+    """Return a file's secret: raw bytes or hex digits. Raises ConfigError if it is missing, short or not private."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         content = read_file(path, max_bytes=MAX_SECRET_FILE_BYTES)

@@ -279,14 +279,11 @@ class Gossip(Protocol):
         ...
 
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
-        """Store this node's record in the directory; return whether it was accepted. Raises ValueError above the
-        limits.
-        """
+        """Store this node's record in the directory; return whether it was kept. Raises ValueError above the limits."""
         ...
 
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
-        """Store the run's manifest in the directory under the run id, which is its hash; return whether it was
-        accepted.
+        """Store the run's manifest in the directory under the run id, its hash; return whether it was accepted.
 
         Nothing is stored for a run with a secret, because its manifest is private.
         """
@@ -305,9 +302,7 @@ class Gossip(Protocol):
         ...
 
     async def known_members(self) -> list[str]:
-        """Return other members, connected or recently listed in the directory: all of a small run, many of a
-        large one.
-        """
+        """Return members, connected or recently listed in the directory: all of a small run, many of a large one."""
         ...
 
     async def shard_members(self) -> list[str]:

@@ -57,8 +57,7 @@ class Libp2pGossip(PeerCalls):
         num_shards: int = 1,
         secret: bytes | None = None,
     ) -> None:
-        """Read all of the run's `num_shards` until `read_shards` is called. With a `secret` only its holders are
-        members.
+        """Read all of the run's `num_shards` until `read_shards` is called. A `secret` admits only its holders.
 
         Raises ValueError for an invalid run id, and for a secret of fewer than 32 bytes.
         """
@@ -67,7 +66,7 @@ class Libp2pGossip(PeerCalls):
         self._cipher = NO_CIPHER if secret is None else SecretCipher(secret, run_id=run_id)
         self._run_name = self._cipher.wire_name(run_id)
         self._settings = settings
-        self._twin_seen_at: float | None = None
+        self._duplicate_seen_at: float | None = None
         self._subscriptions = Subscriptions(range(num_shards), on_message=self._on_message)
         self._membership = Membership(
             settings,
@@ -222,13 +221,13 @@ class Libp2pGossip(PeerCalls):
             group.create_task(self._membership.keep(session), name="gossip-membership")
 
     def _note_duplicate_identity(self) -> None:
-        if self._twin_seen_at is None:
+        if self._duplicate_seen_at is None:
             logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self._peer_id)
-        self._twin_seen_at = asyncio.get_running_loop().time()
+        self._duplicate_seen_at = asyncio.get_running_loop().time()
 
     def _has_duplicate_identity(self) -> bool:
         """Return whether a directory entry of another node under this identity was seen recently."""
-        seen_at, kept_s = self._twin_seen_at, SEEN_TTLS * self._settings.member_ttl_s
+        seen_at, kept_s = self._duplicate_seen_at, SEEN_TTLS * self._settings.member_ttl_s
         return seen_at is not None and asyncio.get_running_loop().time() < seen_at + kept_s
 
     def _on_message(self, shard: int, message: GossipMessage) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """Exponential back-off: `first_s` after the first failure, `factor` times longer after each further one, at most
-    `ceiling_s`.
+    """Exponential back-off: `first_s`, then `factor` times longer after each further failure, up to `ceiling_s`.
 
     `jitter` spreads each wait by up to that fraction in both directions. Nodes that lost the same peer at the same time
     then do not reconnect at the same time.
@@ -24,9 +23,7 @@ class ExponentialBackoff:
             raise ValueError(f"invalid back-off: {self}")
 
     def delay_s(self, num_failures: int, *, draw: float = 0.5) -> float:
-        """Return the wait in seconds after `num_failures` (>= 1) failures in a row; `draw` in [0, 1) selects the
-        jitter.
-        """
+        """Return the wait in seconds after `num_failures` (>= 1) failures in a row; `draw` in [0, 1): the jitter."""
         num_doublings = min(num_failures - 1, 64)  # keeps the power finite; every ceiling is reached before
         plain_s = min(self.first_s * self.factor**num_doublings, self.ceiling_s)
         return plain_s * (1 + self.jitter * (2 * draw - 1))

@@ -19,9 +19,7 @@ class _Pause(NamedTuple):
 
 
 class PeerBackoff:
-    """Per-peer exponential back-off. `now` is a monotonic clock in seconds. Above 4096 peers the oldest entry is
-    dropped.
-    """
+    """Exponential back-off for each peer, at most 4096 peers. `now` is a monotonic clock in seconds."""
 
     def __init__(self, *, first_s: float) -> None:
         """`first_s` is the pause after the first failure; each further failure doubles it, up to 64 times."""

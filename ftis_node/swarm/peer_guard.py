@@ -96,9 +96,7 @@ class PeerWork:
 
 
 class PeerGuard:
-    """Exception barrier for work on behalf of peers; one per node. `on_fault` charges the peer, except if the machine
-    ran short.
-    """
+    """Exception barrier for work on behalf of peers. `on_fault` charges the peer, unless the machine ran short."""
 
     def __init__(self, on_fault: OnFault | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is monotonic, in seconds."""

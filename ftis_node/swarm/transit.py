@@ -35,9 +35,7 @@ class VersionsInTransit:
         self._arrivals[version] = at + self.delay.draw(self.source)
 
     def receive(self, now: float) -> int | None:
-        """Return the version to serve from now on, None if nothing newer has arrived. Older ones in transit are
-        dropped.
-        """
+        """Return the version to serve from now on, None if nothing newer has arrived. Older ones are dropped."""
         arrived = [version for version, at in self._arrivals.items() if at <= now and version > self.served]
         if not arrived:
             return None

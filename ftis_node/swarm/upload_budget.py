@@ -73,9 +73,7 @@ class RecentBytes:
         return self._given.get(peer_id, 0.0) > SHARE_FACTOR * share
 
     def _fade(self, now: float) -> None:
-        """Apply the decay and drop peers below one byte. Runs at most every 0.5 s because there may be thousands of
-        peers.
-        """
+        """Apply the decay and drop peers below one byte; at most every 0.5 s, because there may be thousands."""
         if now < self._counted_at + FADE_PERIOD_S:
             return
         left = math.exp((self._counted_at - now) / RECENT_S)

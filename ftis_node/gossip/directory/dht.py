@@ -160,9 +160,7 @@ class Directory:
         )
 
     async def join(self, peer_ids: Iterable[str]) -> int:
-        """Meet connected peers in the DHT and, through them, this node's neighbors; return how many of `peer_ids`
-        answered.
-        """
+        """Meet connected peers in the DHT and, through them, this node's neighbors; return how many answered."""
         answered = await asyncio.gather(*map(self._meet_guarded, peer_ids))
         if any(answered):
             await self._call(self._node.find_nearest_nodes([self._node.node_id]))
@@ -245,9 +243,7 @@ class Directory:
         await cancel_and_wait(control._read_task, control._write_task, *control._handler_tasks.values())
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a DHT call. Raises TimeoutError if it takes too long or hivemind fails on some
-        answer.
-        """
+        """Return the result of a DHT call. Raises TimeoutError after a time-out or a failure of hivemind."""
         try:
             return await shielded_call(work, timeout_s=self._timeout_s)
         except (OSError, EOFError):
@@ -293,9 +289,7 @@ class Directory:
     async def _store(
         self, kind: EntryKind, run_id: str, key: str, subkey: str | None, payload: bytes, *, ttl_s: float
     ) -> bool:
-        """Store an entry. Every tenth one is read back, because `store` returns True even if no node can read the
-        entry.
-        """
+        """Store an entry. Every tenth is read back: `store` returns True even if no node can read the entry."""
         expires_at = time.time() + ttl_s
         if kind is EntryKind.MEMBER:
             self._own_entries.note(expires_at)

@@ -21,8 +21,7 @@ BLOCK_BITS = {4: 24, 6: 48}  # typical allocation of one household or small prov
 
 
 def address_block(addresses: Iterable[str]) -> str:
-    """Return the address block of a peer with these multiaddrs: that of its first public address, else of its first
-    one.
+    """Return the address block of a peer: that of its first public address, else of its first address.
 
     A peer behind a relay is in the relay's block.
     """

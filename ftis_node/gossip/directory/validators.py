@@ -95,8 +95,7 @@ class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
 
 
 class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
-    """Authorizer that truncates requests that would cost too much work or memory. It signs nothing: entries carry
-    signatures.
+    """Authorizer that truncates requests that cost too much work or memory. It signs nothing: entries are signed.
 
     A serving node rejects no request completely. hivemind treats a peer that rejects as dead, forgets it, meets it
     again and sends the same entries again, without end. A node that does not serve rejects all requests, so that peers

@@ -88,9 +88,7 @@ class Dialler:
             await asyncio.sleep(settings.poll_s)
 
     async def dial(self, session: Session, peers: Mapping[str, list[str]]) -> list[str]:
-        """Dial peers concurrently; return an error for each, or an empty string. Peers paused after a fault are
-        skipped.
-        """
+        """Dial peers concurrently; return an error or "" for each. Peers paused after a fault are skipped."""
         return list(await asyncio.gather(*(self._dial_one(session, *peer) for peer in peers.items())))
 
     async def _dial_one(self, session: Session, peer_id: str, addresses: list[str]) -> str:

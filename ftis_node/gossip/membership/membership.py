@@ -165,9 +165,7 @@ class Membership:
         await self._dial_members(session)
 
     async def _learn_members(self, session: Session) -> None:
-        """Read buckets until enough members are known: all in a small run, a few beyond the own shard in a
-        large one.
-        """
+        """Read buckets until enough members are known: in a large run a few beyond the own shard."""
         first, others = self._buckets_to_read()
         listed: dict[str, None] = {}
         num_found = 0
@@ -189,9 +187,7 @@ class Membership:
             del self._known[peer_id], self._seen_at[peer_id]
 
     def _buckets_to_read(self) -> tuple[list[int], list[int]]:
-        """Return the buckets to read in any case (the own shard's, one of each shard that lacks members), and the
-        others.
-        """
+        """Return the own shard's buckets and one of each shard that lacks members; then all others."""
         first = list(buckets_of(self._own_shard, self._num_shards))
         in_need = shards_in_need(self.members, read=self.read_shards, num_shards=self._num_shards)
         lacking = [buckets_of(shard, self._num_shards) for shard in in_need if shard != self._own_shard]

@@ -19,8 +19,7 @@ CANCEL_AGAIN_S = 1.0  # until a task that has not ended is cancelled again
 
 
 async def shielded_call(work: Coroutine[Any, Any, T], *, timeout_s: float) -> T:
-    """Return the result of `work`, which runs in a task of its own. If this call is cancelled, that task is not
-    awaited.
+    """Return the result of `work`, run in its own task. If this call is cancelled, that task is not awaited.
 
     Raises TimeoutError after `timeout_s`, and what `work` raises.
     """

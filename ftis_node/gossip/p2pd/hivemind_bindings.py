@@ -74,8 +74,7 @@ def p2pd_path() -> Path:
 
 
 def address_bytes(text: str) -> bytes:
-    """Return the binary form of a multiaddr. Raises AddressError, a ValueError, for what `parse_address` does not
-    accept.
+    """Return a multiaddr in binary form. Raises AddressError, a ValueError, if `parse_address` rejects it.
 
     hivemind's Multiaddr cannot be used: it rejects host names that libp2p dials, and writes the peer of `/p2p/ID` in a
     form that p2pd rejects.

@@ -27,9 +27,7 @@ def check_free(addresses: Iterable[ListenAddress]) -> None:
 
 
 def pin_ports(wanted: Sequence[ListenAddress], actual: Iterable[str]) -> tuple[ListenAddress, ...]:
-    """Return `wanted` with port 0 replaced by the port chosen in `actual`, so that a restarted p2pd keeps its
-    address.
-    """
+    """Return `wanted` with port 0 replaced by the chosen port, so that a restarted p2pd keeps its address."""
     pinned = []
     for address in wanted:
         family = "ip6" if ":" in address.host else "ip4"

@@ -1,6 +1,4 @@
-"""Bounded queue of received announcements. The newest are the most useful: a full queue drops the oldest and
-counts it.
-"""
+"""Bounded queue of received announcements. New ones are worth more: a full queue drops the oldest and counts it."""
 
 from __future__ import annotations
 

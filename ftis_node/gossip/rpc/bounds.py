@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def pack_ids(ids: Sequence[bytes], *, limits: GossipLimits) -> bytes:
-    """Return ids as they are sent: 32 bytes each, concatenated. Raises ValueError for no id, too many, or a wrong
-    length.
-    """
+    """Return ids as sent: 32 bytes each, concatenated. Raises ValueError for none, too many, or a wrong length."""
     if not 1 <= len(ids) <= limits.max_ids_per_request:
         raise ValueError(f"{len(ids)} ids in one request: 1 to {limits.max_ids_per_request} are allowed")
     if any(len(one) != ID_BYTES for one in ids):
@@ -25,9 +23,7 @@ def pack_ids(ids: Sequence[bytes], *, limits: GossipLimits) -> bytes:
 
 
 def unpack_ids(packed: bytes, *, limits: GossipLimits) -> list[bytes]:
-    """Return the ids of a peer's request without duplicates. Raises RecordError for bytes that `pack_ids` never
-    returns.
-    """
+    """Return the unique ids of a peer's request. Raises RecordError for bytes that `pack_ids` never returns."""
     num_ids, odd_bytes = divmod(len(packed), ID_BYTES)
     if odd_bytes or not 1 <= num_ids <= limits.max_ids_per_request:
         raise RecordError("ids", f"{len(packed)} bytes of ids")

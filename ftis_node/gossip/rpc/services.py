@@ -1,6 +1,4 @@
-"""The services for peers: bodies, confirmations, queries, weights. A request in, items out; independent of the
-transport.
-"""
+"""Services for peers: bodies, confirmations, queries, weights. A request in, items out; independent of transport."""
 
 from __future__ import annotations
 

@@ -24,9 +24,7 @@ class _Waiting:
 
 
 class PendingConfirmations:
-    """Retry queue of unconfirmed groups. Above `capacity` the oldest is dropped. `now`: a monotonic clock in
-    seconds.
-    """
+    """Retry queue of unconfirmed groups; above `capacity` the oldest is dropped. `now`: monotonic, in seconds."""
 
     def __init__(self, *, first_wait_s: float, max_attempts: int = 4, capacity: int = 1024) -> None:
         """Announce again after `first_wait_s`, then after twice as long each time, at most `max_attempts` times."""

@@ -29,9 +29,7 @@ class OwnDomain:
     share: float
 
     def is_claimed(self, parts: frozenset[str]) -> bool:
-        """Return whether a peer that generates for `parts` generates for this domain only; empty: for the whole
-        task.
-        """
+        """Return whether `parts`, for which a peer generates, are all in this domain; empty: whole task, false."""
         return bool(parts) and parts <= self.tasks
 
 

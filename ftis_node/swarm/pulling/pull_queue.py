@@ -96,9 +96,7 @@ class PullQueue:
         return sum(known.item.is_repair for known in self._by_id.values())
 
     def add(self, item: PullItem, *, holder: str) -> bool:
-        """Add a group that `holder` announced; return whether it is new. A further holder of a known group is
-        remembered.
-        """
+        """Add a group that `holder` announced, or a further holder of a known one; return whether it is new."""
         known = self._by_id.get(item.id)
         if known is None:
             self._put(_Known(item, holder))
@@ -127,8 +125,7 @@ class PullQueue:
         may_ask: Callable[[str], bool] = lambda _: True,
         is_meant: Callable[[PullItem], bool] = lambda _: True,
     ) -> PullRequest | None:
-        """Return the next request with at most `most` groups and `max_bytes` announced bytes; None if there is nothing
-        to ask.
+        """Return the next request of at most `most` groups and `max_bytes` announced bytes; None if none is due.
 
         `need` is the number of groups that the learner lacks beside the assigned ones; None: all. Items that are not
         assigned must satisfy `is_meant`.

@@ -54,8 +54,7 @@ class SequenceTracker:
         self.highest = max(self.highest, last_number)
 
     def asked(self, gap: SequenceGap, *, is_final: bool) -> None:
-        """Note that `gap` was queried and answered. Numbers still missing are queried again, unless the answer was
-        final.
+        """Note that `gap` was queried and answered. Missing numbers are queried again after an incomplete answer.
 
         The sender's own complete answer is final, because the sender holds all of its fresh groups.
         """

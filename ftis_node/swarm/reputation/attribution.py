@@ -42,9 +42,7 @@ class Attribution(NamedTuple):
 
 
 def attribute_refusal(reason: str, *, origin: str, sender: str | None, signed: bool) -> Attribution:
-    """Return the peer at fault: `origin` sent the group, `sender` is the named creator; `signed`: its signature is
-    valid.
-    """
+    """Return the peer at fault: `origin` sent the group, `sender` is the named creator, `signed` if verified."""
     if conduct := ORIGIN_FAULT.get(reason):
         return Attribution(origin, conduct)
     if reason in NO_FAULT:

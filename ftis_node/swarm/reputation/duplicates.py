@@ -1,5 +1,4 @@
-"""Detects copied completions: right answers copied from a group of this node, of a peer, or from the sender's own
-earlier one.
+"""Detects copied completions: right answers from a group of this node, of a peer, or of the sender's own past.
 
 A completion counts as a copy only if chance is ruled out: the same token ids after the same prompt, at least
 `min_tokens` long. Its log-probs must also make it so unlikely that two honest samples would not collide during a run

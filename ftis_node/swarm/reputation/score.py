@@ -86,9 +86,7 @@ class BanRules:
 
 @dataclass(frozen=True, slots=True)
 class Reputation:
-    """Reputation of one peer. `score` is as of `updated_at`; all times are Unix seconds, because they outlive the
-    process.
-    """
+    """Reputation of one peer. `score` is as of `updated_at`; times are Unix seconds, valid across restarts."""
 
     score: float = 0.0
     updated_at: float = 0.0

@@ -44,8 +44,7 @@ def choose_shards(
     readers: Mapping[int, int],
     required: frozenset[int] = frozenset(),
 ) -> frozenset[int]:
-    """Return the `count` shards that a node reads: its own and all `required`, then those with the fewest known
-    `readers`.
+    """Return the `count` shards to read: the own one and all `required`, then those with the fewest `readers`.
 
     The result is larger than `count` if more are required. Ties are broken by a hash of the node's id and the shard, so
     nodes prefer different shards.
