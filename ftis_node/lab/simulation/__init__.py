@@ -11,7 +11,7 @@ world.py       all of them, and who comes and goes  figures.py    what is report
 from __future__ import annotations
 
 from ftis_node.lab.simulation.figures import Figures
+from ftis_node.lab.simulation.run import simulate
 from ftis_node.lab.simulation.settings import SimulationSettings
-from ftis_node.lab.simulation.world import simulate
 
 __all__ = ["Figures", "SimulationSettings", "simulate"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ftis_node.lab.simulation.node import Node
-from ftis_node.lab.simulation.peer import Peer, Role
+from ftis_node.lab.simulation.peer import Peer
+from ftis_node.lab.simulation.settings import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

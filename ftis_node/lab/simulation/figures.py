@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.peer import Role
+from ftis_node.lab.simulation.settings import Role
 from ftis_node.lab.simulation.sizes import entry_bytes
 from ftis_node.lab.simulation.traffic import Kind
 
@@ -70,8 +70,7 @@ def make_figures(world: World) -> Figures:
     groups = [
         news
         for news in world.news.values()
-        if news.maker.role is Role.HONEST
-        and settings.warm_up_s <= news.created_at <= settings.end_s - settings.settle_s
+        if news.role is Role.HONEST and settings.warm_up_s <= news.created_at <= settings.end_s - settings.settle_s
     ]
     pulled = [news for news in groups if news.pulled_at is not None]
     received = {kind: [_received(node, kind) / seconds for node in nodes] for kind in Kind}

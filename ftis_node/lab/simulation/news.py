@@ -11,7 +11,7 @@ from ftis_node.swarm.pulling.pull_queue import PullItem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.lab.simulation.peer import Peer
+    from ftis_node.lab.simulation.settings import Role
 
 
 class Call:
@@ -76,17 +76,26 @@ class News:
     """A group and what became of it."""
 
     __slots__ = (
-        "attempt_pulled", "call", "created_at", "assigned_item", "id", "is_valid", "maker", "number", "num_pulls",
-        "pulled_at", "sender", "shard", "want",
+        "attempt_pulled", "call", "created_at", "assigned_item", "id", "is_valid", "number", "num_pulls",
+        "pulled_at", "role", "sender", "shard", "want",
     )  # fmt: skip
 
     def __init__(
-        self, group_id: bytes, maker: Peer, number: int, *, created_at: float, num_bytes: int, is_valid: bool
+        self,
+        group_id: bytes,
+        sender: str,
+        shard: int,
+        role: Role,
+        number: int,
+        *,
+        created_at: float,
+        num_bytes: int,
+        is_valid: bool,
     ) -> None:
         self.id = group_id
-        self.maker = maker
-        self.sender = maker.peer_id
-        self.shard = maker.shard
+        self.sender = sender
+        self.shard = shard
+        self.role = role  # of the sender
         self.number = number
         self.created_at = created_at
         self.is_valid = is_valid

@@ -8,9 +8,10 @@ own group --> PendingConfirmations --tick--> announced again;   gaps --tick--> q
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.lab.simulation.census import NUM_VIEWS
+from ftis_node.lab.simulation.environment import Environment
 from ftis_node.lab.simulation.peer import Peer
 from ftis_node.lab.simulation.readership import Readership
 from ftis_node.lab.simulation.standings import Standings
@@ -24,21 +25,50 @@ from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.swarm.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from ftis_node.lab.simulation.census import Census
     from ftis_node.lab.simulation.news import Call, News
-    from ftis_node.lab.simulation.world import World
+    from ftis_node.swarm.pulling.pull_queue import PullRequest
 
 ALL = PullDemand(need=None, takes_assigned=True)
+
+
+class Carrier(Protocol):
+    """Moves requests and bodies between two peers."""
+
+    def pull(self, node: Node, batch: PullRequest) -> None: ...
+
+    def ask(self, node: Node, sender: str, heard: SequenceTracker) -> None: ...
+
+
+class NodeEnvironment(Environment, Protocol):
+    """What a node needs of the simulated swarm beside its own parts."""
+
+    @property
+    def peers(self) -> Mapping[str, Peer]: ...
+
+    @property
+    def census(self) -> Sequence[Census]: ...
+
+    @property
+    def transfers(self) -> Carrier: ...
+
+    @property
+    def num_peers(self) -> int: ...
+
+    def count_directory(self, node: Node, *, num_members: int) -> None: ...
 
 
 class Node(Peer):
     """One node of the run."""
 
+    world: NodeEnvironment
+
     confirms = True
     pulls_all = False
 
-    def __init__(self, world: World, peer_id: str) -> None:
+    def __init__(self, world: NodeEnvironment, peer_id: str) -> None:
         super().__init__(world, peer_id)
         settings = world.settings
         self.view = world.random.randrange(NUM_VIEWS)  # of its shard's members
@@ -46,7 +76,7 @@ class Node(Peer):
         self.heard: dict[str, SequenceTracker] = {}
         self.unconfirmed = PendingConfirmations(first_wait_s=settings.first_wait_s, max_attempts=settings.max_attempts)
         self.standings = Standings()
-        self.readership = Readership(self)
+        self.readership = Readership(self, world)
         self.ready: dict[bytes, Candidate] = {}  # foreign groups in the buffer
         self.held: dict[bytes, News] = {}  # all that were pulled and are fresh
         self.num_pulls = 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ftis_node.lab.simulation.link import Link
 from ftis_node.lab.simulation.news import News
+from ftis_node.lab.simulation.settings import Role
 from ftis_node.lab.simulation.traffic import Kind, Traffic
 from ftis_node.swarm.token_bucket import TokenBucket
 from ftis_node.swarm.topology.shards import shard_of
@@ -15,21 +15,10 @@ from ftis_node.swarm.topology.shards import shard_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.lab.simulation.world import World
+    from ftis_node.lab.simulation.environment import Environment
 
 MAX_OWN = 256  # own groups that are kept for those who ask
 MAX_TOLD = 64  # announcements in one answer
-
-
-class Role(StrEnum):
-    """What a participant is."""
-
-    HONEST = "honest"
-    GARBAGE = "garbage"  # announces, and serves what the door refuses
-    SILENT = "silent"  # announces, takes the question, and never answers
-    FLOOD = "flood"  # announces without end what it does not have
-    LEECH = "leech"  # pulls all it hears of and confirms nothing
-    SYBIL = "sybil"  # one of many names of one host; makes far more groups than an honest node, all in good form
 
 
 class Peer:
@@ -37,7 +26,7 @@ class Peer:
 
     role = Role.HONEST
 
-    def __init__(self, world: World, peer_id: str) -> None:
+    def __init__(self, world: Environment, peer_id: str) -> None:
         settings = world.settings
         self.world = world
         self.peer_id = peer_id
@@ -80,7 +69,7 @@ class Peer:
         """Numbers a group and announces it."""
         self.last_number += 1
         news = News(
-            self.world.new_id(), self, self.last_number,
+            self.world.new_id(), self.peer_id, self.shard, self.role, self.last_number,
             created_at=self.world.events.now, num_bytes=self.world.settings.group_bytes, is_valid=is_valid,
         )  # fmt: skip
         self.own[news.id] = news

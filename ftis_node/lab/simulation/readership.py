@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_affordable
 
 if TYPE_CHECKING:
-    from ftis_node.lab.simulation.node import Node
+    from ftis_node.lab.simulation.environment import Environment, Reader
 
 FIRST_LOOK_S = 10.0
 
@@ -15,24 +15,25 @@ FIRST_LOOK_S = 10.0
 class Readership:
     """Of one node. `shards` are those that it reads now."""
 
-    __slots__ = ("_heard_before", "_looked_at", "_node", "shards")
+    __slots__ = ("_heard_before", "_looked_at", "_node", "_world", "shards")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Reader, world: Environment) -> None:
         self._node = node
+        self._world = world
         self._heard_before = 0
         self._looked_at = 0.0
         self.shards: frozenset[int] = frozenset()
 
     def begin(self) -> None:
         """A newcomer's first shards, before it knows the traffic; who was there before, has come to fewer long ago."""
-        world = self._node.world
+        world = self._world
         self._looked_at = world.events.now
         self._read(min(FIRST_SHARDS, world.settings.num_simulated_shards) if world.events.now else 1)
         world.events.after(FIRST_LOOK_S, self._first_look)
 
     def look(self, num_heard: int) -> None:
         """Reads more or fewer, by what was heard since the last look."""
-        world = self._node.world
+        world = self._world
         passed_s = world.events.now - self._looked_at
         if passed_s < FIRST_LOOK_S:
             return
@@ -49,7 +50,7 @@ class Readership:
     def leave(self) -> None:
         """Reads nothing any more."""
         for shard in self.shards:
-            self._node.world.readers[shard].pop(self._node.peer_id)
+            self._world.readers[shard].pop(self._node.peer_id)
         self.shards = frozenset()
 
     def _first_look(self) -> None:
@@ -57,7 +58,7 @@ class Readership:
             self.look(self._node.num_heard)
 
     def _read(self, count: int) -> None:
-        node, world = self._node, self._node.world
+        node, world = self._node, self._world
         chosen = choose_shards(
             node.peer_id, num_shards=world.settings.num_shards, count=count, readers=world.known_readers()
         )

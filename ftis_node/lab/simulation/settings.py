@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 SHARDS_UP_TO: Final = {8: 1500, 16: 3000, 32: 6000, 64: 1 << 30}  # nodes; docs/scale.md says why
@@ -20,6 +21,17 @@ def simulated_shards_for(num_nodes: int, num_shards: int, *, most_nodes: int) ->
     whose members read no others, are what they are among all.
     """
     return max(2, min(num_shards, most_nodes * num_shards // num_nodes))
+
+
+class Role(StrEnum):
+    """What a participant is."""
+
+    HONEST = "honest"
+    GARBAGE = "garbage"  # announces, and serves what the door refuses
+    SILENT = "silent"  # announces, takes the question, and never answers
+    FLOOD = "flood"  # announces without end what it does not have
+    LEECH = "leech"  # pulls all it hears of and confirms nothing
+    SYBIL = "sybil"  # one of many names of one host; makes far more groups than an honest node, all in good form
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.lab.simulation.peer import Peer, Role
+from ftis_node.lab.simulation.settings import Role
 from ftis_node.lab.simulation.traffic import Kind
 from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftis_node.lab.simulation.events import Events
+    from ftis_node.lab.simulation.news import News
     from ftis_node.lab.simulation.node import Node
-    from ftis_node.lab.simulation.world import World
+    from ftis_node.lab.simulation.peer import Peer
+    from ftis_node.lab.simulation.settings import SimulationSettings
     from ftis_node.swarm.pulling.pull_queue import PullRequest
     from ftis_node.swarm.pulling.sequence import SequenceGap, SequenceTracker
 
 NUM_OTHERS = 2  # members that are asked for what its sender does not give
 
 
+class TransferEnvironment(Protocol):
+    """What transfers need of the simulated swarm."""
+
+    settings: SimulationSettings
+    events: Events
+
+    @property
+    def peers(self) -> Mapping[str, Peer]: ...
+
+    @property
+    def news(self) -> Mapping[bytes, News]: ...
+
+    def pulled(self, news: News, node: Node) -> None: ...
+
+    def some_members(self, shard: int, count: int) -> list[str]: ...
+
+
 class Transfers:
     """All that goes from one peer to one other."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TransferEnvironment) -> None:
         self._world = world
 
     def pull(self, node: Node, batch: PullRequest) -> None:
@@ -87,7 +109,8 @@ class Transfers:
         settings = self._world.settings
         tell: dict[Peer, list[bytes]] = {source: accepted}
         for group_id in accepted:
-            if (maker := self._world.news[group_id].maker) is not source:
+            maker = self._world.peers.get(self._world.news[group_id].sender)
+            if maker is not None and maker is not source:
                 tell.setdefault(maker, []).append(group_id)
         for peer, group_ids in tell.items():
             if not peer.is_gone:

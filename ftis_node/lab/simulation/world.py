@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Final
 from ftis_node.lab.simulation.attackers import KINDS
 from ftis_node.lab.simulation.census import Census
 from ftis_node.lab.simulation.events import Events
-from ftis_node.lab.simulation.figures import Figures, make_figures
 from ftis_node.lab.simulation.news import Call, News
 from ftis_node.lab.simulation.node import Node
 from ftis_node.lab.simulation.observed import ObservedNode
-from ftis_node.lab.simulation.peer import Peer, Role
-from ftis_node.lab.simulation.settings import SimulationSettings, copies_of
+from ftis_node.lab.simulation.settings import Role, SimulationSettings, copies_of
 from ftis_node.lab.simulation.traffic import Kind
 from ftis_node.lab.simulation.transfers import Transfers
 from ftis_node.swarm.pulling.assignment import MIN_MEMBERS_PER_SHARD
@@ -26,6 +24,9 @@ from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ftis_node.lab.simulation.environment import Reader
+    from ftis_node.lab.simulation.peer import Peer
 
 GOSSIP_SPREAD = 0.5  # sigma of the logarithm of the delay
 NUM_ASKED_BY_NEWCOMER: Final = 3
@@ -43,7 +44,7 @@ class World:
         self.peers: dict[str, Peer] = {}
         self.gone: list[Node] = []
         self.news: dict[bytes, News] = {}
-        self.readers: list[dict[str, Node]] = [{} for _ in range(settings.num_shards)]
+        self.readers: list[dict[str, Reader]] = [{} for _ in range(settings.num_shards)]
         self.census = [Census(record_lives_s=settings.record_lives_s) for _ in range(settings.num_shards)]
         self.transfers = Transfers(self)
         self.num_elsewhere = 0  # peers of shards that are not simulated
@@ -219,15 +220,3 @@ class World:
             for news in told:
                 if news.call is not None:
                     newcomer.hear(news, news.call, self.events.now)
-
-
-def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> Figures:
-    """Runs one swarm; `progress` is called with the virtual time about every ten seconds of it."""
-    world = World(settings)
-    world.populate()
-    world.events.run_until(settings.warm_up_s)
-    world.reset()
-    while world.events.now < settings.end_s:
-        world.events.run_until(min(settings.end_s, world.events.now + 10.0))
-        progress(world.events.now)
-    return make_figures(world)

@@ -1,0 +1,25 @@
+"""Runs one simulated swarm from populating it to its figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.lab.simulation.figures import Figures, make_figures
+from ftis_node.lab.simulation.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.lab.simulation.settings import SimulationSettings
+
+
+def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> Figures:
+    """Runs one swarm; `progress` is called with the virtual time about every ten seconds of it."""
+    world = World(settings)
+    world.populate()
+    world.events.run_until(settings.warm_up_s)
+    world.reset()
+    while world.events.now < settings.end_s:
+        world.events.run_until(min(settings.end_s, world.events.now + 10.0))
+        progress(world.events.now)
+    return make_figures(world)
