@@ -110,7 +110,7 @@ class WatchedTrail(EventTrail):
         super().write(event, **fields)
 
 
-class LightNode:
+class StubNode:
     """One node from its identity on. `gossip` is started and closed here; a closed node is not started again."""
 
     def __init__(
@@ -213,7 +213,7 @@ class LightNode:
                 tasks.create_task(loop.run(), name=type(loop).__name__)
 
 
-def light_group(identity: Identity, manifest: RunManifest, rng: np.random.Generator, *, num_tokens: int) -> Group:
+def stub_group(identity: Identity, manifest: RunManifest, rng: np.random.Generator, *, num_tokens: int) -> Group:
     """A group that passes a light node's door; the publish loop numbers it."""
     group = random_group(identity, 1, rng, num_tokens=num_tokens)
     return replace(

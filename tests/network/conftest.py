@@ -15,7 +15,7 @@ from ftis_node.gossip import NetworkSettings
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
-from ftis_node.lab.stub_node import LightNode
+from ftis_node.lab.stub_node import StubNode
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually
 from tests.network.hosts import Host, Internet, what_is_missing
@@ -73,11 +73,11 @@ async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     await asyncio.gather(*(node.close() for node in nodes))
 
 
-def _light_node(home: Path, settings: NetworkSettings, identity: Identity, manifest: RunManifest) -> LightNode:
+def _light_node(home: Path, settings: NetworkSettings, identity: Identity, manifest: RunManifest) -> StubNode:
     """A node with all of its loops but engine and learner."""
     Home(home).create()
     shards = manifest.wire.announcement_shards
-    return LightNode(
+    return StubNode(
         Home(home),
         identity,
         Libp2pGossip(settings, identity=identity, run_id=manifest.run_id, num_shards=shards),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ftis_node.lab.stub_node import LightNode
+    from ftis_node.lab.stub_node import StubNode
 
 __all__ = ["quick"]  # a fixture of all tests here
 PEER = identity_of(2).peer_id
@@ -42,7 +42,7 @@ def dated(announcement: Announcement, created_ms: int) -> bytes:
     return message.SerializeToString()
 
 
-def pulling(node: LightNode, answers: list[bytes]) -> tuple[PullLoop, list[Question]]:
+def pulling(node: StubNode, answers: list[bytes]) -> tuple[PullLoop, list[Question]]:
     """A pull loop whose questions get these answers, and the questions."""
     asked: list[Question] = []
 
@@ -121,14 +121,14 @@ async def test_an_announcement_that_names_its_own_announcer_is_as_one_that_names
         assert told.sender is None
 
 
-def junk(alice: LightNode) -> Callable[[Any], Any]:
+def junk(alice: StubNode) -> Callable[[Any], Any]:
     async def give(ids: Any) -> list[bytes]:
         return [b"\xff junk"] * len(ids)
 
     return give
 
 
-def oldest(alice: LightNode) -> Callable[[Any], Any]:
+def oldest(alice: StubNode) -> Callable[[Any], Any]:
     async def give(ids: Any) -> list[bytes]:
         return [envelope for _, envelope in alice.parts.reader.all_groups()][:1]
 
@@ -137,7 +137,7 @@ def oldest(alice: LightNode) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize(("serve", "reason"), [(junk, "parse"), (oldest, "unasked")])
 async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
-    tmp_path: Path, serve: Callable[[LightNode], Callable[[Any], Any]], reason: str
+    tmp_path: Path, serve: Callable[[StubNode], Callable[[Any], Any]], reason: str
 ) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:

@@ -15,7 +15,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import LightNode, light_group
+from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node import reannounce, repair
 from ftis_node.node import shards as shards_loop
 from ftis_node.node.announce import announce, announcement_of
@@ -57,7 +57,7 @@ class LightSwarm:
         self._numbers = {identity_of(number).peer_id: number for number in range(64)}
 
     @asynccontextmanager
-    async def node(self, number: int, **swarm: Any) -> AsyncIterator[LightNode]:
+    async def node(self, number: int, **swarm: Any) -> AsyncIterator[StubNode]:
         """A running node with these settings of its section `swarm`."""
         home, identity = Home(self._folder / str(number)), identity_of(number)
         home.create()
@@ -65,7 +65,7 @@ class LightSwarm:
             identity.peer_id, run_id=self.manifest.run_id, num_shards=self.manifest.wire.announcement_shards
         )
         settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "linger_s": 0} | swarm)
-        node = LightNode(
+        node = StubNode(
             home, identity, gossip, manifest=self.manifest, settings=settings, on_event=lambda name, fields: None
         )
         await node.start()
@@ -74,11 +74,11 @@ class LightSwarm:
         finally:
             await node.close()
 
-    async def publish(self, node: LightNode, count: int = 1) -> None:
+    async def publish(self, node: StubNode, count: int = 1) -> None:
         """Groups of a node; returns when they are announced."""
         before = node.parts.figures.groups_sent
         for _ in range(count):
-            await node.publish(light_group(node.parts.identity, self.manifest, RNG, num_tokens=4))
+            await node.publish(stub_group(node.parts.identity, self.manifest, RNG, num_tokens=4))
         await eventually(lambda: node.parts.figures.groups_sent == before + count)
 
     def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
@@ -93,7 +93,7 @@ class LightSwarm:
         return self.loses(*who, "request", payload)
 
 
-def held(node: LightNode) -> int:
+def held(node: StubNode) -> int:
     """Foreign groups in a node's buffer."""
     return node.parts.reader.figures().groups_foreign
 

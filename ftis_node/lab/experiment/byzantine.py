@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.lab.experiment.in_process import InProcessGeneration
-    from ftis_node.lab.experiment.synchronous_rounds import Lockstep
+    from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds
     from ftis_node.node.parts import Parts
     from ftis_node.records.group import Completion, Group
 
@@ -64,7 +64,7 @@ class ByzantineNode:
         """Its peer id."""
         return self._parts.identity.peer_id
 
-    async def run(self, lockstep: Lockstep, *, steps: int) -> None:
+    async def run(self, lockstep: SynchronousRounds, *, steps: int) -> None:
         """Its groups for every round, then silence."""
         slots = self._parts.slots
         scored: asyncio.Queue[Group] = asyncio.Queue(slots.capacity)

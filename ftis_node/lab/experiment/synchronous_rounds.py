@@ -46,7 +46,7 @@ class Enrollment(NamedTuple):
         return self.quota.due(min(step, self.last_step))
 
 
-class Lockstep:
+class SynchronousRounds:
     """The rounds of one swarm."""
 
     def __init__(self, rounds: Rounds) -> None:
@@ -104,7 +104,7 @@ class RoundGate:
     Where the run has `step.fill` it makes up for what the door refused: `quota` says what it makes of each round.
     """
 
-    def __init__(self, lockstep: Lockstep, parts: Parts, *, quota: Quota | None = None) -> None:
+    def __init__(self, lockstep: SynchronousRounds, parts: Parts, *, quota: Quota | None = None) -> None:
         self._lockstep = lockstep
         self._parts = parts
         self._quota = quota or Quota(lockstep.rounds)

@@ -26,7 +26,7 @@ from ftis_node.lab.experiment.final_evaluation import take_exam
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessMakers
 from ftis_node.lab.experiment.provenance import made_by
 from ftis_node.lab.experiment.rounds import Quota, Rounds
-from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
+from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
 from ftis_node.lab.experiment.trial_result import TrialResult, read_member
 from ftis_node.node.build import built_parts
 from ftis_node.node.intake import IntakeLoop
@@ -128,7 +128,7 @@ class Node(NamedTuple):
 
     member: Member
     parts: Parts
-    lockstep: Lockstep
+    lockstep: SynchronousRounds
     quota: Quota
 
 
@@ -161,10 +161,10 @@ async def _run(
     """The swarm: all members start, take their steps together, and are read when the last has ended."""
     async with AsyncExitStack() as stack:
         nodes = []
-        together, swarm = Lockstep(trial.rounds(trial.members)), LoopbackSwarm()
+        together, swarm = SynchronousRounds(trial.rounds(trial.members)), LoopbackSwarm()
         for index, member in enumerate(trial.members):
             if trial.apart:
-                together, swarm = Lockstep(trial.rounds([member])), LoopbackSwarm()
+                together, swarm = SynchronousRounds(trial.rounds([member])), LoopbackSwarm()
             home = _make_home(folder / f"{index}-{member.name}", trial.seed, index)
             plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs, domain_spec=member.domain)
             seed = trial.seed * len(trial.members) + index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ftis_node.lab.simulation.node import Node
+from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.peer import Peer
 from ftis_node.lab.simulation.settings import Role
 
@@ -55,7 +55,7 @@ class Sybil(Peer):
         return super().period_s / self.world.settings.sybil_factor
 
 
-class Leech(Node):
+class Leech(SimulatedNode):
     """Pulls all it hears of, as fast as it is served, makes nothing and tells nobody what it has."""
 
     role = Role.LEECH

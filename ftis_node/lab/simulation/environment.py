@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from random import Random
 
+    from ftis_node.lab.simulation.announcement import AnnouncedGroup, AnnouncementEvent
     from ftis_node.lab.simulation.events import Events
-    from ftis_node.lab.simulation.news import Call, News
     from ftis_node.lab.simulation.settings import SimulationSettings
 
 
@@ -21,7 +21,7 @@ class Reader(Protocol):
     num_heard: int
     announcement_bytes: float
 
-    def hear(self, news: News, call: Call, now: float) -> None: ...
+    def receive(self, group: AnnouncedGroup, call: AnnouncementEvent, now: float) -> None: ...
 
 
 class Environment(Protocol):
@@ -38,4 +38,4 @@ class Environment(Protocol):
 
     def new_id(self) -> bytes: ...
 
-    def announce(self, news: News, *, attempt: int) -> None: ...
+    def announce(self, group: AnnouncedGroup, *, attempt: int) -> None: ...

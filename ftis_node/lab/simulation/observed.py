@@ -8,28 +8,28 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.node import Node
+from ftis_node.lab.simulation.node import SimulatedNode
 
 if TYPE_CHECKING:
-    from ftis_node.lab.simulation.news import Call, News
+    from ftis_node.lab.simulation.announcement import AnnouncedGroup, AnnouncementEvent
     from ftis_node.lab.simulation.peer import Peer
 
 
-class ObservedNode(Node):
-    """As `Node`."""
+class ObservedNode(SimulatedNode):
+    """As `SimulatedNode`."""
 
-    def hear(self, news: News, call: Call, now: float) -> None:
+    def receive(self, group: AnnouncedGroup, call: AnnouncementEvent, now: float) -> None:
         """Timed."""
         begun = time.thread_time()
-        super().hear(news, call, now)
+        super().receive(group, call, now)
         self.policy_s += time.thread_time() - begun
 
-    def is_on_duty(self, call: Call) -> bool:
+    def is_assigned(self, call: AnnouncementEvent) -> bool:
         """By the policy. Raises AssertionError where the simulation's short cut differs."""
-        if not self.world.settings.with_duties:
+        if not self.world.settings.with_assignment:
             return False
-        is_it = call.is_on_duty_by_policy(self.peer_id, view=self.view)
-        assert is_it == call.is_on_duty(self.peer_id, view=self.view)
+        is_it = call.is_assigned_by_policy(self.peer_id, view=self.view)
+        assert is_it == call.is_assigned(self.peer_id, view=self.view)
         return is_it
 
     def act(self) -> None:
@@ -38,10 +38,10 @@ class ObservedNode(Node):
         super().act()
         self.policy_s += time.thread_time() - begun
 
-    def accept(self, news: News, *, handed_over_by: Peer) -> bool:
+    def accept(self, group: AnnouncedGroup, *, handed_over_by: Peer) -> bool:
         """Timed."""
         begun = time.thread_time()
-        accepted = super().accept(news, handed_over_by=handed_over_by)
+        accepted = super().accept(group, handed_over_by=handed_over_by)
         self.policy_s += time.thread_time() - begun
         return accepted
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.link import Link
-from ftis_node.lab.simulation.news import News
+from ftis_node.lab.simulation.announcement import AnnouncedGroup
+from ftis_node.lab.simulation.host_link import HostLink
 from ftis_node.lab.simulation.settings import Role
-from ftis_node.lab.simulation.traffic import Kind, Traffic
+from ftis_node.lab.simulation.traffic import ByteCounts, Kind
 from ftis_node.swarm.token_bucket import TokenBucket
 from ftis_node.swarm.topology.shards import shard_of
 
@@ -31,13 +31,13 @@ class Peer:
         self.world = world
         self.peer_id = peer_id
         self.shard = shard_of(peer_id, settings.num_shards)
-        self.link = Link(settings, world.random)
-        self.traffic = Traffic()
+        self.link = HostLink(settings, world.random)
+        self.traffic = ByteCounts()
         self.joined_at = world.events.now
         self.is_gone = False
         self.last_number = 0
         self.recorded_number = 0  # the last that its directory record tells
-        self.own: dict[bytes, News] = {}
+        self.own: dict[bytes, AnnouncedGroup] = {}
         spread = world.random.lognormvariate(math.log(settings.step_s), settings.step_spread)
         self.step_s = min(4 * settings.step_s, max(settings.step_s / 4, spread))
         rate = settings.serve_share * self.link.up_bytes_per_s
@@ -65,30 +65,30 @@ class Peer:
         self.publish(is_valid=True)
         self.world.events.after(self.period_s, self.make)
 
-    def publish(self, *, is_valid: bool) -> News:
+    def publish(self, *, is_valid: bool) -> AnnouncedGroup:
         """Numbers a group and announces it."""
         self.last_number += 1
-        news = News(
+        group = AnnouncedGroup(
             self.world.new_id(), self.peer_id, self.shard, self.role, self.last_number,
             created_at=self.world.events.now, num_bytes=self.world.settings.group_bytes, is_valid=is_valid,
         )  # fmt: skip
-        self.own[news.id] = news
+        self.own[group.id] = group
         if len(self.own) > MAX_OWN:
             del self.own[next(iter(self.own))]
-        self.world.announce(news, attempt=0)
-        return news
+        self.world.announce(group, attempt=0)
+        return group
 
     def find(self, group_ids: Iterable[bytes]) -> set[bytes]:
         """Which of these it can hand over."""
         return {group_id for group_id in group_ids if group_id in self.own}
 
-    def answer(self, numbers: Sequence[tuple[int, int]]) -> list[News]:
+    def answer(self, numbers: Sequence[tuple[int, int]]) -> list[AnnouncedGroup]:
         """Its own groups with these numbers, from and to, that are fresh."""
         oldest = self.world.events.now - self.world.settings.max_age_s
         told = [
-            news
-            for news in self.own.values()
-            if news.created_at >= oldest and any(first <= news.number <= last for first, last in numbers)
+            group
+            for group in self.own.values()
+            if group.created_at >= oldest and any(first <= group.number <= last for first, last in numbers)
         ]
         return told[-MAX_TOLD:]
 

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ftis_node.lab.simulation.figures import Figures
+    from ftis_node.lab.simulation.result import SimulationResult
 
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.4  # inches
 DPI = 110
 
 
-def plot_scale(figures: Sequence[Figures], path: Path) -> None:
+def plot_scale(figures: Sequence[SimulationResult], path: Path) -> None:
     """Four panels beside each other, one point for each swarm."""
     from matplotlib.figure import Figure
 

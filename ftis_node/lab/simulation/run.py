@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.figures import Figures, make_figures
+from ftis_node.lab.simulation.result import SimulationResult, make_result
 from ftis_node.lab.simulation.world import World
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.simulation.settings import SimulationSettings
 
 
-def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> Figures:
+def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> SimulationResult:
     """Runs one swarm; `progress` is called with the virtual time about every ten seconds of it."""
     world = World(settings)
     world.populate()
@@ -22,4 +22,4 @@ def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] 
     while world.events.now < settings.end_s:
         world.events.run_until(min(settings.end_s, world.events.now + 10.0))
         progress(world.events.now)
-    return make_figures(world)
+    return make_result(world)

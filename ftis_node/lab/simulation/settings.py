@@ -56,7 +56,7 @@ class SimulationSettings:
     max_ready_groups: int = 256
 
     # the policies' own parameters
-    with_duties: bool = True
+    with_assignment: bool = True
     small_swarm: int = 16  # up to so many other members everybody pulls everything
     announcements_per_s: float = 50.0  # budget of what is heard
     max_wants: int = 256

@@ -15,7 +15,7 @@ class Kind(IntEnum):
     DIRECTORY = 4
 
 
-class Traffic:
+class ByteCounts:
     """Of one host."""
 
     __slots__ = ("received", "sent")

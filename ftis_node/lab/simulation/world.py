@@ -10,11 +10,11 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from ftis_node.lab.simulation.announcement import AnnouncedGroup, AnnouncementEvent
 from ftis_node.lab.simulation.attackers import KINDS
-from ftis_node.lab.simulation.census import Census
 from ftis_node.lab.simulation.events import Events
-from ftis_node.lab.simulation.news import Call, News
-from ftis_node.lab.simulation.node import Node
+from ftis_node.lab.simulation.member_views import MemberViews
+from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.observed import ObservedNode
 from ftis_node.lab.simulation.settings import Role, SimulationSettings, copies_of
 from ftis_node.lab.simulation.traffic import Kind
@@ -42,10 +42,10 @@ class World:
         self.random = Random(settings.seed)
         self.events = Events()
         self.peers: dict[str, Peer] = {}
-        self.gone: list[Node] = []
-        self.news: dict[bytes, News] = {}
+        self.gone: list[SimulatedNode] = []
+        self.groups: dict[bytes, AnnouncedGroup] = {}
         self.readers: list[dict[str, Reader]] = [{} for _ in range(settings.num_shards)]
-        self.census = [Census(record_lives_s=settings.record_lives_s) for _ in range(settings.num_shards)]
+        self.member_views = [MemberViews(record_lives_s=settings.record_lives_s) for _ in range(settings.num_shards)]
         self.transfers = Transfers(self)
         self.num_elsewhere = 0  # peers of shards that are not simulated
         self._num_made = 0
@@ -57,7 +57,7 @@ class World:
         """Everybody who is there at the start; they have known each other for long."""
         num_attackers = round(self.settings.num_nodes * self.settings.attackers_share)
         num_honest = self.settings.num_nodes - num_attackers
-        kinds: list[Callable[[World, str], Peer]] = [Node] * num_honest
+        kinds: list[Callable[[World, str], Peer]] = [SimulatedNode] * num_honest
         kinds += [KINDS[number % len(KINDS)] for number in range(num_attackers)]
         made: list[Peer] = []
         for kind in kinds:
@@ -65,29 +65,29 @@ class World:
             if not self._is_simulated(peer_id):
                 self.num_elsewhere += 1
                 continue
-            is_observed = kind is Node and len(made) < self.settings.num_observed
+            is_observed = kind is SimulatedNode and len(made) < self.settings.num_observed
             made.append(self._make(ObservedNode if is_observed else kind, peer_id))
-        for census in self.census:
-            census.begin()
+        for views_of_shard in self.member_views:
+            views_of_shard.begin()
         for peer in made:
             peer.begin()
         self.events.after(self.settings.census_s, self._look)
         self._wait_for_churn()
 
-    def announce(self, news: News, *, attempt: int) -> None:
+    def announce(self, group: AnnouncedGroup, *, attempt: int) -> None:
         """Its readers hear of it after a while."""
-        self.news[news.id] = news
+        self.groups[group.id] = group
         delay_s = self.random.lognormvariate(math.log(self.settings.gossip_delay_s), GOSSIP_SPREAD)
-        self.events.after(delay_s, self._deliver, news, attempt)
+        self.events.after(delay_s, self._deliver, group, attempt)
 
-    def pulled(self, news: News, node: Node) -> None:
+    def pulled(self, group: AnnouncedGroup, node: SimulatedNode) -> None:
         """A node has checked and stored a group."""
         if node.role is not Role.HONEST:
             return
-        news.num_pulls += 1
-        if news.pulled_at is None:
-            news.pulled_at = self.events.now
-            news.attempt_pulled = news.call.attempt if news.call else 0
+        group.num_pulls += 1
+        if group.pulled_at is None:
+            group.pulled_at = self.events.now
+            group.attempt_pulled = group.call.attempt if group.call else 0
 
     def new_id(self) -> bytes:
         """Of a group."""
@@ -95,7 +95,7 @@ class World:
 
     def some_members(self, shard: int, count: int) -> list[str]:
         """Members of a shard at random, as they were known lately."""
-        members = list(self.census[shard].views[0])
+        members = list(self.member_views[shard].views[0])
         members.sort()
         return self.random.sample(members, min(count, len(members)))
 
@@ -103,7 +103,7 @@ class World:
         """How many read each shard, as the directory lately showed. Nobody chooses one that is not simulated."""
         return self._num_readers
 
-    def count_directory(self, node: Node, *, num_members: int) -> None:
+    def count_directory(self, node: SimulatedNode, *, num_members: int) -> None:
         """One period of the directory: its record stored, its shard's members read; as much is served to others."""
         settings = self.settings
         num_hops = math.ceil(math.log2(max(2, self.num_peers)) / 2)
@@ -118,9 +118,9 @@ class World:
         """All that are there, simulated or not."""
         return len(self.peers) + self.num_elsewhere
 
-    def honest(self) -> list[Node]:
+    def honest(self) -> list[SimulatedNode]:
         """The honest nodes that are there."""
-        return [peer for peer in self.peers.values() if isinstance(peer, Node) and peer.role is Role.HONEST]
+        return [peer for peer in self.peers.values() if isinstance(peer, SimulatedNode) and peer.role is Role.HONEST]
 
     def reset(self) -> None:
         """The warm-up is over: what is counted of nodes is counted from here."""
@@ -129,11 +129,11 @@ class World:
             node.announcement_bytes = node.policy_s = 0.0
             node.num_heard = node.num_steps = node.num_full_steps = 0
 
-    def _deliver(self, news: News, attempt: int) -> None:
-        now, readers = self.events.now, self.readers[news.shard]
+    def _deliver(self, group: AnnouncedGroup, attempt: int) -> None:
+        now, readers = self.events.now, self.readers[group.shard]
         num_bytes = self.settings.announcement_bytes * copies_of(len(readers))
-        call = self._call(news, attempt=attempt, num_bytes=num_bytes)
-        news.call = call
+        call = self._call(group, attempt=attempt, num_bytes=num_bytes)
+        group.call = call
         until_lost = self._num_lost_before
         for node in readers.values():
             if until_lost == 0:
@@ -141,19 +141,19 @@ class World:
                 continue
             until_lost -= 1
             node.announcement_bytes += num_bytes
-            node.hear(news, call, now)
+            node.receive(group, call, now)
         self._num_lost_before = until_lost
 
-    def _call(self, news: News, *, attempt: int, num_bytes: float) -> Call:
+    def _call(self, group: AnnouncedGroup, *, attempt: int, num_bytes: float) -> AnnouncementEvent:
         """With the circle that shares the duty, as `eligible_members` has it."""
-        views, shard = self.census[news.shard].views, news.shard
+        views, shard = self.member_views[group.shard].views, group.shard
         is_small = self.num_peers - 1 < MIN_MEMBERS_PER_SHARD * self.settings.num_shards
         if is_small:
             views = tuple(
-                frozenset().union(*of_shards) for of_shards in zip(*(c.views for c in self.census), strict=True)
+                frozenset().union(*of_shards) for of_shards in zip(*(c.views for c in self.member_views), strict=True)
             )
-        return Call(
-            news.id, news.sender, views,
+        return AnnouncementEvent(
+            group.id, group.sender, views,
             shard=None if is_small else shard, attempt=attempt, num_bytes=num_bytes,
         )  # fmt: skip
 
@@ -173,12 +173,12 @@ class World:
     def _make(self, kind: Callable[[World, str], Peer], peer_id: str) -> Peer:
         peer = kind(self, peer_id)
         self.peers[peer.peer_id] = peer
-        self.census[peer.shard].join(peer.peer_id)
+        self.member_views[peer.shard].join(peer.peer_id)
         return peer
 
     def _look(self) -> None:
-        for census in self.census:
-            census.look(now=self.events.now)
+        for views_of_shard in self.member_views:
+            views_of_shard.look(now=self.events.now)
         for shard, readers in enumerate(self.readers[: self.settings.num_simulated_shards]):
             self._num_readers[shard] = len(readers)
         self.events.after(self.settings.census_s, self._look)
@@ -194,19 +194,19 @@ class World:
         if len(honest) > 1:
             node = honest[self.random.randrange(len(honest))]
             node.is_gone = True
-            node.readership.leave()
+            node.shard_reader.leave()
             del self.peers[node.peer_id]
-            self.census[node.shard].leave(node.peer_id, now=self.events.now)
+            self.member_views[node.shard].leave(node.peer_id, now=self.events.now)
             self.gone.append(node)
         while not self._is_simulated(peer_id := self._new_peer_id()):
             continue
-        newcomer = self._make(Node, peer_id)
+        newcomer = self._make(SimulatedNode, peer_id)
         newcomer.begin()
-        if isinstance(newcomer, Node):
+        if isinstance(newcomer, SimulatedNode):
             self._catch_up(newcomer)
         self._wait_for_churn()
 
-    def _catch_up(self, newcomer: Node) -> None:
+    def _catch_up(self, newcomer: SimulatedNode) -> None:
         """Asks a few members of its shard for what they made lately."""
         settings = self.settings
         for peer_id in self.some_members(newcomer.shard, NUM_ASKED_BY_NEWCOMER):
@@ -217,6 +217,6 @@ class World:
             newcomer.send(peer, Kind.QUESTIONS, settings.request_bytes)
             num_bytes = settings.request_bytes + settings.told_announcement_bytes * len(told)
             peer.send(newcomer, Kind.QUESTIONS, num_bytes)
-            for news in told:
-                if news.call is not None:
-                    newcomer.hear(news, news.call, self.events.now)
+            for group in told:
+                if group.call is not None:
+                    newcomer.receive(group, group.call, self.events.now)

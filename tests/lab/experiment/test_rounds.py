@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ftis_node.lab.experiment.rounds import Quota, Rounds
-from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
+from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
 from ftis_node.node.figures import Figures
 from ftis_node.node.slots import Slots
 
@@ -37,7 +37,7 @@ class Swarm:
     """Three members with counts to turn up, entered into a lockstep."""
 
     def __init__(self) -> None:
-        self.lockstep = Lockstep(ROUNDS)
+        self.lockstep = SynchronousRounds(ROUNDS)
         self.senders = [SimpleNamespace(peer_id=name, groups_sent=0) for name in "abc"]
         self.figures = [Figures() for _ in "abc"]
         for sender, figures, last_step in zip(self.senders, self.figures, ROUNDS.last_steps, strict=True):
@@ -148,7 +148,7 @@ async def test_a_gate_has_slots_for_a_round_from_when_all_have_done_the_step_bef
 
 
 async def test_a_round_waits_for_the_last_step_of_one_who_leaves() -> None:
-    lockstep, slow, leaver = Lockstep(ROUNDS), Figures(), Figures()
+    lockstep, slow, leaver = SynchronousRounds(ROUNDS), Figures(), Figures()
     for name, figures, last_step in (("slow", slow, 3), ("leaver", leaver, 1)):
         lockstep.enter(SimpleNamespace(peer_id=name, groups_sent=0), figures, last_step=last_step)
     slow.step = 2

@@ -21,7 +21,7 @@ from ftis_node.lab.experiment import trial as trial_room
 from ftis_node.lab.experiment.pairs import Pair, PairMember
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.runner import run_trials
-from ftis_node.lab.experiment.synchronous_rounds import Lockstep
+from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds
 from ftis_node.lab.experiment.trial import run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
@@ -250,7 +250,7 @@ def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
 
 async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged() -> None:
     figures, sender = Figures(), SimpleNamespace(peer_id="sender", groups_sent=2)
-    lockstep = Lockstep(Rounds(own=2, foreign=2, last_steps=(1, 1)))
+    lockstep = SynchronousRounds(Rounds(own=2, foreign=2, last_steps=(1, 1)))
     lockstep.enter(SimpleNamespace(peer_id="judge", groups_sent=2), figures, last_step=1)
     lockstep.enter(sender, last_step=1)
     peer = figures.peer("sender")

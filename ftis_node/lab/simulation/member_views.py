@@ -5,7 +5,7 @@ from __future__ import annotations
 NUM_VIEWS = 3  # kinds of node by how late they look: 0, 1 or 2 periods
 
 
-class Census:
+class MemberViews:
     """The members of one shard by id, and what was known of them in the last few periods, newest first."""
 
     def __init__(self, *, record_lives_s: float) -> None:

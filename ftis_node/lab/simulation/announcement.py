@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.simulation.settings import Role
 
 
-class Call:
+class AnnouncementEvent:
     """One announcement of a group: how often it was announced before, and who is on duty by each view of the shard.
 
     `is_assigned` of the policy costs a hash for each member and reader. Here the members are put in turn once, and each
@@ -46,7 +46,7 @@ class Call:
         """Whether the members of that shard share the duty."""
         return self._shard is None or self._shard == shard
 
-    def is_on_duty(self, peer_id: str, *, view: int) -> bool:
+    def is_assigned(self, peer_id: str, *, view: int) -> bool:
         """Whether a member of the circle with that view of it is on duty."""
         members = self._views[view]
         if peer_id not in members:  # a newcomer
@@ -55,7 +55,7 @@ class Call:
             self._chosen = self._choose()
         return self._chosen[view] == peer_id
 
-    def is_on_duty_by_policy(self, peer_id: str, *, view: int) -> bool:
+    def is_assigned_by_policy(self, peer_id: str, *, view: int) -> bool:
         """The same, by the policy itself."""
         return is_assigned(self._group_id, peer_id, self._views[view] - {self._sender}, attempt=self.attempt)
 
@@ -72,7 +72,7 @@ class Call:
         return chosen
 
 
-class News:
+class AnnouncedGroup:
     """A group and what became of it."""
 
     __slots__ = (
@@ -101,7 +101,7 @@ class News:
         self.is_valid = is_valid
         self.want = PullItem(id=group_id, sender=self.sender, number=number, num_bytes=num_bytes, created_at=created_at)
         self.assigned_item = replace(self.want, is_assigned=True)
-        self.call: Call | None = None  # the last
+        self.call: AnnouncementEvent | None = None  # the last
         self.pulled_at: float | None = None  # first, by another honest node
         self.attempt_pulled = 0
         self.num_pulls = 0

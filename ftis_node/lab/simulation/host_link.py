@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LATENCY_SPREAD = 0.6  # sigma of its logarithm
 
 
-class Link:
+class HostLink:
     """When what is sent has gone. A transfer takes the line from when it is free."""
 
     __slots__ = ("_down_free_at", "_up_free_at", "down_bytes_per_s", "latency_s", "up_bytes_per_s")
@@ -27,7 +27,7 @@ class Link:
         self._up_free_at = 0.0
         self._down_free_at = 0.0
 
-    def transfer(self, other: Link, num_bytes: float, *, now: float) -> float:
+    def transfer(self, other: HostLink, num_bytes: float, *, now: float) -> float:
         """Seconds until what is sent from here has arrived there."""
         self._up_free_at = max(now, self._up_free_at) + num_bytes / self.up_bytes_per_s
         other._down_free_at = max(now, other._down_free_at) + num_bytes / other.down_bytes_per_s

@@ -10,7 +10,7 @@ LIMITS = QuotaLimits()
 RULES = BanRules()
 
 
-class Standings:
+class PeerTable:
     """Of the peers that this node has dealt with."""
 
     __slots__ = ("_quotas", "banned_at", "records")

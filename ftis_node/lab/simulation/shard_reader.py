@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 FIRST_LOOK_S = 10.0
 
 
-class Readership:
+class ShardReader:
     """Of one node. `shards` are those that it reads now."""
 
     __slots__ = ("_heard_before", "_looked_at", "_node", "_world", "shards")

@@ -14,13 +14,13 @@ from ftis_node.lab.simulation.traffic import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.lab.simulation.news import News
-    from ftis_node.lab.simulation.node import Node
+    from ftis_node.lab.simulation.announcement import AnnouncedGroup
+    from ftis_node.lab.simulation.node import SimulatedNode
     from ftis_node.lab.simulation.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class SimulationResult:
     """Of one swarm. Figures of nodes are means over honest nodes that stayed, after the warm-up, unless said."""
 
     num_nodes: int
@@ -48,7 +48,7 @@ class Figures:
     bans_share: dict[str, float]  # of pairs of an honest node and an attacker it dealt with: banned, by kind
     ban_after_s: float | None  # median, from the run's start
 
-    def without_clock(self) -> Figures:
+    def without_clock(self) -> SimulationResult:
         """The same without what the machine's speed decides."""
         return replace(self, cpu_ms_per_s=0.0)
 
@@ -63,16 +63,16 @@ class Figures:
         return sum(self.sent_bytes_per_s.values())
 
 
-def make_figures(world: World) -> Figures:
+def make_result(world: World) -> SimulationResult:
     """At the end of the run."""
     settings, nodes = world.settings, _stayed(world)
     seconds = settings.end_s - settings.warm_up_s
     groups = [
-        news
-        for news in world.news.values()
-        if news.role is Role.HONEST and settings.warm_up_s <= news.created_at <= settings.end_s - settings.settle_s
+        group
+        for group in world.groups.values()
+        if group.role is Role.HONEST and settings.warm_up_s <= group.created_at <= settings.end_s - settings.settle_s
     ]
-    pulled = [news for news in groups if news.pulled_at is not None]
+    pulled = [group for group in groups if group.pulled_at is not None]
     received = {kind: [_received(node, kind) / seconds for node in nodes] for kind in Kind}
     sent = {kind: [_sent(node, kind) / seconds for node in nodes] for kind in Kind}
     entries = [_entries(world, node) for node in nodes]
@@ -80,7 +80,7 @@ def make_figures(world: World) -> Figures:
     memory = [sum(number * sizes[kind] for kind, number in one.items()) for one in entries]
     observed = [node.policy_s for node in nodes if node.policy_s > 0]
     share, after_s = _bans(world, nodes)
-    return Figures(
+    return SimulationResult(
         num_nodes=settings.num_nodes,
         num_simulated=settings.num_nodes - world.num_elsewhere,
         num_shards=settings.num_shards,
@@ -88,13 +88,13 @@ def make_figures(world: World) -> Figures:
         virtual_s=settings.end_s,
         num_groups=len(groups),
         pulled_share=len(pulled) / max(1, len(groups)),
-        pulled_at_first_share=sum(news.attempt_pulled == 0 for news in pulled) / max(1, len(groups)),
-        pulls_per_group=fmean([news.num_pulls for news in groups] or [0]),
+        pulled_at_first_share=sum(group.attempt_pulled == 0 for group in pulled) / max(1, len(groups)),
+        pulls_per_group=fmean([group.num_pulls for group in groups] or [0]),
         first_pull_s=_latencies(pulled),
         full_steps_share=sum(node.num_full_steps for node in nodes) / max(1, sum(node.num_steps for node in nodes)),
         top_share_of_cap=max(node.top_share for node in world.honest()),
         heard_per_s=fmean(node.num_heard for node in nodes) / seconds,
-        shards_read=fmean(len(node.readership.shards) for node in nodes),
+        shards_read=fmean(len(node.shard_reader.shards) for node in nodes),
         received_bytes_per_s={kind.name.lower(): fmean(received[kind]) for kind in Kind},
         sent_bytes_per_s={kind.name.lower(): fmean(sent[kind]) for kind in Kind},
         received_bytes_per_s_p99=_percentile([sum(one) for one in zip(*received.values(), strict=True)], 0.99),
@@ -108,35 +108,35 @@ def make_figures(world: World) -> Figures:
     )
 
 
-def _stayed(world: World) -> list[Node]:
+def _stayed(world: World) -> list[SimulatedNode]:
     """The honest nodes that were there from the start."""
     return [node for node in world.honest() if node.joined_at == 0.0]
 
 
-def _received(node: Node, kind: Kind) -> float:
+def _received(node: SimulatedNode, kind: Kind) -> float:
     return node.announcement_bytes if kind is Kind.ANNOUNCEMENTS else node.traffic.received[kind]
 
 
-def _sent(node: Node, kind: Kind) -> float:
+def _sent(node: SimulatedNode, kind: Kind) -> float:
     return node.announcement_bytes if kind is Kind.ANNOUNCEMENTS else node.traffic.sent[kind]
 
 
-def _entries(world: World, node: Node) -> dict[str, int]:
+def _entries(world: World, node: SimulatedNode) -> dict[str, int]:
     """How much the policies of a node remember."""
     return {
-        "wants": len(node.wants),
+        "wants": len(node.queue),
         "heard": len(node.heard),
         "unconfirmed": len(node.unconfirmed),
-        "members": len(world.census[node.shard].views[node.view]),
-        "reputations": len(node.standings.records),
-        "quotas": len(node.standings.records),
+        "members": len(world.member_views[node.shard].views[node.view]),
+        "reputations": len(node.peer_table.records),
+        "quotas": len(node.peer_table.records),
         "budgets": node.num_budgets,
         "buffer": len(node.ready),
     }
 
 
-def _latencies(pulled: Sequence[News]) -> dict[str, float]:
-    seconds = [news.pulled_at - news.created_at for news in pulled if news.pulled_at is not None]
+def _latencies(pulled: Sequence[AnnouncedGroup]) -> dict[str, float]:
+    seconds = [group.pulled_at - group.created_at for group in pulled if group.pulled_at is not None]
     return {f"p{percent}": _percentile(seconds, percent / 100) for percent in (50, 90, 99)}
 
 
@@ -144,18 +144,18 @@ def _percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
-def _bans(world: World, nodes: Sequence[Node]) -> tuple[dict[str, float], float | None]:
+def _bans(world: World, nodes: Sequence[SimulatedNode]) -> tuple[dict[str, float], float | None]:
     """Of the pairs of an honest node and an attacker whom it knows a deed of: how many ended in a ban, and when."""
     roles = {peer.peer_id: peer.role for peer in world.peers.values()}
     met: Counter[str] = Counter()
     banned: Counter[str] = Counter()
     times: list[float] = []
     for node in nodes:
-        for peer_id in node.standings.records:
+        for peer_id in node.peer_table.records:
             role = roles.get(peer_id, Role.HONEST)
             met[role] += 1
-            if peer_id in node.standings.banned_at:
+            if peer_id in node.peer_table.banned_at:
                 banned[role] += 1
                 if role is not Role.HONEST:
-                    times.append(node.standings.banned_at[peer_id])
+                    times.append(node.peer_table.banned_at[peer_id])
     return {role: banned[role] / met[role] for role in sorted(met)}, median(times) if times else None
