@@ -1,4 +1,4 @@
-"""An announced group, shared by all who hear of it; and who is on duty for it at one of its announcements."""
+"""An announced group, shared by all its readers, and the member assigned to it at each announcement."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class AnnouncementEvent:
-    """One announcement of a group: how often it was announced before, and who is on duty by each view of the shard.
+    """One announcement of a group: its attempt, and the assigned member by each view of the shard.
 
-    `is_assigned` of the policy costs a hash for each member and reader. Here the members are put in turn once, and each
-    view picks out its own; the answers are the same.
+    The policy's `is_assigned` costs one hash for each member and reader. Here the members are ranked once, and each
+    view selects its own. The results are equal.
     """
 
     __slots__ = ("_chosen", "_group_id", "_sender", "_shard", "_views", "attempt", "num_bytes")
@@ -33,9 +33,9 @@ class AnnouncementEvent:
         attempt: int,
         num_bytes: float,
     ) -> None:
-        """`shard`: of the sender; None where the swarm is so small that the duty goes round among all."""
+        """`shard` is the sender's; None in a swarm so small that groups are assigned among all members."""
         self.attempt = attempt
-        self.num_bytes = num_bytes  # that each reader receives
+        self.num_bytes = num_bytes  # received by each reader
         self._group_id = group_id
         self._sender = sender
         self._shard = shard
@@ -43,20 +43,20 @@ class AnnouncementEvent:
         self._chosen: list[str | None] | None = None
 
     def concerns(self, shard: int) -> bool:
-        """Whether the members of that shard share the duty."""
+        """Return whether the group is assigned among the members of that shard."""
         return self._shard is None or self._shard == shard
 
     def is_assigned(self, peer_id: str, *, view: int) -> bool:
-        """Whether a member of the circle with that view of it is on duty."""
+        """Return whether the group is assigned to a member with that view."""
         members = self._views[view]
-        if peer_id not in members:  # a newcomer
+        if peer_id not in members:  # a new member
             return is_assigned(self._group_id, peer_id, members - {self._sender}, attempt=self.attempt)
         if self._chosen is None:
             self._chosen = self._choose()
         return self._chosen[view] == peer_id
 
     def is_assigned_by_policy(self, peer_id: str, *, view: int) -> bool:
-        """The same, by the policy itself."""
+        """Return the same, computed by the policy itself."""
         return is_assigned(self._group_id, peer_id, self._views[view] - {self._sender}, attempt=self.attempt)
 
     def _choose(self) -> list[str | None]:
@@ -73,7 +73,7 @@ class AnnouncementEvent:
 
 
 class AnnouncedGroup:
-    """A group and what became of it."""
+    """A group and its pulls."""
 
     __slots__ = (
         "attempt_pulled", "call", "created_at", "assigned_item", "id", "is_valid", "number", "num_pulls",
@@ -101,7 +101,7 @@ class AnnouncedGroup:
         self.is_valid = is_valid
         self.want = PullItem(id=group_id, sender=self.sender, number=number, num_bytes=num_bytes, created_at=created_at)
         self.assigned_item = replace(self.want, is_assigned=True)
-        self.call: AnnouncementEvent | None = None  # the last
-        self.pulled_at: float | None = None  # first, by another honest node
+        self.call: AnnouncementEvent | None = None  # the last announcement
+        self.pulled_at: float | None = None  # first pull by another honest node
         self.attempt_pulled = 0
         self.num_pulls = 0

@@ -1,4 +1,4 @@
-"""A host's line: so many bytes a second each way, one transfer after the other, and its latency to the backbone."""
+"""Network link of a host: bandwidth in each direction, one transfer after the other, and latency to the backbone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATENCY_SPREAD = 0.6  # sigma of its logarithm
 
 
 class HostLink:
-    """When what is sent has gone. A transfer takes the line from when it is free."""
+    """FIFO model of a link: a transfer starts when the link is free."""
 
     __slots__ = ("_down_free_at", "_up_free_at", "down_bytes_per_s", "latency_s", "up_bytes_per_s")
 
@@ -28,7 +28,7 @@ class HostLink:
         self._down_free_at = 0.0
 
     def transfer(self, other: HostLink, num_bytes: float, *, now: float) -> float:
-        """Seconds until what is sent from here has arrived there."""
+        """Return the seconds until data sent from this host has arrived at the other."""
         self._up_free_at = max(now, self._up_free_at) + num_bytes / self.up_bytes_per_s
         other._down_free_at = max(now, other._down_free_at) + num_bytes / other.down_bytes_per_s
         return max(self._up_free_at, other._down_free_at) - now + self.latency_s + other.latency_s

@@ -1,12 +1,12 @@
-"""Who is in a shard, and who is known to be: the directory shows newcomers late, and the gone for a while longer."""
+"""Members of a shard, and who knows them: the directory shows new members late, and departed ones for a while."""
 
 from __future__ import annotations
 
-NUM_VIEWS = 3  # kinds of node by how late they look: 0, 1 or 2 periods
+NUM_VIEWS = 3  # nodes see the directory 0, 1 or 2 periods late
 
 
 class MemberViews:
-    """The members of one shard by id, and what was known of them in the last few periods, newest first."""
+    """The members of one shard, and the views of the last few periods, newest first."""
 
     def __init__(self, *, record_lives_s: float) -> None:
         self._record_lives_s = record_lives_s
@@ -14,19 +14,18 @@ class MemberViews:
         self.views: tuple[frozenset[str], ...] = (frozenset(),) * NUM_VIEWS
 
     def join(self, peer_id: str) -> None:
-        """A member came."""
         self._left_at[peer_id] = None
 
     def leave(self, peer_id: str, *, now: float) -> None:
-        """A member went, without a word."""
+        """Remove a member; it stays in the views until its record expires."""
         self._left_at[peer_id] = now
 
     def begin(self) -> None:
-        """Everybody has known everybody for long."""
+        """Start with views that contain all members."""
         self.views = (frozenset(self._left_at),) * NUM_VIEWS
 
     def look(self, *, now: float) -> None:
-        """A period is over."""
+        """Start a new period."""
         lapsed = [
             peer for peer, left_at in self._left_at.items() if left_at is not None and self._is_over(left_at, now)
         ]

@@ -1,8 +1,8 @@
-"""An honest node: what it hears, wants, pulls, has in its buffer and takes for its steps. All decisions are policies'.
+"""An honest node: announcements, pulls, buffer, steps. All decisions are made by the policies of `ftis_node/swarm`.
 
-announcement --hear--> SequenceTracker, PullQueue --act: pull_demand, next_request--> transfers --received--> buffer
+announcement --receive--> SequenceTracker, PullQueue --act: pull_demand, next_request--> transfers --> buffer
 buffer --step--> the groups of a step
-own group --> PendingConfirmations --tick--> announced again;   gaps --tick--> questions;   every 30 s: the directory
+own group --> PendingConfirmations --tick--> announced again;   gaps --tick--> queries;   every 30 s: the directory
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NodeEnvironment(Environment, Protocol):
 
 
 class SimulatedNode(Peer):
-    """One node of the run."""
+    """One honest node."""
 
     world: NodeEnvironment
 
@@ -71,21 +71,21 @@ class SimulatedNode(Peer):
     def __init__(self, world: NodeEnvironment, peer_id: str) -> None:
         super().__init__(world, peer_id)
         settings = world.settings
-        self.view = world.random.randrange(NUM_VIEWS)  # of its shard's members
+        self.view = world.random.randrange(NUM_VIEWS)  # view of its shard's members
         self.queue = PullQueue(capacity=settings.max_wants)
         self.heard: dict[str, SequenceTracker] = {}
         self.unconfirmed = PendingConfirmations(first_wait_s=settings.first_wait_s, max_attempts=settings.max_attempts)
         self.peer_table = PeerTable()
         self.shard_reader = ShardReader(self, world)
-        self.ready: dict[bytes, Candidate] = {}  # foreign groups in the buffer
-        self.held: dict[bytes, AnnouncedGroup] = {}  # all that were pulled and are fresh
+        self.ready: dict[bytes, Candidate] = {}  # remote groups in the buffer
+        self.held: dict[bytes, AnnouncedGroup] = {}  # pulled and still fresh
         self.num_pulls = 0
         self.num_heard = 0
-        self.announcement_bytes = 0.0  # received, and passed on
+        self.announcement_bytes = 0.0  # received and forwarded
         self.num_steps = self.num_full_steps = 0
-        self.top_share = 0.0  # the most of one peer in the buffer, as a part of its cap
-        self.policy_s = 0.0  # measured, where the node is observed
-        self._gappy: dict[str, None] = {}
+        self.top_share = 0.0  # maximum use of its buffer cap by one peer
+        self.policy_s = 0.0  # measured if the node is observed
+        self._senders_with_gaps: dict[str, None] = {}
         self._busy_until: dict[str, float] = {}
         self._per_sender: Counter[str] = Counter()
         self._share_cap = ShareCap()
@@ -95,7 +95,7 @@ class SimulatedNode(Peer):
         self._demand = ALL
 
     def begin(self) -> None:
-        """It is there now; all its clocks begin at moments of their own."""
+        """Start; its periodic tasks begin at random times."""
         super().begin()
         events, settings, random = self.world.events, self.world.settings, self.world.random
         self.shard_reader.begin()
@@ -106,22 +106,21 @@ class SimulatedNode(Peer):
             events.after(random.random() * self.step_s, self.step)
 
     def publish(self, *, is_valid: bool) -> AnnouncedGroup:
-        """Announces a group and waits for its confirmation."""
+        """Announce a group and wait for its confirmation."""
         group = super().publish(is_valid=is_valid)
         self.unconfirmed.announced(group.id, now=self.world.events.now)
         return group
 
     def confirmed(self, group_ids: Sequence[bytes]) -> None:
-        """A peer says that it has these."""
         for group_id in group_ids:
             self.unconfirmed.confirmed(group_id)
 
     def find(self, group_ids: Iterable[bytes]) -> set[bytes]:
-        """Its own, and what it pulled."""
+        """Return its own groups and the pulled ones among these."""
         return {group_id for group_id in group_ids if group_id in self.own or group_id in self.held}
 
     def receive(self, group: AnnouncedGroup, call: AnnouncementEvent, now: float) -> None:
-        """An announcement arrives, or is told in an answer."""
+        """Handle an announcement, received directly or in an answer."""
         self.num_heard += 1
         sender = group.sender
         record = self.peer_table.records.get(sender)
@@ -131,7 +130,7 @@ class SimulatedNode(Peer):
         if heard is None:
             heard = self.heard[sender] = SequenceTracker(at=now)
         elif group.number > heard.highest + 1:
-            self._gappy[sender] = None
+            self._senders_with_gaps[sender] = None
         heard.note(group.number, at=now)
         if group.id in self.held:
             return
@@ -141,17 +140,17 @@ class SimulatedNode(Peer):
             self.wake(self.world.settings.gather_s)
 
     def is_assigned(self, call: AnnouncementEvent) -> bool:
-        """Whether this group is this node's to pull, as it knows the members of the sender's shard."""
+        """Return whether this node pulls the group, by its view of the sender's shard."""
         return self.world.settings.with_assignment and call.is_assigned(self.peer_id, view=self.view)
 
     def wake(self, delay_s: float) -> None:
-        """Looks for something to pull soon."""
+        """Schedule `act`."""
         if not self._is_awake:
             self._is_awake = True
             self.world.events.after(delay_s, self.act)
 
     def act(self) -> None:
-        """Begins as many pulls as there is reason and room for."""
+        """Start as many pulls as are needed and allowed."""
         self._is_awake = False
         now, settings = self.world.events.now, self.world.settings
         while self.num_pulls < settings.pulls_in_flight and not self.is_gone:
@@ -172,12 +171,12 @@ class SimulatedNode(Peer):
             self.world.transfers.pull(self, request)
 
     def rest(self, peer_id: str, seconds: float) -> None:
-        """That peer is not asked for so long."""
+        """Pause requests to a peer."""
         self._busy_until[peer_id] = self.world.events.now + seconds
         self.wake(seconds)
 
     def accept(self, group: AnnouncedGroup, *, handed_over_by: Peer) -> bool:
-        """A body came in: the door, the share cap, the buffer. Whether it was accepted."""
+        """Validate and store a body; return whether it was accepted."""
         now = self.world.events.now
         self.queue.arrived([group.id])
         if not group.is_valid:
@@ -190,7 +189,7 @@ class SimulatedNode(Peer):
         return True
 
     def step(self) -> None:
-        """The learner takes its foreign groups."""
+        """Let the learner take its remote groups."""
         if self.is_gone:
             return
         now, settings = self.world.events.now, self.world.settings
@@ -206,40 +205,40 @@ class SimulatedNode(Peer):
         self.world.events.after(self.step_s, self.step)
 
     def tick(self) -> None:
-        """Announces again what nobody confirmed; asks for what is missing."""
+        """Announce unconfirmed groups again; query missing ones."""
         if self.is_gone:
             return
         now = self.world.events.now
         for due in self.unconfirmed.due(now=now):
             if due.group_id in self.own:
                 self.world.announce(self.own[due.group_id], attempt=due.attempt)
-        for sender in self._gappy:
+        for sender in self._senders_with_gaps:
             if self.heard[sender].gaps and not self.peer_table.is_banned(sender, now=now):
                 self.world.transfers.ask(self, sender, self.heard[sender])
-        self._gappy.clear()
+        self._senders_with_gaps.clear()
         self.world.events.after(self.world.settings.tick_s, self.tick)
 
     def directory(self) -> None:
-        """Renews its record; reads those of its shard's members; reads as many shards as the budget allows."""
+        """Renew the directory record, read those of the shard's members, and adjust the number of shards read."""
         if self.is_gone:
             return
         world, now = self.world, self.world.events.now
         self.recorded_number = self.last_number
         members = world.member_views[self.shard].views[self.view]
-        for peer_id in sorted(members):  # by no accident of hashing: a seed gives the same run in any process
+        for peer_id in sorted(members):  # sorted, so that a seed gives the same run in any process
             heard = self.heard.get(peer_id)
             member = world.peers.get(peer_id)
             if heard is not None and member is not None and member.recorded_number > heard.highest:
                 heard.note_tail(member.recorded_number)
-                self._gappy[peer_id] = None
+                self._senders_with_gaps[peer_id] = None
         world.count_directory(self, num_members=len(members))
-        self._forget_the_gone(now)
+        self._drop_expired(now)
         self.shard_reader.look(self.num_heard)
         world.events.after(world.settings.directory_s, self.directory)
 
     def gap_stays(self, sender: str) -> None:
-        """A question was asked in vain: again with the next tick."""
-        self._gappy[sender] = None
+        """Query the sender again at the next tick."""
+        self._senders_with_gaps[sender] = None
 
     def _look_at_demand(self) -> None:
         if self.pulls_all:
@@ -259,7 +258,7 @@ class SimulatedNode(Peer):
         return self._busy_until.get(peer_id, 0.0) <= now and not self.peer_table.is_banned(peer_id, now=now)
 
     def _store(self, group: AnnouncedGroup) -> None:
-        """Into the buffer. A sender at its cap, and a full buffer, give up their oldest."""
+        """Store a group. A sender at its cap and a full buffer lose their oldest group."""
         settings = self.world.settings
         self._arrivals += 1
         candidate = Candidate(
@@ -283,14 +282,14 @@ class SimulatedNode(Peer):
         if not self._per_sender[candidate.sender]:
             del self._per_sender[candidate.sender]
 
-    def _forget_the_gone(self, now: float) -> None:
-        """What has aged out, and peers that were not heard of for that long."""
+    def _drop_expired(self, now: float) -> None:
+        """Drop expired groups, and peers not seen for that long."""
         settings = self.world.settings
         oldest = now - settings.max_age_s
         self.queue.drop_older(oldest)
         for peer_id in [peer_id for peer_id, heard in self.heard.items() if heard.at < oldest]:
             del self.heard[peer_id]
-            self._gappy.pop(peer_id, None)
+            self._senders_with_gaps.pop(peer_id, None)
         for group_id in [group_id for group_id, group in self.held.items() if group.created_at < oldest]:
             del self.held[group_id]
         self._busy_until = {peer_id: until for peer_id, until in self._busy_until.items() if until > now}

@@ -1,4 +1,4 @@
-"""What every participant has, honest or not: an id, a line, groups of its own, and budgets for what it gives."""
+"""Base of all participants, honest or not: an id, a link, own groups, upload budgets."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.simulation.environment import Environment
 
-MAX_OWN = 256  # own groups that are kept for those who ask
-MAX_TOLD = 64  # announcements in one answer
+MAX_OWN = 256  # own groups kept for queries
+MAX_ANSWERS = 64  # announcements in one answer
 
 
 class Peer:
@@ -36,7 +36,7 @@ class Peer:
         self.joined_at = world.events.now
         self.is_gone = False
         self.last_number = 0
-        self.recorded_number = 0  # the last that its directory record tells
+        self.recorded_number = 0  # last sequence number in its directory record
         self.own: dict[bytes, AnnouncedGroup] = {}
         spread = world.random.lognormvariate(math.log(settings.step_s), settings.step_spread)
         self.step_s = min(4 * settings.step_s, max(settings.step_s / 4, spread))
@@ -46,27 +46,27 @@ class Peer:
 
     @property
     def period_s(self) -> float:
-        """Between two groups of its own."""
+        """Seconds between two of its groups."""
         return self.step_s / self.world.settings.groups_per_step
 
     @property
     def num_budgets(self) -> int:
-        """Peers that it keeps a budget for."""
+        """Number of peers with an upload budget."""
         return len(self._serve_each)
 
     def begin(self) -> None:
-        """It is there now; its groups come from a random moment of its step on."""
+        """Start; the first group comes at a random time within a period."""
         self.world.events.after(self.world.random.random() * self.period_s, self.make)
 
     def make(self) -> None:
-        """One more group of its own, and the next after a while."""
+        """Publish a group and schedule the next."""
         if self.is_gone:
             return
         self.publish(is_valid=True)
         self.world.events.after(self.period_s, self.make)
 
     def publish(self, *, is_valid: bool) -> AnnouncedGroup:
-        """Numbers a group and announces it."""
+        """Number a group and announce it."""
         self.last_number += 1
         group = AnnouncedGroup(
             self.world.new_id(), self.peer_id, self.shard, self.role, self.last_number,
@@ -79,21 +79,21 @@ class Peer:
         return group
 
     def find(self, group_ids: Iterable[bytes]) -> set[bytes]:
-        """Which of these it can hand over."""
+        """Return which of these groups it can serve."""
         return {group_id for group_id in group_ids if group_id in self.own}
 
     def answer(self, numbers: Sequence[tuple[int, int]]) -> list[AnnouncedGroup]:
-        """Its own groups with these numbers, from and to, that are fresh."""
+        """Return its own fresh groups in these ranges of sequence numbers."""
         oldest = self.world.events.now - self.world.settings.max_age_s
-        told = [
+        found = [
             group
             for group in self.own.values()
             if group.created_at >= oldest and any(first <= group.number <= last for first, last in numbers)
         ]
-        return told[-MAX_TOLD:]
+        return found[-MAX_ANSWERS:]
 
     def may_serve(self, peer_id: str, num_bytes: float) -> bool:
-        """Whether the budgets allow it, which pays for it then."""
+        """Return whether the upload budgets allow it, and charge them."""
         settings, now = self.world.settings, self.world.events.now
         own = self._serve_each.get(peer_id)
         if own is None:
@@ -104,9 +104,9 @@ class Peer:
         return own.take(num_bytes, now=now) and self._serve_all.take(num_bytes, now=now)
 
     def confirmed(self, group_ids: Sequence[bytes]) -> None:
-        """A peer says that it has these."""
+        """Take in the confirmation of a peer."""
 
     def send(self, other: Peer, kind: Kind, num_bytes: float) -> None:
-        """Counts what goes from here to there."""
+        """Count bytes sent to another participant."""
         self.traffic.sent[kind] += num_bytes
         other.traffic.received[kind] += num_bytes

@@ -1,4 +1,4 @@
-"""A node's traffic, memory and CPU, and the share of groups that are pulled, against the size of the swarm."""
+"""Plots traffic, memory, CPU and the fraction of pulled groups over the size of the swarm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DPI = 110
 
 
 def plot_scale(figures: Sequence[SimulationResult], path: Path) -> None:
-    """Four panels beside each other, one point for each swarm."""
+    """Plot four panels side by side, one point for each swarm."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4 * PANEL_WIDTH, PANEL_HEIGHT), layout="constrained")

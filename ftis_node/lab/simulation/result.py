@@ -1,4 +1,4 @@
-"""What a simulated swarm came to: a node's traffic, memory and CPU, and whether groups found readers."""
+"""Result of a simulated swarm: traffic, memory and CPU of a node, and how many groups were pulled."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Of one swarm. Figures of nodes are means over honest nodes that stayed, after the warm-up, unless said."""
+    """Result of one swarm. Values of nodes are means over honest nodes that stayed, after the warm-up, unless noted."""
 
     num_nodes: int
-    num_simulated: int  # less than `num_nodes` where only some shards were
+    num_simulated: int  # less than `num_nodes` if only some shards were
     num_shards: int
     seed: int
     virtual_s: float
-    num_groups: int  # of honest nodes, reported
+    num_groups: int  # of honest nodes, in the reported time
     pulled_share: float  # by at least one other honest node
     pulled_at_first_share: float  # after their first announcement
     pulls_per_group: float
     first_pull_s: dict[str, float]  # from publishing: p50, p90, p99
-    full_steps_share: float  # steps with all foreign groups
-    top_share_of_cap: float  # the most that one peer ever had in anybody's buffer, as a part of its cap
+    full_steps_share: float  # steps with all remote groups
+    top_share_of_cap: float  # maximum use of a buffer cap by one peer in any node
     heard_per_s: float
     shards_read: float
     received_bytes_per_s: dict[str, float]
@@ -45,11 +45,11 @@ class SimulationResult:
     memory_bytes: float
     memory_bytes_max: float
     cpu_ms_per_s: float  # measured in this run, on observed nodes
-    bans_share: dict[str, float]  # of pairs of an honest node and an attacker it dealt with: banned, by kind
+    bans_share: dict[str, float]  # fraction of (honest node, attacker) pairs with a ban, by kind
     ban_after_s: float | None  # median, from the run's start
 
     def without_clock(self) -> SimulationResult:
-        """The same without what the machine's speed decides."""
+        """Return the result without values that depend on the machine's speed."""
         return replace(self, cpu_ms_per_s=0.0)
 
     @property
@@ -64,7 +64,7 @@ class SimulationResult:
 
 
 def make_result(world: World) -> SimulationResult:
-    """At the end of the run."""
+    """Return the result at the end of the run."""
     settings, nodes = world.settings, _stayed(world)
     seconds = settings.end_s - settings.warm_up_s
     groups = [
@@ -109,7 +109,7 @@ def make_result(world: World) -> SimulationResult:
 
 
 def _stayed(world: World) -> list[SimulatedNode]:
-    """The honest nodes that were there from the start."""
+    """Return the honest nodes that were present from the start."""
     return [node for node in world.honest() if node.joined_at == 0.0]
 
 
@@ -122,7 +122,7 @@ def _sent(node: SimulatedNode, kind: Kind) -> float:
 
 
 def _entries(world: World, node: SimulatedNode) -> dict[str, int]:
-    """How much the policies of a node remember."""
+    """Return the number of entries in each policy's state."""
     return {
         "wants": len(node.queue),
         "heard": len(node.heard),
@@ -145,7 +145,9 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 def _bans(world: World, nodes: Sequence[SimulatedNode]) -> tuple[dict[str, float], float | None]:
-    """Of the pairs of an honest node and an attacker whom it knows a deed of: how many ended in a ban, and when."""
+    """Return the fraction of (honest node, attacker) pairs that ended in a ban, by kind, and the median time
+    until it.
+    """
     roles = {peer.peer_id: peer.role for peer in world.peers.values()}
     met: Counter[str] = Counter()
     banned: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Runs one simulated swarm from populating it to its figures."""
+"""Runs one simulated swarm from start to result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> SimulationResult:
-    """Runs one swarm; `progress` is called with the virtual time about every ten seconds of it."""
+    """Run one swarm; `progress` is called with the virtual time about every ten virtual seconds."""
     world = World(settings)
     world.populate()
     world.events.run_until(settings.warm_up_s)

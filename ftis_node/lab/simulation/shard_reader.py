@@ -1,4 +1,4 @@
-"""Which shards a node reads: its own, and as many others as the budget allows."""
+"""Chooses the shards that a node reads: its own, and as many others as the budget allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST_LOOK_S = 10.0
 
 
 class ShardReader:
-    """Of one node. `shards` are those that it reads now."""
+    """Shard selection of one node. `shards` are those that it reads now."""
 
     __slots__ = ("_heard_before", "_looked_at", "_node", "_world", "shards")
 
@@ -25,14 +25,16 @@ class ShardReader:
         self.shards: frozenset[int] = frozenset()
 
     def begin(self) -> None:
-        """A newcomer's first shards, before it knows the traffic; who was there before, has come to fewer long ago."""
+        """Subscribe to the first shards: several for a new node, one for a node of the start, whose number has
+        settled.
+        """
         world = self._world
         self._looked_at = world.events.now
         self._read(min(FIRST_SHARDS, world.settings.num_simulated_shards) if world.events.now else 1)
         world.events.after(FIRST_LOOK_S, self._first_look)
 
     def look(self, num_heard: int) -> None:
-        """Reads more or fewer, by what was heard since the last look."""
+        """Read more or fewer shards, by the announcements received since the last call."""
         world = self._world
         passed_s = world.events.now - self._looked_at
         if passed_s < FIRST_LOOK_S:
@@ -48,7 +50,7 @@ class ShardReader:
             self._read(count)
 
     def leave(self) -> None:
-        """Reads nothing any more."""
+        """Unsubscribe from all shards."""
         for shard in self.shards:
             self._world.readers[shard].pop(self._node.peer_id)
         self.shards = frozenset()

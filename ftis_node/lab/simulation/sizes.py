@@ -1,4 +1,4 @@
-"""Bytes that one entry of a policy's state takes in this interpreter: measured, by making many of them."""
+"""Bytes of one entry of each policy's state in this interpreter, measured by creating many."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_MADE = 512
 
 @cache
 def entry_bytes() -> dict[str, int]:
-    """By kind of entry, with the ids that belong to it."""
+    """Return the bytes by kind of entry, including the ids in it."""
     makers: dict[str, Callable[[], object]] = {
         "wants": _wants,
         "heard": lambda: {_peer(number): SequenceTracker(at=1.0 + number) for number in range(NUM_MADE)},
@@ -62,11 +62,11 @@ def _id(number: int) -> bytes:
 
 
 def _wants() -> PullQueue:
-    wants = PullQueue(capacity=NUM_MADE)
+    queue = PullQueue(capacity=NUM_MADE)
     for number in range(NUM_MADE):
-        want = PullItem(id=_id(number), sender=_peer(number), number=number, num_bytes=30000, created_at=1.0 + number)
-        wants.add(want, holder=want.sender)
-    return wants
+        item = PullItem(id=_id(number), sender=_peer(number), number=number, num_bytes=30000, created_at=1.0 + number)
+        queue.add(item, holder=item.sender)
+    return queue
 
 
 def _unconfirmed() -> PendingConfirmations:

@@ -16,7 +16,7 @@ class Kind(IntEnum):
 
 
 class ByteCounts:
-    """Of one host."""
+    """Bytes sent and received by kind."""
 
     __slots__ = ("received", "sent")
 

@@ -1,4 +1,4 @@
-"""Pulls, questions and confirmations between two peers: what they cost, how long they take, and how they fail."""
+"""Pulls, queries and confirmations between two peers: their costs, durations and failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftis_node.swarm.pulling.pull_queue import PullRequest
     from ftis_node.swarm.pulling.sequence import SequenceGap, SequenceTracker
 
-NUM_OTHERS = 2  # members that are asked for what its sender does not give
+NUM_OTHERS = 2  # members to ask for a group that its sender does not serve
 
 
 class TransferEnvironment(Protocol):
@@ -40,13 +40,13 @@ class TransferEnvironment(Protocol):
 
 
 class Transfers:
-    """All that goes from one peer to one other."""
+    """Simulates requests between two peers."""
 
     def __init__(self, world: TransferEnvironment) -> None:
         self._world = world
 
     def pull(self, node: SimulatedNode, request: PullRequest) -> None:
-        """A request sets out; it ends in `_arrived`, `_busy` or `_failed`."""
+        """Send a request; it ends in `_arrived`, `_busy` or `_failed`."""
         settings, events = self._world.settings, self._world.events
         source = self._world.peers.get(request.source.peer_id)
         if source is None:
@@ -60,8 +60,8 @@ class Transfers:
         if source.is_gone or source.role is Role.SILENT:
             events.after(settings.pull_timeout_s, self._failed, node, request)
             return
-        found = source.find([want.id for want in request.items])
-        num_bytes = float(sum(want.num_bytes for want in request.items if want.id in found))
+        found = source.find([item.id for item in request.items])
+        num_bytes = float(sum(item.num_bytes for item in request.items if item.id in found))
         back_s = node.link.latency_s + source.link.latency_s
         if num_bytes and not source.may_serve(node.peer_id, num_bytes):
             events.after(back_s, self._busy, node, request)
@@ -78,7 +78,7 @@ class Transfers:
     def _failed(self, node: SimulatedNode, request: PullRequest) -> None:
         node.num_pulls -= 1
         node.peer_table.note(request.source.peer_id, Behaviour.PULL_FAILED, now=self._world.events.now)
-        self._missed(node, request, [want.id for want in request.items])
+        self._missed(node, request, [item.id for item in request.items])
         node.rest(request.source.peer_id, self._world.settings.failed_s)
         node.wake(0.0)
 
@@ -87,12 +87,12 @@ class Transfers:
         if node.is_gone:
             return
         accepted = []
-        for want in request.items:
-            group = self._world.groups.get(want.id)
-            if want.id in found and group is not None and node.accept(group, handed_over_by=source):
+        for item in request.items:
+            group = self._world.groups.get(item.id)
+            if item.id in found and group is not None and node.accept(group, handed_over_by=source):
                 self._world.pulled(group, node)
-                accepted.append(want.id)
-        missing = [want.id for want in request.items if want.id not in found]
+                accepted.append(item.id)
+        missing = [item.id for item in request.items if item.id not in found]
         if missing:
             node.peer_table.note(request.source.peer_id, Behaviour.PULL_FAILED, now=self._world.events.now)
             self._missed(node, request, missing)
@@ -105,21 +105,21 @@ class Transfers:
         node.queue.missed(request, missing=missing, others=members)
 
     def _confirm(self, node: SimulatedNode, source: Peer, accepted: list[bytes]) -> None:
-        """The one who gave a group is told; so is its sender, where that was another."""
+        """Confirm groups to the peer that served them and to their sender."""
         settings = self._world.settings
-        tell: dict[Peer, list[bytes]] = {source: accepted}
+        recipients: dict[Peer, list[bytes]] = {source: accepted}
         for group_id in accepted:
             maker = self._world.peers.get(self._world.groups[group_id].sender)
             if maker is not None and maker is not source:
-                tell.setdefault(maker, []).append(group_id)
-        for peer, group_ids in tell.items():
+                recipients.setdefault(maker, []).append(group_id)
+        for peer, group_ids in recipients.items():
             if not peer.is_gone:
                 node.send(peer, Kind.CONFIRMATIONS, settings.request_bytes + settings.id_bytes * len(group_ids))
                 delay_s = node.link.latency_s + peer.link.latency_s
                 self._world.events.after(delay_s, peer.confirmed, group_ids)
 
     def ask(self, node: SimulatedNode, sender: str, heard: SequenceTracker) -> None:
-        """What numbers of a sender are missing: it tells them again."""
+        """Query a sender for missing sequence numbers."""
         settings, events = self._world.settings, self._world.events
         source, gaps = self._world.peers.get(sender), heard.gaps
         if source is None:
@@ -139,10 +139,10 @@ class Transfers:
                 heard.asked(gap, is_final=False)
             node.gap_stays(source.peer_id)
             return
-        told = source.answer([(gap.first, gap.last) for gap in gaps])
+        answer = source.answer([(gap.first, gap.last) for gap in gaps])
         settings = self._world.settings
-        source.send(node, Kind.QUESTIONS, settings.request_bytes + settings.told_announcement_bytes * len(told))
-        for group in told:
+        source.send(node, Kind.QUESTIONS, settings.request_bytes + settings.answered_announcement_bytes * len(answer))
+        for group in answer:
             if group.call is not None:
                 node.receive(group, group.call, self._world.events.now)
         for gap in gaps:

@@ -1,7 +1,7 @@
-"""The whole swarm: who is there, who comes and goes, and how announcements spread.
+"""The simulated swarm: participants, churn, and how announcements spread.
 
-An announcement is one event: all readers of its shard hear it at the same moment, after a delay that is drawn for each
-announcement, less those that lose it, who are drawn one by one. Everything else happens between two peers.
+An announcement is one event: all readers of its shard receive it at the same time, after a random delay. Each reader
+loses it with the same probability. Everything else happens between two peers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 GOSSIP_SPREAD = 0.5  # sigma of the logarithm of the delay
 NUM_ASKED_BY_NEWCOMER: Final = 3
-NOBODYS: Final = 1 << 30  # readers of a shard that is not simulated: it is chosen last
+NOT_SIMULATED: Final = 1 << 30  # readers of a shard that is not simulated, so that it is chosen last
 NUM_REPLICAS: Final = 5  # of a directory record
 
 
 class World:
-    """Everything. `peers` are those that are there now, by id."""
+    """The simulated swarm. `peers` are the present participants by id."""
 
     def __init__(self, settings: SimulationSettings) -> None:
         self.settings = settings
@@ -50,11 +50,11 @@ class World:
         self.num_elsewhere = 0  # peers of shards that are not simulated
         self._num_made = 0
         elsewhere = range(settings.num_simulated_shards, settings.num_shards)
-        self._num_readers = dict.fromkeys(elsewhere, NOBODYS)
+        self._num_readers = dict.fromkeys(elsewhere, NOT_SIMULATED)
         self._num_lost_before = self._draw_gap()
 
     def populate(self) -> None:
-        """Everybody who is there at the start; they have known each other for long."""
+        """Create the participants of the start, who have known each other for long."""
         num_attackers = round(self.settings.num_nodes * self.settings.attackers_share)
         num_honest = self.settings.num_nodes - num_attackers
         kinds: list[Callable[[World, str], Peer]] = [SimulatedNode] * num_honest
@@ -71,17 +71,17 @@ class World:
             views_of_shard.begin()
         for peer in made:
             peer.begin()
-        self.events.after(self.settings.census_s, self._look)
+        self.events.after(self.settings.listing_period_s, self._look)
         self._wait_for_churn()
 
     def announce(self, group: AnnouncedGroup, *, attempt: int) -> None:
-        """Its readers hear of it after a while."""
+        """Deliver a group's announcement to its readers after a delay."""
         self.groups[group.id] = group
         delay_s = self.random.lognormvariate(math.log(self.settings.gossip_delay_s), GOSSIP_SPREAD)
         self.events.after(delay_s, self._deliver, group, attempt)
 
     def pulled(self, group: AnnouncedGroup, node: SimulatedNode) -> None:
-        """A node has checked and stored a group."""
+        """Note that a node has validated and stored a group."""
         if node.role is not Role.HONEST:
             return
         group.num_pulls += 1
@@ -90,21 +90,25 @@ class World:
             group.attempt_pulled = group.call.attempt if group.call else 0
 
     def new_id(self) -> bytes:
-        """Of a group."""
+        """Return a new group id."""
         return self.random.randbytes(32)
 
     def some_members(self, shard: int, count: int) -> list[str]:
-        """Members of a shard at random, as they were known lately."""
+        """Return random members of a shard, as last listed."""
         members = list(self.member_views[shard].views[0])
         members.sort()
         return self.random.sample(members, min(count, len(members)))
 
     def known_readers(self) -> dict[int, int]:
-        """How many read each shard, as the directory lately showed. Nobody chooses one that is not simulated."""
+        """Return the number of readers of each shard, as last listed. Shards that are not simulated are never
+        chosen.
+        """
         return self._num_readers
 
     def count_directory(self, node: SimulatedNode, *, num_members: int) -> None:
-        """One period of the directory: its record stored, its shard's members read; as much is served to others."""
+        """Count one period of directory traffic: store the record, read the shard's members, serve as much to
+        others.
+        """
         settings = self.settings
         num_hops = math.ceil(math.log2(max(2, self.num_peers)) / 2)
         num_buckets = NUM_MEMBER_BUCKETS // settings.num_shards
@@ -115,15 +119,14 @@ class World:
 
     @property
     def num_peers(self) -> int:
-        """All that are there, simulated or not."""
+        """Number of participants, simulated or not."""
         return len(self.peers) + self.num_elsewhere
 
     def honest(self) -> list[SimulatedNode]:
-        """The honest nodes that are there."""
         return [peer for peer in self.peers.values() if isinstance(peer, SimulatedNode) and peer.role is Role.HONEST]
 
     def reset(self) -> None:
-        """The warm-up is over: what is counted of nodes is counted from here."""
+        """End the warm-up: restart all counters."""
         for node in self.honest():
             node.traffic.reset()
             node.announcement_bytes = node.policy_s = 0.0
@@ -145,7 +148,7 @@ class World:
         self._num_lost_before = until_lost
 
     def _call(self, group: AnnouncedGroup, *, attempt: int, num_bytes: float) -> AnnouncementEvent:
-        """With the circle that shares the duty, as `eligible_members` has it."""
+        """Return the announcement with the members among whom it is assigned, as in `eligible_members`."""
         views, shard = self.member_views[group.shard].views, group.shard
         is_small = self.num_peers - 1 < MIN_MEMBERS_PER_SHARD * self.settings.num_shards
         if is_small:
@@ -158,7 +161,7 @@ class World:
         )  # fmt: skip
 
     def _draw_gap(self) -> int:
-        """How many arrive before the next that is lost."""
+        """Return how many deliveries succeed before the next lost one."""
         if not self.settings.loss:
             return 1 << 62
         return int(math.log(1.0 - self.random.random()) / math.log(1.0 - self.settings.loss))
@@ -181,7 +184,7 @@ class World:
             views_of_shard.look(now=self.events.now)
         for shard, readers in enumerate(self.readers[: self.settings.num_simulated_shards]):
             self._num_readers[shard] = len(readers)
-        self.events.after(self.settings.census_s, self._look)
+        self.events.after(self.settings.listing_period_s, self._look)
 
     def _wait_for_churn(self) -> None:
         rate_per_s = (self.settings.num_nodes - self.num_elsewhere) * self.settings.leave_share_per_hour / 3600
@@ -189,7 +192,7 @@ class World:
             self.events.after(self.random.expovariate(rate_per_s), self._churn)
 
     def _churn(self) -> None:
-        """One honest node goes without a word, another comes."""
+        """Remove one honest node without notice, and add another."""
         honest = self.honest()
         if len(honest) > 1:
             node = honest[self.random.randrange(len(honest))]
@@ -207,16 +210,16 @@ class World:
         self._wait_for_churn()
 
     def _catch_up(self, newcomer: SimulatedNode) -> None:
-        """Asks a few members of its shard for what they made lately."""
+        """Query a few members of the shard for recent groups."""
         settings = self.settings
         for peer_id in self.some_members(newcomer.shard, NUM_ASKED_BY_NEWCOMER):
             peer = self.peers.get(peer_id)
             if peer is None or peer is newcomer:
                 continue
-            told = peer.answer([(1, peer.last_number)])
+            answer = peer.answer([(1, peer.last_number)])
             newcomer.send(peer, Kind.QUESTIONS, settings.request_bytes)
-            num_bytes = settings.request_bytes + settings.told_announcement_bytes * len(told)
+            num_bytes = settings.request_bytes + settings.answered_announcement_bytes * len(answer)
             peer.send(newcomer, Kind.QUESTIONS, num_bytes)
-            for group in told:
+            for group in answer:
                 if group.call is not None:
                     newcomer.receive(group, group.call, self.events.now)

@@ -29,7 +29,7 @@ class SequenceTracker:
     def __init__(self, *, at: float) -> None:
         """`at` is the time at which the peer was first seen, in seconds of the caller's clock."""
         self.highest = 0
-        self.at = at  # time of the last sign of life
+        self.at = at  # when the peer was last seen
         self._gaps: list[SequenceGap] = []  # in rising order
 
     @property
