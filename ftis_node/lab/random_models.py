@@ -1,7 +1,7 @@
-"""Models of real shapes with random weights, for measurements: nothing is downloaded, and speed does not ask for sense.
+"""Models with realistic shapes and random weights, for measurements without downloads.
 
-`12m`, `12m-wide` (fewer and wider layers: the learner's) and `110m` are for a CPU; `0.5b` and `3b` have the shapes of
-Qwen2.5's models of these sizes. The tokenizer is the tiny models' own, whatever the embedding's size.
+`12m`, `12m-wide` (fewer and wider layers, for the learner) and `110m` are for a CPU; `0.5b` and `3b` have the shapes of
+Qwen2.5's models. All use the tokenizer of the tiny models, whatever the size of the embedding.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
 def save_random_model(
     shape: str, folder: Path, *, dtype: torch.dtype = torch.float32, vocab_size: int | None = None
 ) -> int:
-    """A model folder of that shape, as the hub would give it; `vocab_size` None: the shape's own.
+    """Write a model folder of that shape in the hub's layout; `vocab_size` None: the shape's own.
 
-    Returns its number of parameters.
+    Return the number of parameters.
     """
     torch.manual_seed(0)
     tokenizer = make_tokenizer()

@@ -1,7 +1,7 @@
-"""A node without a model: real network, loops, door and buffer, and groups that somebody else hands in.
+"""A node without a model: real network, loops, validation and buffer; groups are supplied by the caller.
 
-What a swarm costs and survives can so be measured with as many nodes as the machine bears. Left out are engine and
-learner, and of the door the mathematics of rewards: every completion scores 0.
+With it the costs and failures of a swarm can be measured with many nodes on one machine. Engine and learner are left
+out, and rewards are not computed: every completion scores 0.
 """
 
 from __future__ import annotations
@@ -58,60 +58,55 @@ UNBOUNDED = 1 << 30
 
 
 class FreeTask:
-    """Any problem there is, and none to solve."""
+    """Task stub: resolves any prompt reference."""
 
     isolate_scoring = False
 
     def resolve(self, ref: PromptRef) -> TaskItem:
-        """The problem of that name."""
         return TaskItem(ref, ({"role": "user", "content": ""},), "")
 
 
 class FreeScorer:
-    """Every completion is worth nothing."""
+    """Scorer stub: every completion scores 0."""
 
     async def resolve(self, ref: PromptRef, *, cost: object = None) -> TaskItem:
-        """The problem of that name."""
         return FreeTask().resolve(ref)
 
     async def score(
         self, item: TaskItem, texts: Sequence[str], *, cost: object = None
     ) -> list[tuple[float, CompletionStatus]]:
-        """Zeros."""
         return [(0.0, CompletionStatus.SCORED) for _ in texts]
 
 
 class FreeTokenizer:
-    """A tokenizer without text."""
+    """Tokenizer stub without text."""
 
     fingerprint = FINGERPRINT
     vocab_size = VOCABULARY
     eos_ids = (VOCABULARY,)
 
     def encode_prompt(self, messages: Sequence[object]) -> list[int]:
-        """The one prompt."""
         return PROMPT_IDS
 
     def decode(self, ids: Sequence[int]) -> str:
-        """No text."""
         return ""
 
 
 class WatchedTrail(EventTrail):
-    """The event trail of a node, which somebody else reads along."""
+    """Event log that also calls a watcher."""
 
     def __init__(self, path: Path, on_event: OnEvent) -> None:
         super().__init__(path)
         self._on_event = on_event
 
     def write(self, event: str, **fields: Any) -> None:
-        """Tells the watcher, and writes the line."""
+        """Call the watcher, and write the line."""
         self._on_event(event, fields)
         super().write(event, **fields)
 
 
 class StubNode:
-    """One node from its identity on. `gossip` is started and closed here; a closed node is not started again."""
+    """One node for a given identity. `gossip` is started and closed here; a closed node cannot be restarted."""
 
     def __init__(
         self,
@@ -124,7 +119,7 @@ class StubNode:
         on_event: OnEvent,
         domain: str = "",
     ) -> None:
-        """Opens the home's buffer, which may hold groups of a former life. `domain`: of the run's mixture."""
+        """Open the home's buffer, which may hold groups of an earlier process. `domain`: of the run's mixture."""
         self.gossip = gossip
         task = cast("Any", FreeTask())
         self._stack = AsyncExitStack()
@@ -165,7 +160,7 @@ class StubNode:
         self.pull = PullLoop(self.parts, self.intake)
 
     async def start(self) -> None:
-        """Joins the swarm and runs the loops. Raises what `Gossip.start` raises."""
+        """Join the swarm and run the loops. Raises what `Gossip.start` raises."""
         served = Served(self.parts)
         self.gossip.serve(
             served.lookup,
@@ -180,12 +175,12 @@ class StubNode:
         self._runner = asyncio.create_task(self._run(), name="light-node")
 
     async def publish(self, group: Group) -> None:
-        """Hands a group to the publish loop, as the generate loop would."""
+        """Pass a group to the publish loop, as the generate loop would."""
         await self.parts.slots.charge()
         await self._scored.put(replace(group, created_at=time.time()))
 
     async def close(self) -> None:
-        """Leaves the swarm and closes the buffer. Raises what a loop raised."""
+        """Leave the swarm and close the buffer. Raises what a loop raised."""
         async with self._stack:
             await self.gossip.close()
             if self._runner is not None:
@@ -196,7 +191,7 @@ class StubNode:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and no loop has ended."""
+        """Whether the node was started and no loop has ended."""
         return self._runner is not None and not self._runner.done()
 
     async def _run(self) -> None:
@@ -214,7 +209,7 @@ class StubNode:
 
 
 def stub_group(identity: Identity, manifest: RunManifest, rng: np.random.Generator, *, num_tokens: int) -> Group:
-    """A group that passes a light node's door; the publish loop numbers it."""
+    """Return a group that passes a stub node's validation; the publish loop numbers it."""
     group = random_group(identity, 1, rng, num_tokens=num_tokens)
     return replace(
         group,

@@ -1,15 +1,15 @@
-"""A node without peers, as an experiment's methods name it: what a swarm is compared with.
+"""Baseline of an experiment: a node without peers (`alone`), as it is named among the methods.
 
     alone[:own][:updates=K][:METHOD[:parameter=value...]]
 
     alone                   generates a whole update itself
-    alone:own               generates what a node of the swarm generates itself, and trains on that
-    alone:own:updates=4     likewise, and makes four optimiser steps of each batch: as much learner compute as a node of
-                            four has, which also trains on what its peers generated
-    alone:gepo:clip=false   generates a whole update itself, under another method
+    alone:own               generates as much as a node of the swarm, and trains on that
+    alone:own:updates=4     the same with four optimizer steps on each batch: as much learner compute as a node of four
+                            has, which also trains on the groups of its peers
+    alone:gepo:clip=false   generates a whole update itself, with another method
 
-On own completions of the newest policy all clipped and truncated methods are the same; with several updates a batch, or
-late weights, they are not. METHOD is `grpo` where none is given.
+On own completions of the newest policy all clipped and truncated methods are equal. With several updates on a batch, or
+delayed weights, they are not. METHOD defaults to `grpo`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ ALONE = "alone"
 OWN = "own"
 UPDATES = "updates"
 DEFAULT_METHOD = "grpo"
-MAX_UPDATES = 64  # as in the manifest
-CONTROLS = ("alone:own", *(f"alone:own:{UPDATES}={number}" for number in (1, 2, 4)))  # the run's own number is left out
+MAX_UPDATES = 64  # same limit as in the manifest
+CONTROLS = (
+    "alone:own",
+    *(f"alone:own:{UPDATES}={number}" for number in (1, 2, 4)),
+)  # duplicates of the run's own number are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """`updates` None: as the run says."""
+    """Parsed baseline. `updates` None: as in the run's manifest."""
 
     own: bool
     updates: int | None
@@ -36,12 +39,12 @@ class Alone:
 
 
 def is_alone(method: str) -> bool:
-    """Whether a method of an experiment is a node without peers."""
+    """Return whether a method of an experiment is a node without peers."""
     return method.partition(":")[0] == ALONE
 
 
 def parse_alone(text: str) -> Alone:
-    """What `text` says. Raises UsageError."""
+    """Parse `text`. Raises UsageError."""
     rest = text.split(":")[1:]
     own = rest[:1] == [OWN]
     rest = rest[own:]

@@ -1,16 +1,16 @@
-"""A peer that lies: it follows the protocol, signs what it sends, and sends what should do harm.
+"""A malicious peer: it follows the protocol and signs its groups, but their contents are chosen to do harm.
 
-| lie         | what it sends                                               | what stands against it                   |
+| lie         | what it sends                                               | defence                                  |
 |-------------|-------------------------------------------------------------|------------------------------------------|
-| `rewards`   | honest completions, every claimed reward turned round       | the door scores again and refuses        |
+| `rewards`   | honest completions, every claimed reward inverted           | validation scores again and rejects      |
 | `logprobs`  | wrong answers replaced by random tokens, with the log-probs | the filter, as soon as the learner has   |
 |             | that the untrained model gives them: they look close        | moved away from the untrained model      |
-| `positives` | right answers behind junk that scoring does not see, with   | the cap: at most C times what an honest  |
-|             | log-probs so low that the weight would be enormous          | completion weighs                        |
-| `mimic`     | the same, with the log-probs that a learner of the swarm    | its weight, where peers count by the     |
-|             | gives them at that moment: no likelihood tells them apart   | agreement of their gradients             |
+| `positives` | right answers behind junk that scoring does not see, with   | the cap: at most C times the weight of   |
+|             | log-probs so low that the weight would be enormous          | an honest completion                     |
+| `mimic`     | the same, with the log-probs that a learner of the swarm    | its weight, if peers are weighted by the |
+|             | gives them at that moment, so likelihood cannot detect it   | agreement of their gradients             |
 
-It generates with the model as it came and does not train.
+It generates with the initial model and does not train.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ MIN_RIGHT_REWARD = 0.5
 
 
 class ByzantineNode:
-    """One liar in a loopback swarm, in step with the others. `parts` are a node's; its learner stays as it is."""
+    """One malicious peer in a loopback swarm, synchronous with the others. `parts` are a node's; its learner is
+    unused.
+    """
 
     def __init__(
         self, parts: Parts, untrained: InProcessGeneration, learner: InProcessGeneration, *, lie: Lie, seed: int
@@ -55,17 +57,16 @@ class ByzantineNode:
         self._random = random.Random(seed)
         self._bodies: dict[bytes, bytes] = {}
         self._words = [i for i in range(parts.tokenizer.vocab_size) if i not in parts.tokenizer.eos_ids]
-        self._unseen = [i for i in self._words if not parts.tokenizer.decode([i]).strip()]  # leave no trace in the text
+        self._unseen = [i for i in self._words if not parts.tokenizer.decode([i]).strip()]  # not visible in the text
         self.groups_sent = 0
         parts.gossip.serve(self._lookup)
 
     @property
     def peer_id(self) -> str:
-        """Its peer id."""
         return self._parts.identity.peer_id
 
     async def run(self, lockstep: SynchronousRounds, *, steps: int) -> None:
-        """Its groups for every round, then silence."""
+        """Send its groups in every round."""
         slots = self._parts.slots
         scored: asyncio.Queue[Group] = asyncio.Queue(slots.capacity)
         async with asyncio.TaskGroup() as tasks:
@@ -104,7 +105,7 @@ class ByzantineNode:
         return await self._as_given_by(self._learner, padded, prompt_ids) if self._lie == "mimic" else padded
 
     async def _junk(self, completion: Completion, prompt_ids: Sequence[int]) -> Completion:
-        """Random tokens in place of the answer's, with the untrained model's own log-probs."""
+        """Return random tokens instead of the answer, with the untrained model's log-probs."""
         eos_id = self._parts.tokenizer.eos_ids[0]
         ids = [self._random.choice(self._words) for _ in completion.token_ids[:-1]] + [eos_id]
         junk = replace(completion, token_ids=np.asarray(ids, dtype=np.int32), finish_reason=FinishReason.STOP)
@@ -113,13 +114,13 @@ class ByzantineNode:
     async def _as_given_by(
         self, policy: InProcessGeneration, completion: Completion, prompt_ids: Sequence[int]
     ) -> Completion:
-        """The completion with the log-probs that this policy gives its tokens."""
+        """Return the completion with the log-probs that this policy gives its tokens."""
         ids = completion.token_ids.tolist()
         logprobs = await policy.probe([*prompt_ids, *ids])
         return replace(completion, logprobs=np.minimum(np.asarray(logprobs[-len(ids) :], dtype=np.float32), 0.0))
 
     def _padded(self, completion: Completion, *, limit: int) -> Completion:
-        """The same text with tokens in front that decoding leaves out, as far as there is room."""
+        """Return the same text after tokens that decoding drops, as far as the length limit allows."""
         room = min(NUM_JUNK_TOKENS, limit - len(completion.token_ids))
         junk = [self._random.choice(self._unseen) for _ in range(room)] if self._unseen else []
         ids = np.asarray([*junk, *completion.token_ids.tolist()], dtype=np.int32)

@@ -1,7 +1,7 @@
-"""How late new weights reach the generators of an experiment, in virtual time: optimiser steps, not seconds.
+"""Delay of new weights in an experiment, in virtual time: optimizer steps instead of seconds.
 
-`swarm/transit.py` has the rule and `config/delay.py` the delays; the nodes of a real swarm use the same in seconds.
-Here a delay may be of the last node alone: `fixed:8@peer`. Then its peers, whose own groups are fresh, get late ones.
+`swarm/transit.py` has the rule and `config/delay.py` the delays; nodes of a real swarm use the same in seconds. Here a
+delay may apply to the last node only: `fixed:8@peer`. Then its peers, whose own groups are fresh, receive stale ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ OF_PEER = "@peer"
 
 
 def parse_delays(spec: str) -> tuple[Delay, Delay | None]:
-    """The delay of all nodes, and the last one's where that differs: of `DELAY` or `DELAY@peer`. Raises UsageError."""
+    """Return the delay of all nodes, and the last node's if it differs, for `DELAY` or `DELAY@peer`. Raises
+    UsageError.
+    """
     try:
         delay = parse_delay(spec.removesuffix(OF_PEER))
     except UsageError as error:
@@ -30,6 +32,6 @@ def parse_delays(spec: str) -> tuple[Delay, Delay | None]:
 
 
 def delay_alone(spec: str) -> str:
-    """The delay of a node without peers, to compare with a swarm under `spec`. Raises UsageError."""
+    """Return the delay of the baseline for a swarm under `spec`. Raises UsageError."""
     _, of_last = parse_delays(spec)
     return spec if of_last is None else NONE

@@ -1,4 +1,4 @@
-"""The exam at the end of a trial: what the trained members know together, on held-out problems of every domain."""
+"""Final evaluation of a trial: the ensemble of the trained members on held-out problems of every domain."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """Which tasks are asked, in which modes of the ensemble. `max_tokens` bounds prompt and completion together.
+    """Tasks to evaluate, and the modes of the ensemble. `max_tokens` bounds prompt and completion together.
 
-    The mode `gate` learns from prompts of `gate_task`, or of the task that is asked where it is None.
+    The mode `gate` learns from prompts of `gate_task`, or of the evaluated task if it is None.
     """
 
     tasks: tuple[str, ...]
@@ -34,7 +34,7 @@ class Exam:
 
 
 async def take_exam(exam: Exam, learners: Mapping[str, Learning], folder: Path) -> list[ExamResult]:
-    """Writes the models as they are to `folder`, and asks them together. Raises FtisError."""
+    """Write the current models to `folder` and evaluate them as an ensemble. Raises FtisError."""
     members = []
     for name, learner in learners.items():
         assert isinstance(learner, InProcessLearner)

@@ -1,4 +1,4 @@
-"""Domain experts of unlike size or length of training, at equal total compute (HDEE, arXiv 2502.19385).
+"""Domain experts of different size or length of training, at equal total compute (HDEE, arXiv 2502.19385).
 
 Three domains of rising difficulty, an expert for each, and four ways to spend the same compute on them:
 
@@ -9,13 +9,13 @@ Three domains of rising difficulty, an expert for each, and four ways to spend t
 | `sizes` | s, sm, m, S steps each              | harder domains get larger models                     |
 | `one`   | one sm, 3S steps on the mixture     | one model for all                                    |
 
-Compute is counted as usual: 6 operations a parameter and completion token that is trained, 2 for one that is generated.
-Every update takes the same number of completions, and steps are a little fewer or more where an arm would else cost
-more or less than `equal`. What a trial really did is counted again from its tokens (`MemberResult.compute`).
+Compute is counted as usual: 6 operations per parameter and trained completion token, 2 per generated one. Every update
+uses the same number of completions. The number of steps is adjusted so that all arms cost the same as `equal`. The
+actual compute of a trial is counted from its tokens (`MemberResult.compute`).
 
-The experts either are apart, each on its own groups (the method `alone`), or share: then each generates a part of every
-update, for its own domain, and takes the others', from theirs. Those that are done leave, and those that stay make up
-for it.
+The experts either train separately on their own groups (the method `alone`), or share. Then each generates a part of
+every update for its own domain and receives the others'. Experts that have finished leave, and the others generate
+more.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ ARMS: Final = {
 
 
 def hdee_trials(experiment: Experiment, models: Path, *, seed: int) -> list[Trial]:
-    """All arms, apart and sharing, seeds in the outermost turn; the tiny models of `seed` lie in `models`.
+    """Return the trials of all arms, separate and sharing, seeds outermost; `models` holds the tiny models of `seed`.
 
     Raises UsageError for a setting that does not fit.
     """
@@ -99,7 +99,7 @@ def hdee_trials(experiment: Experiment, models: Path, *, seed: int) -> list[Tria
 def _trials(
     experiment: Experiment, arm: str, method: str, models: Path, *, seed: int, trial_seed: int
 ) -> Iterator[Trial]:
-    """One, or none: there is nobody to share with where there is one model for all."""
+    """Return one trial, or none: with one model for all there is no peer to share with."""
     is_apart = method == ALONE
     if arm == ONE and not is_apart:
         return

@@ -1,8 +1,8 @@
-"""A node's heavy parts inside this process: the same engine, learner and protocol, without workers and sockets.
+"""A node's generation and learner within this process: the same engine, learner and protocol, without workers.
 
-An experiment runs many small swarms; each needs one core, no ports, and must not wait for processes to start. What is
-left out is the transport alone: engines generate, learners take gradient steps and write weight files, generators load
-and prove them, and envelopes go through the same door into the same buffer.
+An experiment runs many small swarms. Each needs one core and no ports, and does not wait for processes to start. Only
+the transport is left out. Engines generate, learners take gradient steps and write weight files, generators load and
+check them, and envelopes pass the same validation into the same buffer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InProcessGeneration:
         held: Path,
         proof_tolerance: float,
     ) -> None:
-        """`held` is a folder for versions that are under way; `proof_tolerance` as in the client."""
+        """`held` is a folder for versions in transit; `proof_tolerance` as in the client."""
         self._boot = boot
         self._source = source
         self._transit = transit
@@ -72,21 +72,20 @@ class InProcessGeneration:
 
     @property
     def newest(self) -> NewestWeights:
-        """What evaluations ask."""
+        """The generation used by evaluations."""
         return NewestWeights(self)
 
     @property
     def state(self) -> WorkerState:
-        """It serves, or it was never started."""
         return WorkerState.READY if self._engines else WorkerState.STOPPED
 
     @property
     def is_alive(self) -> bool:
-        """An engine that fails here fails the experiment."""
+        """Always true: an engine failure ends the experiment."""
         return bool(self._engines)
 
     async def start(self) -> None:
-        """Opens the engines. Raises ModelError, EngineError, MachineError."""
+        """Open the engines. Raises ModelError, EngineError, MachineError."""
         if self._engines:
             return
         self._held.mkdir(exist_ok=True)
@@ -99,10 +98,9 @@ class InProcessGeneration:
         self._generators.setdefault("late", self._generators["newest"])
 
     async def run(self) -> None:
-        """Nothing to watch over."""
+        """Do nothing: there is no process to supervise."""
 
     async def stop(self) -> None:
-        """Closes the engines."""
         for engine in set(self._engines.values()):
             await engine.close()
 
@@ -116,7 +114,9 @@ class InProcessGeneration:
         seed: int | None = None,
         use: str = "late",
     ) -> GenerationResult:
-        """One group, unscored. Without a seed it follows from prompt and version, so that a trial repeats itself."""
+        """Generate one unscored group. Without a seed it follows from prompt and version, so that trials are
+        repeatable.
+        """
         if seed is None:
             text = f"{self._boot.settings.seed}/{self.policy_version}/{list(prompt_ids)}"
             seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
@@ -125,11 +125,11 @@ class InProcessGeneration:
         )
 
     async def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probs of `token_ids[1:]` under the newest weights."""
+        """Return the log-probs of `token_ids[1:]` under the newest weights."""
         return await self._engines["newest"].probe(token_ids)
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
-        """Sends the version on its way and serves what has arrived. Raises FtisError where the proof fails."""
+        """Put the version in transit and serve what has arrived. Raises FtisError if the weight check fails."""
         newest = self._engines["newest"]
         held = await newest.load_weights(Path(weights.path), weights.version)
         problem = find_difference(weights.checksums, held)
@@ -149,16 +149,16 @@ class InProcessGeneration:
             await self._serve_late(arrived)
 
     async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
-        """As `update_weights`: nobody else's weights come here."""
+        """Same as `update_weights`: all weights are this node's own."""
         await self.update_weights(weights, proof)
 
     async def sleep(self) -> None:
-        """Ends what runs; requests wait."""
+        """Abort running requests; new ones wait."""
         for engine in set(self._engines.values()):
             await engine.sleep()
 
     async def wake(self) -> None:
-        """Serves again what it served."""
+        """Serve the same version again."""
         for engine in set(self._engines.values()):
             await engine.wake()
 
@@ -172,12 +172,12 @@ class InProcessGeneration:
         self.policy_version = version
 
     def _folder(self, version: int) -> Path:
-        """A version that is under way; the learner's store forgets old ones."""
+        """Return the folder of a version in transit; the learner's store deletes old ones."""
         return self._held / f"{version:08d}"
 
 
 class NewestWeights:
-    """`generate` with the newest weights, however late the served ones are."""
+    """`generate` with the newest weights, whatever the delay of the served ones."""
 
     def __init__(self, generation: InProcessGeneration) -> None:
         self._generation = generation
@@ -191,7 +191,6 @@ class NewestWeights:
         max_tokens: int,
         seed: int | None = None,
     ) -> GenerationResult:
-        """One group, unscored."""
         return await self._generation.generate(
             prompt_ids,
             num_completions=num_completions,
@@ -203,7 +202,7 @@ class NewestWeights:
 
 
 class InProcessLearner:
-    """`learner.client.LearnerClient` without the worker. Calls block: the swarm shares one core anyway."""
+    """`learner.client.LearnerClient` without the worker. Calls block, because the swarm shares one core anyway."""
 
     def __init__(self, boot: LearnerBoot) -> None:
         self._boot = boot
@@ -212,31 +211,30 @@ class InProcessLearner:
 
     @property
     def worker_state(self) -> WorkerState:
-        """It is ready, or it was never started."""
         return WorkerState.READY if self._learner else WorkerState.STOPPED
 
     @property
     def state(self) -> LearnerState | None:
-        """Where the learner stands; None before the start."""
+        """State of the learner; None before the start."""
         return self._learner.state() if self._learner else None
 
     async def start(self) -> LearnerState:
-        """Loads the model. Raises what `learner.core.Learner` raises."""
+        """Load the model. Raises what `learner.core.Learner` raises."""
         from ftis_node.learner.core import Learner
 
         self._learner = self._learner or Learner(self._boot)
         return self._learner.state()
 
     async def run(self) -> None:
-        """Nothing to watch over."""
+        """Do nothing: there is no process to supervise."""
 
     async def stop(self) -> None:
-        """Saves what is not on disk yet, as the worker does."""
+        """Save what is not on disk yet, as the worker does."""
         if self._learner is not None:
             self._learner.save_if_behind()
 
     def restart(self, how: str) -> None:
-        """Forgets all but the checkpoint; the next `start` loads it."""
+        """Drop everything but the checkpoint; the next `start` loads it."""
         self._learner = None
 
     async def train(
@@ -248,14 +246,14 @@ class InProcessLearner:
         return self._learner.train(groups, step=step)
 
     async def check(self, group: TrainGroup) -> None:
-        """Has the mismatch measured on a group of the present version."""
+        """Measure the training-inference mismatch on a group of the current version."""
         if self._learner is None:
             raise FtisError("the learner was not started")
         self._learner.offer_check(group)
         self._learner.check()
 
     async def audit(self, group: TrainGroup) -> AuditReply:
-        """Compares a peer's log-probs with the learner's own."""
+        """Compare a peer's log-probs with the learner's own."""
         if self._learner is None:
             raise FtisError("the learner was not started")
         found = self._learner.audit(group, version=group.policy_version)
@@ -267,7 +265,7 @@ class InProcessLearner:
             self._learner.give_memory_back(asked=True)
 
     def export(self, out: Path) -> None:
-        """Writes the model as it is now to the folder `out`, with an adapter merged."""
+        """Write the current model to the folder `out`, with an adapter merged."""
         from ftis_node.learner.export import export_policy
 
         if self._learner is None:

@@ -1,4 +1,4 @@
-"""Which code made a figure: release, commit, torch and Python, in a line."""
+"""The code that made a result: release, commit, torch and Python, in one line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[3]
 
 @cache
 def made_by() -> str:
-    """This process's code, as a table names it."""
+    """Return this process's code as one line."""
     commit = _commit()
     built = f"ftis-node {__version__}{f' at commit {commit}' if commit else ''}"
     return f"{built}, torch {version('torch')}, Python {platform.python_version()}"
 
 
 def _commit() -> str | None:
-    """The checkout's commit in 12 digits, with a `+` where tracked files differ from it; None outside of a checkout."""
+    """Return the checkout's commit in 12 digits, with a `+` if tracked files differ; None outside of a checkout."""
     if not (ROOT / ".git").exists():
         return None
     git = partial(subprocess.run, capture_output=True, text=True, check=True, cwd=ROOT)

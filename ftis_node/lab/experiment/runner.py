@@ -1,9 +1,9 @@
-"""Runs an experiment: its trials side by side in processes of their own, each result on disk as soon as it is there.
+"""Runs an experiment: its trials in parallel processes, each result on disk as soon as it is available.
 
-    grid --trials--> pool of processes, one core each --> out/runs/<key>.json --> results.json, curves.csv, plots, table
+    trial matrix --trials--> process pool, one core each --> out/runs/<key>.json --> results.json, curves.csv, plots
 
-A trial whose result is there already is not run again, so an experiment that was interrupted goes on where it was, and
-one more method costs only its own trials.
+A trial whose result exists is not run again. So an interrupted experiment continues, and an additional method costs
+only its own trials.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _progress: Queue[tuple[str, int]] | None = None  # in a pool's process: where it
 
 
 class Standing(msgspec.Struct):
-    """How far an experiment is."""
+    """Progress of an experiment."""
 
     trials_done: int
     num_trials: int
@@ -46,7 +46,7 @@ class Standing(msgspec.Struct):
 
 
 def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgress) -> list[TrialResult]:
-    """The results of all trials, in order; `jobs` at a time. Raises FtisError of the first that fails."""
+    """Return the results of all trials, in order; `jobs` run at a time. Raises FtisError of the first that fails."""
     runs = out / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     missing = [trial for trial in trials if not _file(runs, trial).exists()]

@@ -1,8 +1,8 @@
-"""A folder for the homes of an experiment's nodes, in memory where the system offers that.
+"""Temporary folder for the homes of an experiment's nodes, in memory if possible.
 
-A node writes its replay buffer and its weights with every step synchronised to the disk. In an experiment the homes are
-thrown away, and waiting for a disk would be most of the time. Who is killed cannot tidy up, so folders of processes
-that are gone are removed by whoever comes next.
+A node writes its replay buffer and its weights with every step synced to disk. The homes of an experiment are
+temporary, and waiting for the disk would take most of the time. A killed process cannot clean up, so the next
+experiment removes folders of processes that no longer exist.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PREFIX = "ftis-compare-"
 
 @contextmanager
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A folder of this process's own, removed at the end."""
+    """Create a folder for this process and remove it at the end."""
     root = parent or (MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else Path(tempfile.gettempdir()))
     for folder in root.glob(f"{PREFIX}*"):
         if not _is_alive(folder.name.removeprefix(PREFIX)):
-            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+            shutil.rmtree(folder, ignore_errors=True)  # another user's folder stays
     own = root / f"{PREFIX}{os.getpid()}"
-    shutil.rmtree(own, ignore_errors=True)  # of a process that had our number
-    own.mkdir(mode=0o700)  # raises where someone else has put anything in this place
+    shutil.rmtree(own, ignore_errors=True)  # of an earlier process with our pid
+    own.mkdir(mode=0o700)  # raises if another user created something at this path
     try:
         yield own
     finally:

@@ -1,10 +1,10 @@
 """One trial of an experiment: a swarm of nodes with one method and one seed, from step 0 to the last.
 
-    models --> members, each with the node's own loops --> loopback swarm --> event trails --> TrialResult
-                 generate -> publish -> pull -> intake (the door) -> replay buffer -> train
+    models --> members, each with the node's own loops --> loopback swarm --> event logs --> TrialResult
+                 generate -> publish -> pull -> intake (validation) -> replay buffer -> train
 
-There is no training loop here: the members are nodes, with parts that live in this process (`in_process.py`) and a gate
-that keeps them in step (`lockstep.py`). What happened is read from their event trails, as `demo` does.
+There is no training loop here. The members are nodes whose parts run in this process (`in_process.py`), with a gate
+that makes them synchronous (`synchronous_rounds.py`). The results are read from their event logs, as in the demo.
 """
 
 from __future__ import annotations

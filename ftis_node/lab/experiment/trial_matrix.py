@@ -1,8 +1,8 @@
-"""The trials of an experiment: every combination of pairing, method, sharing, delay, number of nodes, lie and seed.
+"""The trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, lie and seed.
 
-The fairness rule: in every trial an update takes the same number of completions. `alone` generates all of them itself;
-in a swarm of n nodes each generates an n-th and takes the others' in. The controls (`alone.py`) generate as much as a
-node of the swarm does, and have no peers.
+Fairness: in every trial an update takes the same number of completions. `alone` generates all of them itself. In a
+swarm of n nodes each generates 1/n and receives the others. The controls (`baseline.py`) generate as much as a node of
+the swarm and have no peers.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from ftis_node.config.node import LoraSection
     from ftis_node.lab.experiment.pairs import Pair
 
-SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and foreign groups drawn, and own ones generated
-CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; so many foreign groups taken of those that are made
-FILLED = "filled"  # vertical, and own groups stand in for foreign ones that were refused
+SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups drawn, and own ones generated
+CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; number of remote groups taken
+FILLED = "filled"  # vertical, and own groups replace rejected remote ones
 DIVIDED = "divided"  # vertical, and each node generates more of the parts where it has an advantage
-NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # settings of every method beside the loss's own
+NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # parameters of every method, besides those of the loss
 FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share")
 FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What `compare` was asked for. Axes with one value do not show in the labels of the results."""
+    """Parameters of `compare`. Axes with one value do not appear in the labels of the results."""
 
     base: RunManifest
     pairs: tuple[Pair, ...]
@@ -64,12 +64,12 @@ class Experiment:
 
     @property
     def completions_per_update(self) -> int:
-        """Of one learner, in every trial but those of a SAPO split."""
+        """Completions per update of one learner, in every trial but those of a SAPO split."""
         step = self.base.step
         return (step.own_groups + step.foreign_groups) * self.base.sampling.group_size
 
     def trials(self) -> list[Trial]:
-        """All of them, each once, seeds in the outermost turn: early results show all methods.
+        """Return all trials without duplicates, seeds outermost, so that early results show all methods.
 
         Raises UsageError for a setting that does not fit.
         """
@@ -81,7 +81,7 @@ class Experiment:
 
     @property
     def all_methods(self) -> tuple[str, ...]:
-        """What was asked for, after the controls where those are wanted: they mean something beside a swarm alone."""
+        """The given methods, after the controls if those are requested and a swarm is among the methods."""
         has_swarm = any(not is_alone(method) for method in self.methods)
         controls = (ALONE, *CONTROLS) if self.controls and has_swarm else ()
         return tuple(dict.fromkeys((*controls, *self.methods)))
@@ -102,7 +102,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One cell of the grid."""
+    """One cell of the trial matrix."""
 
     experiment: Experiment
     pair: Pair
@@ -132,7 +132,7 @@ class Setting:
         object.__setattr__(self, "labels", labels)
 
     def trials(self, seed: int) -> Iterator[Trial]:
-        """One swarm, or for `alone` one solo run for every model of the pairing."""
+        """Yield one swarm, or for `alone` one run for every model of the pairing."""
         if is_alone(self.method):
             for member in self.pair.members:
                 yield self.trial([Member(member.name, member.model, member.lora)], seed)
@@ -150,7 +150,7 @@ class Setting:
         yield self.trial(members, seed)
 
     def _late(self, last: Member) -> Member:
-        """The last node with its own delay, if any. A copy of another node's model then has a name of its own."""
+        """Return the last node with its own delay, if any. A copy of another node's model gets its own name."""
         _, delay = parse_delays(self.delay)
         if delay is None:
             return last
@@ -160,7 +160,6 @@ class Setting:
         return replace(last, name=model + LATE_MARK if mark else model, delay=delay)
 
     def trial(self, members: Sequence[Member], seed: int) -> Trial:
-        """The trial of these members."""
         experiment = self.experiment
         trial = Trial(
             key="",
@@ -205,7 +204,7 @@ class Setting:
             raise UsageError(f"{self.method} with {self.num_nodes} nodes: {first_problem(error)}") from None
 
     def _share_out(self, step: dict[str, Any], sampling: dict[str, Any]) -> None:
-        """Who generates how much of an update."""
+        """Set how much of an update each node generates."""
         base, nodes = self.experiment.base, self.num_nodes
         total = base.step.own_groups + base.step.foreign_groups
         if match := SAPO.fullmatch(self.share):
@@ -234,7 +233,7 @@ class Setting:
             raise UsageError(f"no sharing {self.share!r}: use {known}")
 
     def _share_evenly(self, step: dict[str, Any]) -> None:
-        """Each node generates an n-th of an update's prompts, and takes the others'."""
+        """Let each node generate 1/n of an update's prompts and receive the others."""
         total = self.experiment.base.step.own_groups + self.experiment.base.step.foreign_groups
         if total % self.num_nodes:
             raise UsageError(f"{self.num_nodes} nodes cannot share {total} prompts an update evenly")
@@ -247,9 +246,9 @@ class Setting:
 
 
 def parse_method(text: str, base: MethodSection) -> MethodSection:
-    """`NAME` or `NAME:parameter=value:...`. Raises UsageError.
+    """Parse `NAME` or `NAME:parameter=value:...`. Raises UsageError.
 
-    What the base sets holds for every method that has such a parameter, the filter's for those that filter.
+    Parameters of the base apply to every method that has them, those of the filter to methods that filter.
     """
     name, *pairs = text.split(":")
     try:
@@ -272,7 +271,7 @@ def parse_method(text: str, base: MethodSection) -> MethodSection:
 
 
 def with_key(trial: Trial) -> Trial:
-    """The trial with a name that follows from all that decides its outcome."""
+    """Return the trial with a key derived from all that determines its result."""
     described = {
         "manifest": trial.manifest.model_dump(mode="json"),
         "members": [_given(member) for member in trial.members],
@@ -293,5 +292,5 @@ def with_key(trial: Trial) -> Trial:
 
 
 def _given(member: Member) -> dict[str, Any]:
-    """A member's fields; those that came later are left out where they say nothing, so that old keys stay."""
+    """Return a member's fields. Fields added later are left out if unset, so that old keys stay valid."""
     return {name: value for name, value in asdict(member).items() if value is not None or name == "lie"}

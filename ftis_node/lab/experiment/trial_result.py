@@ -1,4 +1,4 @@
-"""What a trial leaves behind: the figures of each member, read from its event trail."""
+"""Result of a trial: the metrics of each member, read from its event log."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 class LogRatios(msgspec.Struct, frozen=True):
-    """Tokens of a step's own or foreign completions by log rho (learner less generator), A > 0 and A < 0 apart.
+    """Histogram of the tokens of a step by log rho (learner minus generator), for A > 0 and A < 0 separately.
 
-    The bins are those between `algorithms.diagnostics.LOG_RATIO_EDGES`; there are none where no token was counted.
+    The bins are those between `algorithms.diagnostics.LOG_RATIO_EDGES`; there are none if no token was counted.
     """
 
     step: int

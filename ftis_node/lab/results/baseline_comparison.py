@@ -1,12 +1,12 @@
-"""A swarm's node beside the same model without peers: what sharing is worth at equal own generation.
+"""Compares a node of a swarm with the same model without peers: the benefit of sharing at equal own generation.
 
-The better control is, of the lines that generate as much as the node does itself (`alone:own`, with one or several
-updates a batch), the one that ends highest: so that nobody can say that the gain is but more steps. Differences are
-paired: both lines have the same starting model, prompts and seeds in each run. The interval is Student's, over the same
-values that a mean's error is taken over.
+The control is the best of the lines that generate as much as the node itself (`alone:own`, with one or several updates
+per batch). This excludes that the gain comes from more steps only. Differences are paired: both lines have the same
+initial model, prompts and seeds in each run. The interval is Student's, over the values from which the error of the
+mean is computed.
 
-*Worth of a foreign group*: the gain in the mean of the curve over `alone:own`, divided by what as many own groups would
-have gained, which is what `alone` gains: 1 means that a peer's group is as good as an own one.
+*Worth of a remote group*: the gain in the mean of the curve over `alone:own`, divided by the gain of as many own
+groups, which is that of `alone`. 1 means that a peer's group is as good as an own one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What the experiment with domain experts found: who knows which domain, alone and together, and what it cost.
+"""Report of the experiment with domain experts: accuracy of each expert and of all together, and the cost.
 
-Means over seeds with the standard error of the mean. A *cell* is one arm, apart or sharing; its seeds are what means
-and errors are taken over.
+Values are means over seeds with the standard error of the mean. A *cell* is one arm, separate or sharing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plots of an experiment: learning curves, methods side by side, and accuracy along an axis that was varied."""
+"""Plots of an experiment: learning curves, methods side by side, and accuracy along a varied axis."""
 
 from __future__ import annotations
 

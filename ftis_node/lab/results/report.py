@@ -1,4 +1,4 @@
-"""Writes what an experiment found: results.json, CSV files, table.md and the plots (see docs/experiments.md)."""
+"""Writes the results of an experiment: results.json, CSV files, table.md and plots (see docs/experiments.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Figures of the steps: all of them as a CSV file, and those that the papers show as a table of means.
+"""Metrics of the steps: all of them as a CSV file, and those that the papers show as a table of means.
 
-What the filter kept, and what own and foreign completions were worth (`algorithms/diagnostics.py` has the formulas).
+They show what the filter kept, and how useful own and remote completions were (`algorithms/diagnostics.py` has the
+formulas).
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""From the results of trials to figures: curves as rows of a CSV file, means with standard errors as a table.
+"""Summarizes the results of trials: curves as rows of a CSV file, means with standard errors as a table.
 
-A *line* of an experiment is one model under one setting. Means and standard errors are taken over seeds of the
-starting models where there are several, after a mean over the seeds of each model; else over the seeds of prompts and
-sampling. The standard error is that of the mean, with n - 1 in the deviation; of one value there is none. The test set
-adds the binomial error of its own problems, which is the same in every line of a table and cancels in no difference of
-unlike ones: it has a column of its own.
+A *line* of an experiment is one model under one setting. Means and standard errors are taken over seeds of the initial
+models if there are several, after averaging over the other seeds of each model. Otherwise they are taken over the seeds
+of prompts and sampling. The standard error is that of the mean, with n - 1 in the deviation; for one value there is
+none.
+
+The binomial error of the test set has a column of its own. It is the same in every line of a table, and does not cancel
+in differences between different test sets.
 """
 
 from __future__ import annotations
