@@ -64,7 +64,9 @@ class Arm:
         return min(sorted(tried, reverse=True), key=lambda steps: abs(self.cost(steps, is_apart=is_apart) - goal))
 
     def cost(self, steps: tuple[int, ...], *, is_apart: bool) -> float:
-        """Of so many steps, in parameters x updates: whoever shares generates less, and more once others have left."""
+        """Return the cost of so many steps in parameters x updates; a node that shares generates less until others
+        leave.
+        """
         num_nodes = 1 if is_apart else len(steps)
         total = 0.0
         for size, last in zip(self.sizes, steps, strict=True):

@@ -240,7 +240,7 @@ class InProcessLearner:
     async def train(
         self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
     ) -> TrainReply:
-        """One step. Nothing is told on the way: in one process there is nobody to begin meanwhile."""
+        """Take one step. No progress is reported: in one process no other part could use it."""
         if self._learner is None:
             raise FtisError("the learner was not started")
         return self._learner.train(groups, step=step)
@@ -282,7 +282,7 @@ class InProcessMakers:
         self._seed = seed
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
-        """Nothing is planned: all members of a swarm share this process. They take turns where they are told to."""
+        """Plan nothing: all members of a swarm share this process. They take turns if the settings say so."""
         return Arrangement(takes_turns=settings.memory.placement == "sleep")
 
     def generation(self, of: Ingredients) -> InProcessGeneration:

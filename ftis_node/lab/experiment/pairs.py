@@ -6,7 +6,7 @@
 | `expertise` | two tiny `s`, one better at additions, one at subtractions       | Qwen2.5 and Qwen2.5-Coder         |
 | `peft`      | one tiny `m`, trained in full by one node, by LoRA by the other  | full and LoRA of one model        |
 | `blind`     | two tiny `s`; each finds no right answer to the other's kind     | -                                 |
-| `sums`      | tiny `s` and `m` of the task `sums`, with unlike habits          | Qwen2.5 1.5B and 3B               |
+| `sums`      | tiny `s` and `m` of the task `sums`, with different habits       | Qwen2.5 1.5B and 3B               |
 | `sums-large`| tiny `m` and `l` of the task `sums`                              | Qwen2.5 3B and larger             |
 | `hdee`      | experts of three domains in four arms: see `hdee.py`             | -                                 |
 | `A,B[,C]`   | folders or hub ids; `:lora` behind one trains a LoRA adapter     | any of them, with real models     |
@@ -64,7 +64,7 @@ class Pair:
     model_seed: int = 0
 
     def swarm(self, num_nodes: int) -> list[PairMember]:
-        """As many nodes as asked for, taking turns through the models; names are told apart by a number."""
+        """Return the nodes, taking turns through the models; copies of a model get a number in their name."""
         nodes = []
         for position in range(num_nodes):
             lap, index = divmod(position, len(self.members))

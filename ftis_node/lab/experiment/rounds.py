@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """`own` and `foreign` groups of an update while all senders are present; `last_steps` says when each one ends."""
+    """`own` and `foreign` (remote) groups of an update while all senders are present; `last_steps`: when each ends."""
 
     own: int
     foreign: int

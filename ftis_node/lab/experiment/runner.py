@@ -51,13 +51,13 @@ def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgre
     runs.mkdir(parents=True, exist_ok=True)
     missing = [trial for trial in trials if not _file(runs, trial).exists()]
     if missing:
-        tell = _Teller(missing, num_trials=len(trials), watch=watch)
+        tell = _ProgressReporter(missing, num_trials=len(trials), watch=watch)
         with scratch_folder() as scratch:
             _run_missing(missing, runs, scratch, jobs=jobs, tell=tell)
     return [_read(runs, trial) for trial in trials]
 
 
-def _run_missing(missing: Sequence[Trial], runs: Path, scratch: Path, *, jobs: int, tell: _Teller) -> None:
+def _run_missing(missing: Sequence[Trial], runs: Path, scratch: Path, *, jobs: int, tell: _ProgressReporter) -> None:
     spawn = multiprocessing.get_context("spawn")
     steps: Queue[tuple[str, int]] = spawn.Queue()
     pool = ProcessPool(
@@ -71,7 +71,7 @@ def _run_missing(missing: Sequence[Trial], runs: Path, scratch: Path, *, jobs: i
                 _raise_failure(future)
             with contextlib.suppress(queue.Empty):
                 while True:
-                    tell.heard(*steps.get_nowait())
+                    tell.note(*steps.get_nowait())
             tell.now(num_left=len(waiting))
     finally:
         pool.stop()
@@ -87,8 +87,8 @@ def _raise_failure(future: Future[None]) -> None:
         raise WorkerDiedError(f"a trial failed: {error!r}; those that are done are kept") from error
 
 
-class _Teller:
-    """Turns steps heard of into a fraction and an estimate. A step's weight is the groups that the swarm trains on."""
+class _ProgressReporter:
+    """Turns finished steps into a fraction and an estimate. A step weighs as many groups as it uses."""
 
     def __init__(self, trials: Sequence[Trial], *, num_trials: int, watch: OnProgress) -> None:
         self._weights = {trial.key: _weight(trial) for trial in trials}
@@ -97,12 +97,12 @@ class _Teller:
         self._num_trials = num_trials
         self._watch = watch
 
-    def heard(self, key: str, step: int) -> None:
-        """A trial has done this step."""
+    def note(self, key: str, step: int) -> None:
+        """Note that a trial has done this step."""
         self._done[key] = step
 
     def now(self, *, num_left: int) -> None:
-        """Tells how things stand."""
+        """Report the progress."""
         total = sum(self._weights[key] * steps for key, steps in self._steps.items())
         fraction = sum(self._weights[key] * done for key, done in self._done.items()) / total
         self._watch(Standing(self._num_trials - num_left, self._num_trials, fraction))
@@ -114,7 +114,7 @@ def _weight(trial: Trial) -> int:
 
 
 def _enter(steps: Queue[tuple[str, int]], owner_pid: int) -> None:
-    """What a process of the pool does first: one core each, and torch must hear of it before it is imported."""
+    """Initialize a process of the pool: one core each, set before torch is imported."""
     global _progress
     die_with_owner(owner_pid)
     _progress = steps

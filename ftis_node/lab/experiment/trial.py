@@ -53,10 +53,10 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node of the swarm. `name` stands in the results; a node with a `lie` does harm.
+    """One node of the swarm. `name` appears in the results; a node with a `lie` is malicious.
 
-    `domain` is the SPEC that it generates for, None: the whole task. `steps`: its last one, None: the trial's.
-    `delay`: how late new weights reach its generator, None: as the trial says.
+    `domain` is the SPEC that it generates for, None: the whole task. `steps`: its last step, None: the trial's.
+    `delay`: delay of new weights at its generator, None: the trial's.
     """
 
     name: str
@@ -70,10 +70,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What to run: `manifest` says what a step takes and how it learns; the specs have this machine's paths in them.
+    """Parameters of one trial. `manifest` says what a step takes and how it learns; the specs contain local paths.
 
-    `labels` are the trial's place in its experiment, `key` its name among stored results. Members that are `apart` do
-    not hear of each other: each is a swarm of its own. The `exam` is taken by all of them together, once trained.
+    `labels` are the trial's cell of the matrix, `key` its name among stored results. Members that are `apart` never
+    meet: each is a swarm of its own. The `exam` evaluates all of them together after training.
     """
 
     key: str
@@ -93,15 +93,15 @@ class Trial:
     exam: Exam | None = None
 
     def last_step(self, member: Member) -> int:
-        """The last step of a member."""
+        """Return the last step of a member."""
         return self.steps if member.steps is None else member.steps
 
     def delay_of(self, member: Member) -> Delay:
-        """How late new weights reach a member's generator."""
+        """Return the delay of new weights at a member's generator."""
         return self.delay if member.delay is None else member.delay
 
     def rounds(self, members: Sequence[Member]) -> Rounds:
-        """What these members, who hear each other, make and take."""
+        """Return the rounds of these members, who share one swarm."""
         step = self.manifest.step
         return Rounds(step.num_generated, step.foreign_groups, tuple(map(self.last_step, members)))
 
@@ -114,12 +114,11 @@ class HonestSender:
 
     @property
     def peer_id(self) -> str:
-        """Its peer id."""
         return self.parts.identity.peer_id
 
     @property
     def groups_sent(self) -> int:
-        """Its groups so far that were announced."""
+        """Number of its groups announced so far."""
         return self.parts.figures.groups_sent
 
 
@@ -135,9 +134,9 @@ class Node(NamedTuple):
 def run_trial(
     trial: Trial, on_progress: Callable[[int], None] = lambda step: None, *, scratch: Path | None = None
 ) -> TrialResult:
-    """Runs a trial in this process; `on_progress` hears of the last step that a node has done.
+    """Run a trial in this process; `on_progress` is called with the last step that a node has finished.
 
-    The nodes' homes lie in a folder inside `scratch` and are removed at the end. Raises FtisError.
+    The nodes' homes are in a folder inside `scratch` and are removed at the end. Raises FtisError.
     """
     started_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trial-", dir=scratch) as folder:
@@ -158,7 +157,7 @@ def run_trial(
 async def _run(
     trial: Trial, folder: Path, on_progress: Callable[[int], None]
 ) -> tuple[list[MemberResult], list[ExamResult]]:
-    """The swarm: all members start, take their steps together, and are read when the last has ended."""
+    """Start all members, run their steps together, and read their results after the last has ended."""
     async with AsyncExitStack() as stack:
         nodes = []
         together, swarm = SynchronousRounds(trial.rounds(trial.members)), LoopbackSwarm()
@@ -172,7 +171,7 @@ async def _run(
             parts = await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers))
             quota = Quota(together.rounds, plans=trial.manifest.step.fill and member.lie is None)
             nodes.append(Node(member, parts, together, quota))
-        await _live_together(trial, nodes, on_progress)
+        await _run_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
         names = {node.parts.identity.peer_id: node.member.name for node in nodes}
         results = [read_member(node.member.name, node.parts, due=node.lockstep.due, names=names) for node in honest]
@@ -182,8 +181,8 @@ async def _run(
         return results, await take_exam(trial.exam, learners, folder / "trained")
 
 
-async def _live_together(trial: Trial, nodes: Sequence[Node], on_progress: Callable[[int], None]) -> None:
-    """Until the last member has ended; the first that fails ends all and is raised as itself."""
+async def _run_together(trial: Trial, nodes: Sequence[Node], on_progress: Callable[[int], None]) -> None:
+    """Wait until the last member has ended; the first failure ends all and is raised."""
     for node in nodes:
         if node.member.lie is None:
             last_step = trial.last_step(node.member)
@@ -229,14 +228,14 @@ async def _watch(figures: list[Figures], on_progress: Callable[[int], None]) -> 
 
 
 def first_error(error: BaseException) -> BaseException:
-    """What stands at the bottom of nested groups."""
+    """Return the innermost error of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _make_home(root: Path, seed: int, index: int) -> Home:
-    """A home whose identity, and with it the order of prompts, follows from the seed."""
+    """Make a home whose identity, and with it the order of prompts, follows from the seed."""
     home = Home(root)
     home.create()
     home.identity.touch(mode=0o600)

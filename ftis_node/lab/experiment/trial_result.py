@@ -166,7 +166,7 @@ def read_member(name: str, parts: Parts, *, due: Callable[[str, int], int], name
 
 
 def _sides(event: dict[str, Any]) -> dict[str, SenderFigures]:
-    """The figures of a step's own completions, and of all foreign ones together."""
+    """Return the metrics of a step's own completions, and of all remote ones together."""
     senders = msgspec.convert(event["by_sender"], list[SenderFigures])
     return {side: add_up(each for each in senders if each.own == (side == "own")) for side in SIDES}
 

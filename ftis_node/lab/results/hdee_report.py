@@ -59,7 +59,7 @@ class Cell:
         )
 
     def figures(self) -> dict[str, Figure]:
-        """What is told of each domain, by name: its own expert before and after, the best one, and all together."""
+        """Return the values of each domain by name: its own expert before and after, the best one, and all together."""
         if self.arm == ONE:
             return {"the model, before": _at(ONE, 0), "the model": _at(ONE, -1)}
         found: dict[str, Figure] = {BEFORE: _own(0), OWN: _own(-1), BEST: self._best}
