@@ -1,4 +1,4 @@
-"""Waiting for the network without guessing how long it takes, and what the tests here put on it."""
+"""Helpers for network tests: wait for a condition, announce until received, serve bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member may try against another over the network, and what comes of it: a counter."""
+"""Attacks of a member over the network: each ends in a counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `base.Gossip` promises, asked of both twins: the one over libp2p and the one inside the process."""
+"""The contract of `interface.Gossip`, tested over libp2p and in memory."""
 
 from __future__ import annotations
 

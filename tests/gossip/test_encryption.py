@@ -1,4 +1,4 @@
-"""A swarm with a shared secret: the cipher by itself, and an outsider who knows everything but the secret."""
+"""A swarm with a shared secret: the cipher alone, and an outsider that knows everything but the secret."""
 
 from __future__ import annotations
 

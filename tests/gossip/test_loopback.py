@@ -1,4 +1,4 @@
-"""The in-process twin's own part: delay and loss by hooks, and a run that repeats itself."""
+"""The in-memory implementation: delay and loss by hooks, and repeatable runs."""
 
 from __future__ import annotations
 

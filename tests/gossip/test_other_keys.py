@@ -1,4 +1,4 @@
-"""Peers whose key is RSA, secp256k1 or ECDSA, over real p2pd: they are counted, and nothing else comes of them."""
+"""Peers with RSA, secp256k1 or ECDSA keys over real p2pd: counted and otherwise ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts: back-off, whom to dial, slots, the standing in words, the bounded queue."""
+"""Pure parts: back-off, addresses to dial, slots, connection state, the bounded queue."""
 
 from __future__ import annotations
 
@@ -73,19 +73,19 @@ def test_the_standing_in_words(standing: ConnectionFacts, phase: SwarmPhase, wor
 
 async def test_the_queue_keeps_the_newest() -> None:
     counters = GossipCounters()
-    inbox = AnnouncementQueue(capacity=3, counters=counters)
+    queue = AnnouncementQueue(capacity=3, counters=counters)
     for number in range(5):
-        inbox.put(GossipMessage("peer", bytes([number])))
-    inbox.close()
-    assert [announcement.payload[0] async for announcement in inbox.drain()] == [2, 3, 4]
+        queue.put(GossipMessage("peer", bytes([number])))
+    queue.close()
+    assert [announcement.payload[0] async for announcement in queue.drain()] == [2, 3, 4]
     assert (counters.announcements_received, counters.announcements_dropped) == (5, 2)
 
 
 async def test_a_fault_reaches_the_reader_after_what_was_waiting() -> None:
-    inbox = AnnouncementQueue(capacity=3, counters=GossipCounters())
-    inbox.put(GossipMessage("peer", b"last"))
-    inbox.close(RuntimeError("a bug"))
-    announcements = inbox.drain()
+    queue = AnnouncementQueue(capacity=3, counters=GossipCounters())
+    queue.put(GossipMessage("peer", b"last"))
+    queue.close(RuntimeError("a bug"))
+    announcements = queue.drain()
     assert (await anext(announcements)).payload == b"last"
     with pytest.raises(RuntimeError, match="a bug"):
         await anext(announcements)

@@ -1,4 +1,4 @@
-"""Values of strangers that once ended a node, or could: entries of the directory, answers, announcements, a twin."""
+"""Values from unknown peers that could end a node: directory entries, answers, announcements, a duplicate identity."""
 
 from __future__ import annotations
 
@@ -195,11 +195,11 @@ async def test_a_hello_that_fails_unexpectedly_ends_no_loop() -> None:
             raise KeyError("nobody expected this")
         return True
 
-    roster = MemberProbe(ask, guard=guard)
+    probe = MemberProbe(ask, guard=guard)
     for _ in range(3):
         async with asyncio.TaskGroup() as group:
-            roster.update(["odd", "good"], group)
-    assert roster.members == ["good"]
+            probe.update(["odd", "good"], group)
+    assert probe.members == ["good"]
     assert asked.count("odd") == 1, "it waits after a fault"
     assert guard.num_faults == {Place.HELLO: 1}
 

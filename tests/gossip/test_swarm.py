@@ -1,4 +1,4 @@
-"""Real p2pd processes on this machine: finding each other, losing each other, dying and leaving nothing behind."""
+"""Real p2pd processes on this machine: connecting, losing peers, crashes, and clean-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""libp2p hosts that are no nodes: a real p2pd whose key is not Ed25519, driven over its control socket."""
+"""libp2p hosts that are not nodes: a real p2pd with another key type, driven over its control socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions under way in seconds, and which of them are worth their place on a generator's or a learner's disk."""
+"""Weight versions in transit, and which are worth storing at a generator or a learner."""
 
 from __future__ import annotations
 

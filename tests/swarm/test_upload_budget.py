@@ -1,4 +1,4 @@
-"""What a node gives: requests a minute, bytes a second, shares."""
+"""Upload budget: requests a minute, bytes a second, fair shares."""
 
 from __future__ import annotations
 

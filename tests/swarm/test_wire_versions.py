@@ -1,4 +1,4 @@
-"""Who must update is told by name, and this node only where most of the others are ahead."""
+"""Advice to update: the outdated peer, or this node if most others are ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory's door: whoever stores or reads an entry believes its owner alone."""
+"""Validation of directory entries: nodes store and read only entries signed by their owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's manifest in the directory: only the right one passes, and a joiner finds it by the run's id."""
+"""A run's manifest in the directory: only the right one is accepted, and a joining node finds it by the run id."""
 
 from __future__ import annotations
 

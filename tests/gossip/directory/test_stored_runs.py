@@ -1,4 +1,4 @@
-"""How many shards a bootstrap node passes on is not for one member to say."""
+"""The number of shards that a bootstrap node forwards does not depend on one member's claim."""
 
 from __future__ import annotations
 

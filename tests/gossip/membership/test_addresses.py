@@ -1,4 +1,4 @@
-"""One reader of addresses: whatever it takes is written as bytes, reads back, and is what the other parsers know."""
+"""Address parsing: each accepted address has a binary form that parses back, and all parsers agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is a member: asked once, and again where the answer may change."""
+"""Hello requests: each peer is asked once, and again if its answer may change."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ class Answers:
         return self.by_peer.get(peer_id)
 
 
-async def _look(roster: MemberProbe, *connected: str) -> list[str]:
+async def _look(probe: MemberProbe, *connected: str) -> list[str]:
     async with asyncio.TaskGroup() as group:
-        roster.update(connected, group)
-    return roster.members
+        probe.update(connected, group)
+    return probe.members
 
 
 async def test_those_who_answer_are_asked_once() -> None:
     answers = Answers(member=True, bootstrap=False)
-    roster = MemberProbe(answers)
+    probe = MemberProbe(answers)
     for _ in range(3):
-        assert await _look(roster, "member", "bootstrap") == ["member"]
+        assert await _look(probe, "member", "bootstrap") == ["member"]
     assert answers.asked == ["bootstrap", "member"]
 
 
 async def test_the_silent_are_asked_at_every_look() -> None:
     answers = Answers()
-    roster = MemberProbe(answers)
-    assert await _look(roster, "slow") == []
+    probe = MemberProbe(answers)
+    assert await _look(probe, "slow") == []
     answers.by_peer["slow"] = True
-    assert await _look(roster, "slow") == ["slow"]
+    assert await _look(probe, "slow") == ["slow"]
 
 
 async def test_who_said_no_is_asked_again_in_the_next_round() -> None:
     answers = Answers(starting=False, member=True)
-    roster = MemberProbe(answers)
-    await _look(roster, "starting", "member")
+    probe = MemberProbe(answers)
+    await _look(probe, "starting", "member")
     answers.by_peer["starting"] = True
-    assert await _look(roster, "starting", "member") == ["member"]
-    roster.recheck()
-    assert roster.members == ["member"]
-    assert sorted(await _look(roster, "starting", "member")) == ["member", "starting"]
+    assert await _look(probe, "starting", "member") == ["member"]
+    probe.recheck()
+    assert probe.members == ["member"]
+    assert sorted(await _look(probe, "starting", "member")) == ["member", "starting"]
     assert answers.asked.count("member") == 1
 
 
 async def test_who_has_gone_is_forgotten_and_asked_when_back() -> None:
     answers = Answers(member=True)
-    roster = MemberProbe(answers)
-    await _look(roster, "member")
-    assert await _look(roster) == []
-    assert await _look(roster, "member") == ["member"]
+    probe = MemberProbe(answers)
+    await _look(probe, "member")
+    assert await _look(probe) == []
+    assert await _look(probe, "member") == ["member"]
     assert answers.asked == ["member", "member"]
 
 
@@ -72,16 +72,16 @@ async def test_questions_in_flight_are_bounded() -> None:
         await gate.wait()
         return True
 
-    roster = MemberProbe(ask)
+    probe = MemberProbe(ask)
     peers = [f"peer {number}" for number in range(MAX_HELLOS_IN_FLIGHT + 4)]
     async with asyncio.TaskGroup() as group:
         for _ in range(2):
-            roster.update(peers[:2], group)
+            probe.update(peers[:2], group)
             await asyncio.sleep(0)
         assert num_asked == 2
-        roster.update(peers, group)
+        probe.update(peers, group)
         await asyncio.sleep(0)
         assert num_asked == MAX_HELLOS_IN_FLIGHT
         gate.set()
-    await eventually(lambda: _look(roster, *peers))
-    assert sorted(roster.members) == sorted(peers)
+    await eventually(lambda: _look(probe, *peers))
+    assert sorted(probe.members) == sorted(peers)

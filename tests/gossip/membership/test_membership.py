@@ -1,4 +1,4 @@
-"""The rounds of dialling, with a p2pd and a directory made of lists: who is dialled, when, and after how many reads."""
+"""Rounds of dialling with a fake p2pd and directory: who is dialled, when, and after how many reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts of being reached: kinds of addresses, addresses as bytes, relays' answers, members that are missed."""
+"""Pure parts of connecting: reachability, binary addresses, relay limits, reconnect schedule, Sybil limits."""
 
 from __future__ import annotations
 
@@ -57,39 +57,39 @@ def test_rubbish_of_a_relay_is_a_value_error(answer: bytes) -> None:
         read_reservation(answer)
 
 
-def _missed(capacity: int = 10) -> ReconnectSchedule:
+def _schedule(capacity: int = 10) -> ReconnectSchedule:
     return ReconnectSchedule(
         ExponentialBackoff(first_s=2, ceiling_s=8, jitter=0), patience_s=60, capacity=capacity, rng=random.Random(1)
     )
 
 
 def test_a_lost_member_is_dialled_with_back_off_until_it_is_given_up() -> None:
-    missed = _missed()
-    missed.update(members=["a", "b"], connected=["a", "b"], now=0)
-    assert missed.due(0) == []
+    schedule = _schedule()
+    schedule.update(members=["a", "b"], connected=["a", "b"], now=0)
+    assert schedule.due(0) == []
     turns = []
     for now in range(1, 100):
-        missed.update(members=["b"], connected=["b"], now=now)
-        turns += [now for peer_id in missed.due(now) if peer_id == "a"]
+        schedule.update(members=["b"], connected=["b"], now=now)
+        turns += [now for peer_id in schedule.due(now) if peer_id == "a"]
     assert turns == [3, 7, 15, 23, 31, 39, 47, 55]  # lost at 1: after 2 s, 4 s, then every 8 s, until 61
 
 
 def test_a_member_that_is_back_starts_anew() -> None:
-    missed = _missed()
-    missed.update(members=["a"], connected=["a"], now=0)
-    missed.update(members=[], connected=[], now=10)
-    assert missed.due(12) == ["a"]
-    missed.update(members=[], connected=["a"], now=13)
-    assert missed.due(30) == []
-    missed.update(members=[], connected=[], now=40)
-    assert missed.due(41) == []
-    assert missed.due(42) == ["a"]
+    schedule = _schedule()
+    schedule.update(members=["a"], connected=["a"], now=0)
+    schedule.update(members=[], connected=[], now=10)
+    assert schedule.due(12) == ["a"]
+    schedule.update(members=[], connected=["a"], now=13)
+    assert schedule.due(30) == []
+    schedule.update(members=[], connected=[], now=40)
+    assert schedule.due(41) == []
+    assert schedule.due(42) == ["a"]
 
 
 def test_who_is_missed_is_bounded() -> None:
-    missed = _missed(capacity=3)
-    missed.update(members=[str(number) for number in range(10)], connected=[], now=0)
-    assert missed.due(5) == ["7", "8", "9"]
+    schedule = _schedule(capacity=3)
+    schedule.update(members=[str(number) for number in range(10)], connected=[], now=0)
+    assert schedule.due(5) == ["7", "8", "9"]
 
 
 @pytest.mark.parametrize(

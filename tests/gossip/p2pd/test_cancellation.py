@@ -1,4 +1,4 @@
-"""Cancelling what does not hear: work that loses a cancellation holds nobody up."""
+"""Cancellation of work that may swallow it: no task waits for it forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left to the machine: the key file, ports, the sockets' folder, and a child that dies with its parent."""
+"""Key file, ports, socket folder, and a child process that dies with its parent."""
 
 from __future__ import annotations
 

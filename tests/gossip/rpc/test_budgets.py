@@ -1,4 +1,4 @@
-"""Budgets of the serving side over real p2pds: who asks too much is told so or cut, and everybody else is served."""
+"""Upload and request budgets over real p2pds: excessive requests get BUSY or are cut, other peers are served."""
 
 from __future__ import annotations
 

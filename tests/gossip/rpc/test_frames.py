@@ -1,4 +1,4 @@
-"""The wire of a stream, fed by hand: no peer makes us hold more, or wait longer, than was agreed."""
+"""Frames with hand-made input: size and time limits hold."""
 
 from __future__ import annotations
 

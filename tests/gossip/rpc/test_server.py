@@ -1,4 +1,4 @@
-"""The serving end of streams by itself: who is served, and what is open when it closes or comes at that moment."""
+"""The stream server alone: admission, slots, and streams that are open or accepted while it closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nobody confirmed is announced again."""
+"""Unconfirmed groups are announced again."""
 
 from __future__ import annotations
 

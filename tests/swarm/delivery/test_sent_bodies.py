@@ -1,4 +1,4 @@
-"""Whose confirmations count: what was sent to whom, and claims that are checked."""
+"""Which confirmations count: bodies that were sent, and claims that are verified."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from ftis_node.swarm.delivery.unverified_confirmations import UnverifiedConfirma
 
 
 def test_a_delivery_is_one_peers_and_one_groups() -> None:
-    deliveries = SentBodies()
-    deliveries.note("a", b"1")
-    deliveries.note("a", b"1")
-    assert deliveries.has("a", b"1")
-    assert not deliveries.has("a", b"2")
-    assert not deliveries.has("b", b"1")
-    assert len(deliveries) == 1
+    sent = SentBodies()
+    sent.note("a", b"1")
+    sent.note("a", b"1")
+    assert sent.has("a", b"1")
+    assert not sent.has("a", b"2")
+    assert not sent.has("b", b"1")
+    assert len(sent) == 1
 
 
 def test_who_takes_most_makes_others_forgotten_last() -> None:
-    deliveries = SentBodies(capacity=10)
-    deliveries.note("honest", b"x")
+    sent = SentBodies(capacity=10)
+    sent.note("honest", b"x")
     for number in range(1000):
-        deliveries.note("greedy", number.to_bytes(2, "big"))
-    assert len(deliveries) == 10
-    assert deliveries.has("honest", b"x")
-    assert deliveries.has("greedy", (999).to_bytes(2, "big"))
+        sent.note("greedy", number.to_bytes(2, "big"))
+    assert len(sent) == 10
+    assert sent.has("honest", b"x")
+    assert sent.has("greedy", (999).to_bytes(2, "big"))
     for number in range(100):
-        deliveries.note(f"identity {number}", b"x")
-    assert len(deliveries) == 10
+        sent.note(f"identity {number}", b"x")
+    assert len(sent) == 10
 
 
 def test_claims_are_taken_in_turn_and_bounded() -> None:

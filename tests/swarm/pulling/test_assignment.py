@@ -1,4 +1,4 @@
-"""One member is on duty for each group."""
+"""One member is assigned to each group."""
 
 from __future__ import annotations
 

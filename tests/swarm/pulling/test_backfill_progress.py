@@ -1,4 +1,4 @@
-"""Catching up is told at its begin, while something arrives, and at its end; a few missing groups are no absence."""
+"""Backfill progress is reported at the start, while groups arrive, and at the end; a few missing groups are not."""
 
 from __future__ import annotations
 

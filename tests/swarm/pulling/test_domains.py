@@ -1,4 +1,4 @@
-"""Whose groups are pulled first where nodes have domains."""
+"""Which groups are pulled first if nodes have domains."""
 
 from __future__ import annotations
 

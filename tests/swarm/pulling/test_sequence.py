@@ -1,4 +1,4 @@
-"""Gaps in a sender's running numbers."""
+"""Gaps in a sender's sequence numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blame: the signer for what it signed, the one that handed it over for what it could see, else nobody."""
+"""Attribution: the signer is at fault for contents, the serving peer for what it could check, otherwise none."""
 
 from __future__ import annotations
 

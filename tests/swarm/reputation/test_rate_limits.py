@@ -1,4 +1,4 @@
-"""Quotas of one sender and of all strangers, and the places that one peer may hold."""
+"""Rate limits of one sender and of all new peers, and the buffer places of one peer."""
 
 from __future__ import annotations
 

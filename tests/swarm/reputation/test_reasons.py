@@ -1,4 +1,4 @@
-"""Every reason has its sentence, and it is the one in the documentation."""
+"""Every reason has a sentence, the same as in the documentation."""
 
 from __future__ import annotations
 

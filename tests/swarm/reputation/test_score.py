@@ -1,4 +1,4 @@
-"""Standing: what lowers it, who is banned for how long, and what time forgives."""
+"""Reputation: what lowers it, lengths of bans, decay."""
 
 from __future__ import annotations
 

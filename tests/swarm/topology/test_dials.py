@@ -1,4 +1,4 @@
-"""Whom to dial."""
+"""Which members to dial."""
 
 from __future__ import annotations
 

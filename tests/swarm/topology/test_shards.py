@@ -1,4 +1,4 @@
-"""Which shards a node speaks in and reads."""
+"""In which shard a node announces, and which it reads."""
 
 from __future__ import annotations
 
