@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ftis_node.lab.shapes import SHAPES, save_random_model
+from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
 

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ftis_node.config.manifest import load_manifest
-from ftis_node.lab.pairs import make_models, resolve_pair, tiny_models
+from ftis_node.lab.experiment.pairs import make_models, resolve_pair, tiny_models
 from ftis_node.lab.processes import children
 from ftis_node.telemetry.events import read_events
 from nodes.slowed import Slowed
@@ -52,7 +52,7 @@ from nodes.slowed import Slowed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.lab.pairs import PairMember
+    from ftis_node.lab.experiment.pairs import PairMember
     from ftis_node.lab.processes import Child
 
 PAIR = "sums"

@@ -33,7 +33,7 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.ipc.weights import PublishedWeights
-from ftis_node.lab.shapes import SHAPES, save_random_model
+from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
 from ftis_node.models import resolve_model

@@ -29,7 +29,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from ftis_node.lab.shapes import SHAPES, save_random_model
+from ftis_node.lab.random_models import SHAPES, save_random_model
 from learner_sides.batch import GROUP_SIZE, Counts, count, ragged_groups, with_logprobs
 from learner_sides.job import LORA, Job, write_groups
 from learner_sides.process import take_turns

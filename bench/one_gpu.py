@@ -35,7 +35,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
-from ftis_node.lab.shapes import SHAPES, save_random_model
+from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model

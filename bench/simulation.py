@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from ftis_node.lab.simulation import Figures, SimulationSettings, simulate
+from ftis_node.lab.simulation import SimulationResult, SimulationSettings, simulate
 from ftis_node.lab.simulation.plot import plot_scale
 from ftis_node.lab.simulation.settings import shards_for, simulated_shards_for
 
@@ -28,7 +28,7 @@ def main() -> None:
     options = arguments()
     settings = [settings_for(num_nodes, options) for num_nodes in options.nodes]
     if options.read:
-        figures = [Figures(**one) for path in options.read for one in json.loads(path.read_text())["swarms"]]
+        figures = [SimulationResult(**one) for path in options.read for one in json.loads(path.read_text())["swarms"]]
     elif options.jobs > 1:
         with ProcessPoolExecutor(options.jobs) as pool:
             figures = list(pool.map(run, sorted(settings, key=lambda one: -one.num_nodes)))
@@ -65,7 +65,7 @@ def settings_for(num_nodes: int, options: argparse.Namespace) -> SimulationSetti
     )
 
 
-def run(settings: SimulationSettings) -> Figures:
+def run(settings: SimulationSettings) -> SimulationResult:
     """One swarm, with a line on stderr for each minute of virtual time."""
     begun = time.monotonic()
 
@@ -77,7 +77,7 @@ def run(settings: SimulationSettings) -> Figures:
     return simulate(settings, progress=tell)
 
 
-def table(figures: list[Figures]) -> str:
+def table(figures: list[SimulationResult]) -> str:
     """The chief figures as rows."""
     names = "nodes (simulated)  shards  read  kB/s in  out  memory kB  CPU ms/s  pulled %  at once %  full %  share\n"
     rows = [

@@ -23,9 +23,9 @@ SCENARIOS: Final = (
     "tests/chaos/test_power.py",
     "tests/deploy/test_image_runs.py",
     "tests/injection/test_full_node.py",
-    "tests/lab/test_compare_command.py",
+    "tests/lab/experiment/test_compare_command.py",
     "tests/lab/test_gpu_check.py::test_hand_over_runs_where_they_are_not_installed",
-    "tests/lab/test_hdee.py",
+    "tests/lab/experiment/test_hdee.py",
     "tests/lab/test_tiny.py::test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake",
     "tests/learner/test_learner_kernels.py::test_compiled_layers_give_the_same_step",
     "tests/learner/test_learner_parts.py::test_two_ranks_hold_their_rows_and_never_the_whole",
@@ -84,7 +84,7 @@ LONGEST_FIRST: Final = (
     "attacks",
     "tests/chaos/test_chaos.py",
     "swarm",
-    "tests/lab/test_order_of_methods.py",
+    "tests/lab/experiment/test_order_of_methods.py",
 )
 """Groups that take minutes, so that no worker waits for the other at the end."""
 

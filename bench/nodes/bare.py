@@ -10,8 +10,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.bindings import P2P, Multiaddr, PeerID, p2pd_pb2
-from ftis_node.gossip.control import Control
+from ftis_node.gossip.p2pd.client import P2pdClient
+from ftis_node.gossip.p2pd.hivemind_bindings import P2P, Multiaddr, PeerID, p2pd_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class BareNode:
         self.latencies_s: list[float] = []
         self._others: list[str] = []
         self._control_path = control_path
-        self._control = Control(control_path, timeout_s=CONTROL_TIMEOUT_S)
+        self._control = P2pdClient(control_path, timeout_s=CONTROL_TIMEOUT_S)
         self._p2p = None
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -22,11 +22,11 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, StepSection
 from ftis_node.config.node import NodeSettings, SwarmSection
 from ftis_node.gossip import GossipLimits, NetworkSettings
-from ftis_node.gossip.backoff import Backoff
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.sockets import CONTROL_NAME
-from ftis_node.lab.light_node import LightNode, light_group
+from ftis_node.gossip.p2pd.sockets import CONTROL_NAME
+from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.records.identity import Identity
+from ftis_node.swarm.backoff import ExponentialBackoff
 from nodes.bare import BareNode
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Member:
         self.stored: list[Stored] = []
         self.num_foreign = 0
         self.published_at: list[float] = []
-        self.node: LightNode | None = None
+        self.node: StubNode | None = None
         self._home = Home(folder)
         self._num_nodes = num_nodes
         self._rng = np.random.default_rng(int(folder.name))
@@ -87,11 +87,11 @@ class Member:
             use_nat_helpers=False,
             num_members_wanted=min(NUM_MEMBERS_WANTED, self._num_nodes - 1),
             check_s=CHECK_S if self._num_nodes <= MEASURED_NODES else SURVIVAL_CHECK_S,
-            retry=Backoff(first_s=0.5, ceiling_s=2.0),
+            retry=ExponentialBackoff(first_s=0.5, ceiling_s=2.0),
         )
         limits = GossipLimits(max_body_bytes=self.manifest.wire.max_envelope_bytes)
         gossip = Libp2pGossip(network, identity=self.identity, run_id=self.manifest.run_id, limits=limits)
-        self.node = LightNode(
+        self.node = StubNode(
             self._home, self.identity, gossip, manifest=self.manifest, settings=settings, on_event=self._on_event
         )
         await self.node.start()
@@ -102,7 +102,7 @@ class Member:
         return BareNode(self.peer_id, self._home.sockets / "net" / CONTROL_NAME)
 
     async def publish(self) -> None:
-        group = light_group(self.identity, self.manifest, self._rng, num_tokens=NUM_TOKENS)
+        group = stub_group(self.identity, self.manifest, self._rng, num_tokens=NUM_TOKENS)
         self.published_at.append(time.monotonic())
         await self.node.publish(group)
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.lab.compare import Standing
-    from ftis_node.lab.grid import Experiment
-    from ftis_node.lab.trial import Trial
-    from ftis_node.lab.trial_result import TrialResult
+    from ftis_node.lab.experiment.runner import Standing
+    from ftis_node.lab.experiment.trial import Trial
+    from ftis_node.lab.experiment.trial_matrix import Experiment
+    from ftis_node.lab.experiment.trial_result import TrialResult
     from ftis_node.telemetry.work import OnProgress
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -136,13 +136,13 @@ def compare(
     Writes results.json, curves.csv, curves.png and table.md. Run again, it goes on with what is missing.
     """
     from ftis_node.config.node import LoraSection
-    from ftis_node.lab.grid import Experiment
-    from ftis_node.lab.pairs import resolve_pair
+    from ftis_node.lab.experiment.pairs import resolve_pair
+    from ftis_node.lab.experiment.trial_matrix import Experiment
 
     pairs = tuple(pair or ["size"])
     if is_hdee := HDEE in pairs:
         _check_hdee(context, pairs)
-        from ftis_node.lab.hdee import MIXTURE, SPECS
+        from ftis_node.lab.experiment.hdee import MIXTURE, SPECS
 
         run, task = run or HDEE_PRESET, MIXTURE
     base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
@@ -183,14 +183,14 @@ class _Kind(NamedTuple):
 
 
 def _usual(experiment: Experiment) -> _Kind:
-    from ftis_node.lab.report import write_report
+    from ftis_node.lab.results.report import write_report
 
     return _Kind(experiment.trials(), _fairness(experiment), partial(write_report, experiment))
 
 
 def _hdee(experiment: Experiment, models: Path) -> _Kind:
-    from ftis_node.lab.hdee import hdee_trials
-    from ftis_node.lab.hdee_report import write_hdee_report
+    from ftis_node.lab.experiment.hdee import hdee_trials
+    from ftis_node.lab.results.hdee_report import write_hdee_report
 
     fairness = (
         f"The rules: every update takes {experiment.completions_per_update} completions, and the four arms have the "
@@ -201,8 +201,8 @@ def _hdee(experiment: Experiment, models: Path) -> _Kind:
 
 def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
     """Makes what is missing, models first, and returns the table."""
-    from ftis_node.lab.compare import run_trials
-    from ftis_node.lab.pairs import make_models, tiny_models
+    from ftis_node.lab.experiment.pairs import make_models, tiny_models
+    from ftis_node.lab.experiment.runner import run_trials
 
     out.mkdir(parents=True, exist_ok=True)
     with show_fraction(f"{len(kind.trials)} trials") as show:
@@ -226,7 +226,7 @@ def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
 
 def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
     """Raises UsageError where several seeds are asked for and the models are given, or have one seed."""
-    from ftis_node.lab.pairs import TINY_PAIRS
+    from ftis_node.lab.experiment.pairs import TINY_PAIRS
 
     if model_seeds > 1 and not set(pairs) <= set(TINY_PAIRS):
         raise UsageError(f"--model-seeds is for pairings whose models are made here: {', '.join(TINY_PAIRS)}")
@@ -239,7 +239,7 @@ def _base(
     from pydantic import ValidationError
 
     from ftis_node.config.manifest import MethodSection, first_problem, load_manifest, preset_for_task
-    from ftis_node.lab.pairs import TINY_PAIRS
+    from ftis_node.lab.experiment.pairs import TINY_PAIRS
     from ftis_node.tasks import parse_spec
 
     own_tasks = {TINY_PAIRS.get(name, "") for name in pairs}

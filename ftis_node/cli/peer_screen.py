@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import UsageError
-from ftis_node.swarm.names import find_peer
-from ftis_node.swarm.reasons import sentence
+from ftis_node.swarm.peer_lookup import find_peer
+from ftis_node.swarm.reputation.reasons import sentence
 from ftis_node.telemetry.printable import wrapped
 from ftis_node.telemetry.teaching import teaching_words
 from ftis_node.telemetry.verdict import duration

@@ -1,18 +1,18 @@
-"""How nodes talk: announcements, bodies, confirmations, the directory. The only room that imports hivemind.
+"""The network of a node: announcements, group bodies, confirmations, the directory. Only this package imports hivemind.
 
 What is exported here is light. `ftis_node.gossip.libp2p.Libp2pGossip` and `ftis_node.gossip.bootstrap.BootstrapNode`
-import hivemind, and with it torch: import them where a network is really started.
+import hivemind, and with it torch. Import them only where a network is started.
 """
 
 from __future__ import annotations
 
-from ftis_node.gossip.base import (
-    Announcement,
+from ftis_node.gossip.interface import (
     Fetched,
     FetchOutcome,
     Gossip,
     GossipCounters,
     GossipLimits,
+    GossipMessage,
     PeerConnection,
     SwarmPhase,
     SwarmState,
@@ -21,7 +21,7 @@ from ftis_node.gossip.multiaddr import PeerAddress, parse_listen_address, parse_
 from ftis_node.gossip.settings import NetworkSettings
 
 __all__ = [
-    "Announcement",
+    "GossipMessage",
     "FetchOutcome",
     "Fetched",
     "Gossip",

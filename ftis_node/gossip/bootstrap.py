@@ -1,7 +1,7 @@
-"""A bootstrap node: address book and relay for any number of runs, member of none.
+"""A bootstrap node: directory, relay and forwarder for any number of runs, member of none.
 
-It holds the directory through which members of a run find each other, passes on announcements, and relays bodies
-between members that cannot dial each other.
+It stores the directory in which members of a run find each other, forwards announcements, and relays bodies between
+members that cannot dial each other.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import GossipCounters, GossipLimits
-from ftis_node.gossip.dialling import Dialler
-from ftis_node.gossip.forwarding import Forwarder
-from ftis_node.gossip.link import Link
-from ftis_node.gossip.reception import Reception
-from ftis_node.gossip.session import Session, Station
+from ftis_node.gossip.interface import GossipCounters, GossipLimits
+from ftis_node.gossip.membership.dialler import Dialler
+from ftis_node.gossip.p2pd.session import P2pdConfig, Session
+from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
+from ftis_node.gossip.pubsub.forwarding import TopicForwarder
+from ftis_node.gossip.rpc.admission import AdmissionControl
 from ftis_node.swarm.peer_guard import PeerGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.gossip.base import PeerConnection
+    from ftis_node.gossip.interface import PeerConnection
     from ftis_node.gossip.settings import NetworkSettings
     from ftis_node.records.identity import Identity
 
 
 class BootstrapNode:
-    """Runs until closed. `settings.peers` may name other bootstrap nodes: together they hold one directory."""
+    """Bootstrap node; runs until closed. `settings.peers` may name other bootstrap nodes: they share one directory."""
 
     def __init__(self, settings: NetworkSettings, *, identity: Identity, limits: GossipLimits | None = None) -> None:
         limits = limits or GossipLimits()
@@ -39,43 +39,40 @@ class BootstrapNode:
         self.peer_id = identity.peer_id
         self.addresses: list[str] = []
         self.counters = GossipCounters()
-        station = Station(
+        config = P2pdConfig(
             settings=settings,
             identity=identity,
             limits=limits,
             counters=self.counters,
             handlers={},
-            reception=Reception(limits),
+            admission=AdmissionControl(limits),
             is_public=True,
             guard=self.guard,
         )
-        self._link = Link(station, self._work, on_end=self._on_end)
+        self._supervisor = P2pdSupervisor(config, self._work, on_end=self._on_end)
 
     async def start(self) -> None:
-        """Returns once this node can be dialled. Raises as `base.Gossip.start` does."""
-        await self._link.start()
+        """Return once this node can be dialled. Raises the same errors as `interface.Gossip.start`."""
+        await self._supervisor.start()
 
     async def run_until_closed(self) -> None:
-        """Waits until the node is closed. Raises what ended it otherwise."""
+        """Wait until the node is closed. Raises the error that ended it otherwise."""
         await self._has_ended.wait()
         if self._error is not None:
             raise self._error
 
     async def close(self) -> None:
-        """Leaves."""
-        await self._link.close()
+        await self._supervisor.close()
 
     async def connected_peers(self) -> list[PeerConnection]:
-        """Peers with an open connection."""
-        return [] if self._link.session is None else await self._link.session.control.connected_peers()
+        return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
-        """One life of p2pd."""
         self.addresses = [f"{address}/p2p/{self.peer_id}" for address in session.listening_on]
         on_ready()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_dialling(session), name="bootstrap-dial")
-            group.create_task(Forwarder(session, look_s=self._settings.forward_s).run(), name="bootstrap-forward")
+            group.create_task(TopicForwarder(session, look_s=self._settings.forward_s).run(), name="bootstrap-forward")
 
     async def _keep_dialling(self, session: Session) -> None:
         while True:

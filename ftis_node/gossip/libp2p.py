@@ -1,10 +1,10 @@
-"""The swarm over libp2p: announcements by gossipsub, bodies and confirmations by streams, the directory in the DHT.
+"""The swarm over libp2p: announcements over gossipsub, bodies and confirmations over streams, the directory in the DHT.
 
-    announce --> p2pd --> gossipsub topic of the run --> p2pd --> inbox --> announcements
+    announce --> p2pd --> gossipsub topic of the run --> p2pd --> announcement queue --> announcements
     fetch    --> p2pd --> stream of the run's "fetch" --> p2pd --> stream server --> lookup
-    p2pd of either side finds the way: relays, hole punching, and the addresses in Kademlia are its business
 
-Importing this file imports hivemind, and with it torch.
+p2pd finds the path between two nodes: relays, hole punching, addresses in the DHT. Importing this file imports
+hivemind, and with it torch.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.base import Announcement, Fetched, FetchOutcome, GossipLimits, SwarmPhase
-from ftis_node.gossip.calls import PeerCalls
-from ftis_node.gossip.inbox import Inbox
-from ftis_node.gossip.link import Link
-from ftis_node.gossip.membership import SEEN_TTLS, Membership
-from ftis_node.gossip.names import Service, protocol, topic
-from ftis_node.gossip.pulling import pull_items
-from ftis_node.gossip.reachability import Reachability, reachability_of
-from ftis_node.gossip.secret import OPEN, SecretSeal
-from ftis_node.gossip.session import Session, Station
-from ftis_node.gossip.standing import TWIN_WORDS, with_twin
-from ftis_node.gossip.topics import Topics
+from ftis_node.gossip.encryption import NO_CIPHER, SecretCipher
+from ftis_node.gossip.interface import Fetched, FetchOutcome, GossipLimits, GossipMessage, SwarmPhase
+from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY, with_duplicate_identity
+from ftis_node.gossip.membership.membership import SEEN_TTLS, Membership
+from ftis_node.gossip.membership.reachability import Reachability, reachability_of
+from ftis_node.gossip.p2pd.session import P2pdConfig, Session
+from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
+from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue
+from ftis_node.gossip.pubsub.subscriptions import Subscriptions
+from ftis_node.gossip.rpc.calls import PeerCalls
+from ftis_node.gossip.rpc.client import pull_items
+from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
-    from ftis_node.gossip.base import PeerConnection, SwarmState
-    from ftis_node.gossip.bodies import Pull
+    from ftis_node.gossip.interface import PeerConnection, SwarmState
+    from ftis_node.gossip.rpc.bounds import ItemCollector
     from ftis_node.gossip.settings import NetworkSettings
     from ftis_node.records.identity import Identity
 
@@ -45,7 +45,7 @@ SECRET_HINT = "only holders of the same secret are met: is `swarm.secret_file` t
 
 
 class Libp2pGossip(PeerCalls):
-    """One node's part in one run's swarm. Keeps the protocol `base.Gossip`."""
+    """Implementation of `interface.Gossip` over a p2pd child process."""
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ class Libp2pGossip(PeerCalls):
         num_shards: int = 1,
         secret: bytes | None = None,
     ) -> None:
-        """Reads all of the run's `num_shards` until told which. With a `secret` only its holders are members.
+        """Read all of the run's `num_shards` until `read_shards` is called. A `secret` admits only its holders.
 
-        Raises ValueError for an impossible run id, and for a secret of fewer than 32 bytes.
+        Raises ValueError for an invalid run id, and for a secret of fewer than 32 bytes.
         """
         super().__init__(peer_id=identity.peer_id, run_id=run_id, limits=limits or GossipLimits())
-        self._inbox = Inbox(capacity=self._limits.max_queued_announcements, counters=self._counters)
-        self._seal = OPEN if secret is None else SecretSeal(secret, run_id=run_id)
-        self._run_name = self._seal.wire_name(run_id)
+        self._queue = AnnouncementQueue(capacity=self._limits.max_queued_announcements, counters=self._counters)
+        self._cipher = NO_CIPHER if secret is None else SecretCipher(secret, run_id=run_id)
+        self._run_name = self._cipher.wire_name(run_id)
         self._settings = settings
-        self._twin_seen_at: float | None = None
-        self._topics = Topics(range(num_shards), hear=self._hear)
+        self._duplicate_seen_at: float | None = None
+        self._subscriptions = Subscriptions(range(num_shards), on_message=self._on_message)
         self._membership = Membership(
             settings,
             run_id=self._run_name,
@@ -77,65 +77,63 @@ class Libp2pGossip(PeerCalls):
             guard=self._guard,
         )
         handlers = {protocol(self._run_name, service): handler for service, handler in self._services.handlers.items()}
-        station = Station(
+        config = P2pdConfig(
             settings=settings,
             identity=identity,
             limits=self._limits,
             counters=self._counters,
             handlers=handlers,
-            reception=self._reception,
-            seal=self._seal,
+            admission=self._admission,
+            cipher=self._cipher,
             guard=self._guard,
-            on_twin=self._note_twin,
+            on_duplicate_identity=self._note_duplicate_identity,
         )
-        self._link = Link(station, self._work, on_end=self._inbox.close)
+        self._supervisor = P2pdSupervisor(config, self._work, on_end=self._queue.close)
 
     @property
     def addresses(self) -> list[str]:
-        """Dialable multiaddrs, as of the last look."""
+        """Multiaddrs at which this node can be dialled, as of the last poll."""
         return list(self._membership.addresses)
 
     @property
     def state(self) -> SwarmState:
-        """Where this node stands."""
-        state = self._link.down_state() if self._link.session is None else self._membership.state()
-        if state.state is SwarmPhase.SOLO and self._seal is not OPEN:
+        state = self._supervisor.down_state() if self._supervisor.session is None else self._membership.state()
+        if state.state is SwarmPhase.SOLO and self._cipher is not NO_CIPHER:
             state = replace(state, reason=f"{state.reason}; {SECRET_HINT}")
-        return with_twin(state) if self._has_twin() else state
+        return with_duplicate_identity(state) if self._has_duplicate_identity() else state
 
     @property
     def clock_skew_s(self) -> float | None:
-        """Another peer's clock less ours, in seconds; None until one was met."""
-        return None if self._link.session is None else self._link.session.directory.clock_skew_s
+        """See `interface.Gossip.clock_skew_s`."""
+        return None if self._supervisor.session is None else self._supervisor.session.directory.clock_skew_s
 
     @property
     def reachability(self) -> Reachability:
-        """Whether others can dial this node, as of the last look."""
+        """How peers can dial this node, as of the last poll."""
         return reachability_of(self.addresses)
 
     @property
     def process_id(self) -> int | None:
-        """The process id of p2pd, None while it is down."""
-        return None if self._link.session is None else self._link.session.process.pid
+        """Process id of p2pd, None while it is down."""
+        return None if self._supervisor.session is None else self._supervisor.session.process.pid
 
     async def start(self) -> None:
-        """Joins the run's swarm; see `base.Gossip.start`."""
-        await self._link.start()
+        """See `interface.Gossip.start`."""
+        await self._supervisor.start()
 
     async def close(self) -> None:
-        """Leaves, and leaves nothing running or lying about."""
-        await self._link.close()
+        await self._supervisor.close()
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
-        """Tells the members that read a shard; see `base.Gossip.announce`."""
+        """See `interface.Gossip.announce`."""
         self._check_announcement(payload)
-        if self._link.session is None:
+        if self._supervisor.session is None:
             self._counters.announcements_unsent += 1
             return False
         try:
             name = topic(self._run_name, shard)
-            sealed = self._seal.close(payload, "announcement", self._peer_id, name)
-            await self._link.session.control.publish(name, sealed)
+            ciphertext = self._cipher.encrypt(payload, "announcement", self._peer_id, name)
+            await self._supervisor.session.client.publish(name, ciphertext)
         except (OSError, EOFError):  # p2pd is going down
             self._counters.announcements_unsent += 1
             return False
@@ -143,112 +141,111 @@ class Libp2pGossip(PeerCalls):
         return True
 
     async def read_shards(self, shards: Collection[int]) -> None:
-        """Reads these shards from now on; see `base.Gossip.read_shards`."""
+        """See `interface.Gossip.read_shards`."""
         self._membership.read_shards = frozenset(shards)
-        await self._topics.choose(shards)
+        await self._subscriptions.choose(shards)
 
-    def announcements(self) -> AsyncIterator[Announcement]:
-        """Announcements of others, until closed. Raises the fault of ours that ended the network, if one did."""
-        return self._inbox.drain()
+    def announcements(self) -> AsyncIterator[GossipMessage]:
+        """See `interface.Gossip.announcements`. Raises the internal error that ended the network, if one did."""
+        return self._queue.drain()
 
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
-        """Puts this node's record into the directory; see `base.Gossip.publish_record`."""
+        """See `interface.Gossip.publish_record`."""
         self._check_record(value, ttl_s=ttl_s)
-        if self._link.session is None:
+        if self._supervisor.session is None:
             return False
         try:
-            return await self._link.session.directory.publish_record(self._run_name, value, ttl_s=ttl_s)
+            return await self._supervisor.session.directory.publish_record(self._run_name, value, ttl_s=ttl_s)
         except TimeoutError:
             return False
 
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
-        """Puts the run's manifest into the directory; see `base.Gossip.publish_manifest`."""
-        if self._link.session is None or self._run_name != self._run_id:
+        """See `interface.Gossip.publish_manifest`."""
+        if self._supervisor.session is None or self._run_name != self._run_id:
             return False
         try:
-            return await self._link.session.directory.publish_manifest(self._run_id, canonical, ttl_s=ttl_s)
+            return await self._supervisor.session.directory.publish_manifest(self._run_id, canonical, ttl_s=ttl_s)
         except TimeoutError:
             return False
 
     async def get_record(self, peer_id: str) -> bytes | None:
-        """A peer's record in this run's directory."""
-        if self._link.session is None:
+        if self._supervisor.session is None:
             return None
         try:
-            return await self._link.session.directory.get_record(self._run_name, peer_id)
+            return await self._supervisor.session.directory.get_record(self._run_name, peer_id)
         except TimeoutError:
             return None
 
     async def connected_peers(self) -> list[PeerConnection]:
-        """Peers with an open connection."""
         try:
-            return [] if self._link.session is None else await self._link.session.control.connected_peers()
+            return [] if self._supervisor.session is None else await self._supervisor.session.client.connected_peers()
         except (OSError, EOFError):  # p2pd is going down
             return []
 
     async def members(self) -> list[str]:
-        """Connected members of this run, as of the last look."""
-        return [] if self._link.session is None else self._membership.members
+        """Connected members of this run, as of the last poll."""
+        return [] if self._supervisor.session is None else self._membership.members
 
     async def known_members(self) -> list[str]:
-        """Other members, connected or seen in the directory lately."""
         return self._membership.known_members()
 
     async def shard_members(self) -> list[str]:
-        """Other members of this node's own shard, as of the last look."""
+        """Other members of this node's own shard, as of the last poll."""
         return self._membership.shard_members
 
-    async def _pull(self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float) -> Fetched:
-        if self._link.session is None:
-            return pull.end(FetchOutcome.UNREACHABLE)
+    async def _pull(
+        self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
+    ) -> Fetched:
+        if self._supervisor.session is None:
+            return items.end(FetchOutcome.UNREACHABLE)
         return await pull_items(
-            self._link.session.caller,
+            self._supervisor.session.caller,
             peer_id,
             protocol(self._run_name, service),
             request,
-            pull=pull,
+            items=items,
             idle_s=self._limits.idle_timeout_s,
             timeout_s=timeout_s,
         )
 
     async def _work(self, session: Session, on_ready: Callable[[], None]) -> None:
-        """One life of p2pd: reads the run's topics and keeps this node among its members."""
+        """Run one p2pd session: read the run's topics and keep this node connected to members."""
         async with asyncio.TaskGroup() as group:
             group.create_task(
-                self._topics.follow(lambda shard: session.control.subscribe(topic(self._run_name, shard))),
+                self._subscriptions.follow(lambda shard: session.client.subscribe(topic(self._run_name, shard))),
                 name="gossip-topics",
             )
-            await self._topics.settled()
+            await self._subscriptions.settled()
             await self._membership.look(session)
             on_ready()
             group.create_task(self._membership.keep(session), name="gossip-membership")
 
-    def _note_twin(self) -> None:
-        if self._twin_seen_at is None:
-            logger.warning("%s (peer id %s)", TWIN_WORDS, self._peer_id)
-        self._twin_seen_at = asyncio.get_running_loop().time()
+    def _note_duplicate_identity(self) -> None:
+        if self._duplicate_seen_at is None:
+            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self._peer_id)
+        self._duplicate_seen_at = asyncio.get_running_loop().time()
 
-    def _has_twin(self) -> bool:
-        """Whether another node's entry under this identity was seen lately."""
-        seen_at, kept_s = self._twin_seen_at, SEEN_TTLS * self._settings.member_ttl_s
+    def _has_duplicate_identity(self) -> bool:
+        """Return whether a directory entry of another node under this identity was seen recently."""
+        seen_at, kept_s = self._duplicate_seen_at, SEEN_TTLS * self._settings.member_ttl_s
         return seen_at is not None and asyncio.get_running_loop().time() < seen_at + kept_s
 
-    def _hear(self, shard: int, message: Announcement) -> None:
+    def _on_message(self, shard: int, message: GossipMessage) -> None:
         if message.sender == self._peer_id:
             return
         with self._guard.work_for(message.sender, Place.MESSAGE):
-            self._take(shard, message)
+            self._receive(shard, message)
 
-    def _take(self, shard: int, message: Announcement) -> None:
+    def _receive(self, shard: int, message: GossipMessage) -> None:
         try:
-            payload = self._opened(message, topic(self._run_name, shard))
+            payload = self._decrypted(message, topic(self._run_name, shard))
         except RecordError as error:
             self._refuse_announcement(message.sender, error)
             return
-        self._inbox.put(Announcement(message.sender, payload, shard))
+        self._queue.put(GossipMessage(message.sender, payload, shard))
 
-    def _opened(self, message: Announcement, name: str) -> bytes:
-        """The announcement in a message of a topic. Raises RecordError where it is too large, or sealed otherwise."""
-        if len(message.payload) > self._limits.max_announcement_bytes + self._seal.overhead_bytes:
+    def _decrypted(self, message: GossipMessage, name: str) -> bytes:
+        """Return the decrypted payload. Raises RecordError if it is too large or cannot be decrypted."""
+        if len(message.payload) > self._limits.max_announcement_bytes + self._cipher.overhead_bytes:
             raise RecordError("size", f"an announcement of {len(message.payload)} bytes")
-        return self._seal.open(message.payload, "announcement", message.sender, name)
+        return self._cipher.decrypt(message.payload, "announcement", message.sender, name)

@@ -1,13 +1,13 @@
-"""The swarm inside one process: the same protocol, the same bounds, no sockets. For tests and experiments.
+"""The swarm within one process: the same protocol and limits, no sockets. For tests and experiments.
 
     swarm = LoopbackSwarm()
     alice = swarm.join("12D3KooWAlice...", run_id="r")
     bob = swarm.join("12D3KooWBob...", run_id="r")
     await alice.start(); await bob.start(); await alice.announce(b"...")
 
-Without hooks everything arrives, at once and in the order sent. Two hooks make it a bad network: `delay_s(sender,
-receiver)` in seconds, and `loses(sender, receiver, payload)` for announcements and for requests. Both are the caller's,
-so a run with a seeded random source repeats itself.
+Without hooks every message arrives immediately and in order. Two hooks simulate a bad network: `delay_s(sender,
+receiver)` in seconds, and `loses(sender, receiver, payload)` for announcements and requests. A seeded random source in
+the hooks makes a run repeatable.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.base import (
-    Announcement,
+from ftis_node.gossip.interface import (
     Fetched,
     FetchOutcome,
     GossipLimits,
+    GossipMessage,
     PeerConnection,
     SwarmPhase,
     SwarmState,
 )
-from ftis_node.gossip.bodies import outcome_of
-from ftis_node.gossip.calls import PeerCalls
-from ftis_node.gossip.inbox import Inbox
-from ftis_node.gossip.reachability import Reachability, reachability_of
-from ftis_node.gossip.reception import OverBudget
-from ftis_node.gossip.standing import TWIN_WORDS, Standing, with_twin
+from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY, ConnectionFacts, with_duplicate_identity
+from ftis_node.gossip.membership.reachability import Reachability, reachability_of
+from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue
+from ftis_node.gossip.rpc.admission import OverBudget
+from ftis_node.gossip.rpc.bounds import outcome_of
+from ftis_node.gossip.rpc.calls import PeerCalls
 from ftis_node.swarm.peer_guard import Place, is_own
-from ftis_node.swarm.shards import shard_of
+from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 
-    from ftis_node.gossip.bodies import Pull
-    from ftis_node.gossip.names import Service
+    from ftis_node.gossip.rpc.bounds import ItemCollector
+    from ftis_node.gossip.wire_names import RpcService
 
     DelayHook = Callable[[str, str], float]
     LossHook = Callable[[str, str, bytes], bool]
@@ -57,108 +57,102 @@ class LoopbackSwarm:
     def __init__(self, *, delay_s: DelayHook | None = None, loses: LossHook | None = None) -> None:
         self.delay_s: DelayHook = delay_s or (lambda sender, receiver: 0.0)
         self.loses: LossHook = loses or (lambda sender, receiver, payload: False)
-        self._nodes: dict[tuple[str, str], LoopbackGossip] = {}  # by run and peer; started ones, in the order of start
+        self._nodes: dict[tuple[str, str], LoopbackGossip] = {}  # started nodes by run and peer, in order of start
         self._records: dict[tuple[str, str], tuple[bytes, float]] = {}  # value and expiry by the loop's clock
 
     def join(
         self, peer_id: str, *, run_id: str, limits: GossipLimits | None = None, num_shards: int = 1
     ) -> LoopbackGossip:
-        """A node, not yet started. It reads all of the run's shards until told which.
+        """Return a node that is not started yet. It reads all of the run's shards until `read_shards` is called.
 
-        Without `limits` it serves without budgets: an experiment's time is not ours.
+        Without `limits` it serves without budgets, because an experiment does not run in real time.
         """
         limits = limits or GossipLimits(max_requests_per_minute=UNBOUNDED, max_upload_bytes_per_s=UNBOUNDED)
         return LoopbackGossip(self, peer_id=peer_id, run_id=run_id, limits=limits, num_shards=num_shards)
 
     def enter(self, node: LoopbackGossip, *, run_id: str) -> None:
-        """Lets others find a node; a former one of the same identity is no longer found."""
-        twin = self._nodes.get((run_id, node.peer_id))
-        if twin is not None and twin is not node:
-            twin.note_twin()
-            node.note_twin()
+        """Make a node visible to others; an earlier node of the same identity is replaced."""
+        other = self._nodes.get((run_id, node.peer_id))
+        if other is not None and other is not node:
+            other.note_duplicate_identity()
+            node.note_duplicate_identity()
         self._nodes[run_id, node.peer_id] = node
 
     def leave(self, node: LoopbackGossip, *, run_id: str) -> None:
-        """Takes a node away."""
         if self._nodes.get((run_id, node.peer_id)) is node:
             del self._nodes[run_id, node.peer_id]
 
     def members(self, run_id: str) -> list[LoopbackGossip]:
-        """Started nodes of a run."""
+        """Return the started nodes of a run."""
         return [node for (run, _), node in self._nodes.items() if run == run_id]
 
     def find(self, peer_id: str, *, run_id: str) -> LoopbackGossip | None:
-        """A started node of a run."""
+        """Return a started node of a run."""
         return self._nodes.get((run_id, peer_id))
 
     def put_record(self, peer_id: str, value: bytes, *, run_id: str, ttl_s: float) -> None:
-        """Keeps a node's record."""
         self._records[run_id, peer_id] = (value, asyncio.get_running_loop().time() + ttl_s)
 
     def get_record(self, peer_id: str, *, run_id: str) -> bytes | None:
-        """A record that has not expired."""
+        """Return a record that has not expired."""
         value, expires_at = self._records.get((run_id, peer_id), (None, 0.0))
         return value if asyncio.get_running_loop().time() < expires_at else None
 
 
 class LoopbackGossip(PeerCalls):
-    """One node of a `LoopbackSwarm`. Keeps the protocol `base.Gossip`. Made by `LoopbackSwarm.join`."""
+    """Implementation of `interface.Gossip` in memory. Made by `LoopbackSwarm.join`."""
 
     def __init__(
         self, swarm: LoopbackSwarm, *, peer_id: str, run_id: str, limits: GossipLimits, num_shards: int
     ) -> None:
         super().__init__(peer_id=peer_id, run_id=run_id, limits=limits)
         self._swarm = swarm
-        self._inbox = Inbox(capacity=limits.max_queued_announcements, counters=self._counters)
+        self._queue = AnnouncementQueue(capacity=limits.max_queued_announcements, counters=self._counters)
         self._num_shards = num_shards
         self._shards = frozenset(range(num_shards))
         self._is_up = False
-        self._has_twin = False
+        self._has_duplicate_identity = False
 
     @property
     def clock_skew_s(self) -> float:
-        """There is one clock."""
+        """Always 0: all nodes share one clock."""
         return 0.0
 
     @property
     def reachability(self) -> Reachability:
-        """From this process alone."""
         return reachability_of(self.addresses)
 
     @property
     def addresses(self) -> list[str]:
-        """One address, that only this swarm understands."""
+        """One address, valid only within this swarm."""
         return [f"/memory/loopback/p2p/{self._peer_id}"] if self._is_up else []
 
     @property
     def state(self) -> SwarmState:
-        """Where this node stands."""
         if not self._is_up:
             return SwarmState(SwarmPhase.STARTING, "not started")
         num_members = len(self._others())
-        standing = Standing(num_members=num_members, num_connected=num_members, has_looked=True)
+        standing = ConnectionFacts(num_members=num_members, num_connected=num_members, has_looked=True)
         state = standing.describe(next_try_in_s=0)
-        return with_twin(state) if self._has_twin else state
+        return with_duplicate_identity(state) if self._has_duplicate_identity else state
 
-    def note_twin(self) -> None:
-        """Another node has started under this identity."""
-        if not self._has_twin:
-            logger.warning("%s (peer id %s)", TWIN_WORDS, self._peer_id)
-        self._has_twin = True
+    def note_duplicate_identity(self) -> None:
+        """Note that another node has started under this identity."""
+        if not self._has_duplicate_identity:
+            logger.warning("%s (peer id %s)", DUPLICATE_IDENTITY, self._peer_id)
+        self._has_duplicate_identity = True
 
     async def start(self) -> None:
-        """Lets others find this node."""
         self._is_up = True
         self._swarm.enter(self, run_id=self._run_id)
 
     async def close(self) -> None:
-        """Leaves."""
         self._is_up = False
         self._swarm.leave(self, run_id=self._run_id)
-        self._inbox.close()
+        self._queue.close()
 
     async def announce(self, payload: bytes, *, shard: int = 0) -> bool:
-        """Tells the members that read a shard."""
+        """See `interface.Gossip.announce`."""
         self._check_announcement(payload)
         if not self._is_up:
             self._counters.announcements_unsent += 1
@@ -166,100 +160,96 @@ class LoopbackGossip(PeerCalls):
         self._counters.announcements_sent += 1
         for other in self._others():
             if not self._swarm.loses(self._peer_id, other.peer_id, payload):
-                self._send(other, Announcement(self._peer_id, payload, shard))
+                self._send(other, GossipMessage(self._peer_id, payload, shard))
         return True
 
     async def read_shards(self, shards: Collection[int]) -> None:
-        """Reads these shards from now on."""
         self._shards = frozenset(shards)
 
-    def hear(self, announcement: Announcement) -> None:
-        """Takes an announcement in."""
+    def deliver(self, announcement: GossipMessage) -> None:
+        """Receive a message."""
         if not self._is_up or announcement.shard not in self._shards:
             return
         if len(announcement.payload) > self._limits.max_announcement_bytes:
             error = RecordError("size", f"an announcement of {len(announcement.payload)} bytes")
             self._refuse_announcement(announcement.sender, error)
             return
-        self._inbox.put(announcement)
+        self._queue.put(announcement)
 
-    def announcements(self) -> AsyncIterator[Announcement]:
-        """Announcements of others, until closed."""
-        return self._inbox.drain()
+    def announcements(self) -> AsyncIterator[GossipMessage]:
+        return self._queue.drain()
 
     async def publish_record(self, value: bytes, *, ttl_s: float) -> bool:
-        """Puts this node's record into the directory."""
         self._check_record(value, ttl_s=ttl_s)
         if self._is_up:
             self._swarm.put_record(self._peer_id, value, run_id=self._run_id, ttl_s=ttl_s)
         return self._is_up
 
     async def publish_manifest(self, canonical: bytes, *, ttl_s: float) -> bool:
-        """Everybody in the process knows it already."""
+        """Do nothing: all nodes of the process have the manifest."""
         return self._is_up
 
     async def get_record(self, peer_id: str) -> bytes | None:
-        """A peer's record in this run's directory."""
         return self._swarm.get_record(peer_id, run_id=self._run_id) if self._is_up else None
 
     async def connected_peers(self) -> list[PeerConnection]:
-        """All other nodes of the run."""
         return [PeerConnection(other.peer_id, tuple(other.addresses)) for other in self._others()]
 
     async def members(self) -> list[str]:
-        """Peer ids of all other nodes of the run."""
         return [other.peer_id for other in self._others()]
 
     async def known_members(self) -> list[str]:
-        """Peer ids of all other nodes of the run."""
         return await self.members()
 
     async def shard_members(self) -> list[str]:
-        """Peer ids of the other nodes of this node's own shard."""
         own = shard_of(self._peer_id, self._num_shards)
         return [other.peer_id for other in self._others() if shard_of(other.peer_id, self._num_shards) == own]
 
     def _others(self) -> list[LoopbackGossip]:
         return [node for node in self._swarm.members(self._run_id) if node is not self] if self._is_up else []
 
-    def _send(self, other: LoopbackGossip, announcement: Announcement) -> None:
+    def _send(self, other: LoopbackGossip, announcement: GossipMessage) -> None:
         delay_s = self._swarm.delay_s(self._peer_id, other.peer_id)
         if delay_s > 0:
-            asyncio.get_running_loop().call_later(delay_s, other.hear, announcement)
+            asyncio.get_running_loop().call_later(delay_s, other.deliver, announcement)
         else:
-            other.hear(announcement)
+            other.deliver(announcement)
 
-    async def _pull(self, peer_id: str, service: Service, request: bytes, *, pull: Pull, timeout_s: float) -> Fetched:
+    async def _pull(
+        self, peer_id: str, service: RpcService, request: bytes, *, items: ItemCollector, timeout_s: float
+    ) -> Fetched:
         other = self._swarm.find(peer_id, run_id=self._run_id) if self._is_up else None
         if other is None or self._swarm.loses(self._peer_id, peer_id, request):
-            return pull.end(FetchOutcome.UNREACHABLE)
+            return items.end(FetchOutcome.UNREACHABLE)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(self._swarm.delay_s(self._peer_id, peer_id))
                 async with aclosing(other.serve_stream(self._peer_id, service, request)) as frames:
-                    return pull.end(await self._read(frames, pull, delay_s=self._swarm.delay_s(peer_id, self._peer_id)))
+                    return items.end(
+                        await self._read(frames, items, delay_s=self._swarm.delay_s(peer_id, self._peer_id))
+                    )
         except TimeoutError:
-            return pull.end(FetchOutcome.TIMED_OUT)
+            return items.end(FetchOutcome.TIMED_OUT)
         except RecordError as error:
-            return pull.end(outcome_of(error))
+            return items.end(outcome_of(error))
 
-    async def _read(self, frames: AsyncGenerator[Frame, None], pull: Pull, *, delay_s: float) -> FetchOutcome:
+    async def _read(self, frames: AsyncGenerator[Frame, None], items: ItemCollector, *, delay_s: float) -> FetchOutcome:
         while True:
             async with asyncio.timeout(self._limits.idle_timeout_s):
                 frame = await anext(frames)
             if isinstance(frame, FetchOutcome):
                 return frame
             await asyncio.sleep(delay_s)
-            pull.add(frame)
+            items.add(frame)
 
-    async def serve_stream(self, peer_id: str, service: Service, request: bytes) -> AsyncGenerator[Frame, None]:
-        """Items for a peer, then how the stream ends for it."""
-        if self._reception.is_refused(peer_id):
+    async def serve_stream(self, peer_id: str, service: RpcService, request: bytes) -> AsyncGenerator[Frame, None]:
+        """Yield items for a peer, then the outcome of the stream."""
+        if self._admission.is_refused(peer_id):
             self._counters.count_serve_error("refused")
             yield FetchOutcome.BROKEN
             return
         try:
-            self._reception.enter(peer_id, service)
+            self._admission.enter(peer_id, service)
         except OverBudget as error:
             self._counters.count_serve_error(error.reason)
             yield FetchOutcome.BUSY
@@ -267,7 +257,7 @@ class LoopbackGossip(PeerCalls):
         try:
             async with aclosing(self._services.handlers[service](peer_id, request)) as items:
                 async for item in items:
-                    await self._reception.before_item(peer_id, len(item))
+                    await self._admission.before_item(peer_id, len(item))
                     yield item
             yield FetchOutcome.COMPLETE
         except OverBudget as error:
@@ -279,7 +269,7 @@ class LoopbackGossip(PeerCalls):
         except (OSError, EOFError):
             self._counters.count_serve_error("broken")
             yield FetchOutcome.BROKEN
-        except Exception as error:  # not by `work_for`: a context around a `yield` also sees the reader's errors
+        except Exception as error:  # `work_for` would also catch errors of the reader: it would be around a `yield`
             if is_own(error):
                 logger.exception("serving a request failed")
             else:
@@ -287,4 +277,4 @@ class LoopbackGossip(PeerCalls):
             self._counters.count_serve_error("fault")
             yield FetchOutcome.BROKEN
         finally:
-            self._reception.leave(peer_id)
+            self._admission.leave(peer_id)

@@ -1,6 +1,6 @@
-"""Addresses as users type them, with complaints that say how to write them: one reader, `records/addresses.py`.
+"""Addresses as users type them, with error messages that show the right form; parsed by `records/addresses.py`.
 
-A dialable address names a way to a machine and the peer expected there, and ends in `/p2p/ID`:
+An address that can be dialled names a path to a machine and the peer expected there, and ends in `/p2p/ID`:
 
     /ip4/203.0.113.7/tcp/4001/p2p/12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP
     /dns4/meet.example.org/tcp/4001/p2p/12D3KooW...
@@ -23,20 +23,20 @@ EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW..."
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """A peer and one way to it; `text` is the whole multiaddr with its `/p2p/ID` end."""
+    """A peer and one path to it; `text` is the whole multiaddr with its `/p2p/ID` end."""
 
     peer_id: str
     text: str
 
     @property
     def transport(self) -> str:
-        """The way without the peer: `text` less its last `/p2p/ID`."""
+        """The path without the peer: `text` without its last `/p2p/ID`."""
         return self.text.rsplit("/p2p/", 1)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where a node listens: an IP address, `tcp` or `udp`, and a port (0: any free one)."""
+    """A listen address: IP address, `tcp` or `udp`, and port (0: any free port)."""
 
     text: str
     host: str
@@ -44,13 +44,12 @@ class ListenAddress:
     port: int
 
     def with_port(self, port: int) -> ListenAddress:
-        """The same address with another port."""
         text = self.text.replace(f"/{self.transport}/{self.port}", f"/{self.transport}/{port}", 1)
         return ListenAddress(text=text, host=self.host, transport=self.transport, port=port)
 
 
 def parse_multiaddr(text: str) -> PeerAddress:
-    """The peer address in `text`. Raises ConfigError, in one line that says what is wrong, for anything else."""
+    """Return the peer address in `text`. Raises ConfigError with one line that says what is wrong."""
     address = _parsed(text)
     if address.peer_id is None:
         said = f"the peer address {shown(text)} does not say which peer"
@@ -61,7 +60,7 @@ def parse_multiaddr(text: str) -> PeerAddress:
 
 
 def parse_listen_address(text: str) -> ListenAddress:
-    """The listen address in `text`, such as `/ip4/0.0.0.0/tcp/4001`. Raises ConfigError for anything else."""
+    """Return the listen address in `text`, such as `/ip4/0.0.0.0/tcp/4001`. Raises ConfigError if it is invalid."""
     if plain := HOST_AND_PORT.fullmatch(text):
         host = plain[1] or "0.0.0.0"  # nosec B104: an example in a message
         raise ConfigError(f"cannot listen on {text!r}: write it as /ip4/{host}/tcp/{plain[2]}")
@@ -73,7 +72,7 @@ def parse_listen_address(text: str) -> ListenAddress:
 
 
 def check_announced_address(text: str) -> None:
-    """Raises ConfigError unless `text` is a way to this machine without a peer, such as `/dns4/NAME/tcp/4001`."""
+    """Raise ConfigError unless `text` is an address of this machine without a peer, such as `/dns4/NAME/tcp/4001`."""
     try:
         address = parse_address(text)
         why = "it needs a port, and no /p2p/ID" if "p2p" in address.names or address.port == 0 else ""
@@ -84,7 +83,7 @@ def check_announced_address(text: str) -> None:
 
 
 def _parsed(text: str) -> Address:
-    """The address in `text`. Raises ConfigError."""
+    """Return the parsed address. Raises ConfigError."""
     try:
         return parse_address(text)
     except AddressError as error:

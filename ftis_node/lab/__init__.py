@@ -1,3 +1,3 @@
-"""Small real things to try it all with: tiny models, the demo swarm, experiments."""
+"""Small real set-ups: tiny models, the demo swarm, experiments, the simulation of large swarms."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a node's home tells about its training: curves from the event trail, and their plot."""
+"""Training curves of a node, read from its event log, and their plot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """One node's run: (step, value) pairs, and the groups its learner used."""
+    """One node's run: (step, value) pairs, and the groups that its learner used."""
 
     pass_at_1: list[tuple[int, float]]
     reward: list[tuple[int, float]]
@@ -23,17 +23,17 @@ class Curves:
 
     @property
     def step(self) -> int:
-        """The last step done."""
+        """The last completed step."""
         return self.reward[-1][0] if self.reward else 0
 
     @property
     def foreign_fraction(self) -> float:
-        """The foreign share of the groups used."""
+        """Fraction of remote groups among the used ones."""
         return self.foreign_groups / max(1, self.own_groups + self.foreign_groups)
 
 
 def read_curves(events: Path) -> Curves:
-    """The curves that an event trail holds so far."""
+    """Return the curves in an event log so far."""
     steps = read_events(events, name="step")
     return Curves(
         pass_at_1=[(event["step"], event["pass_at_1"]) for event in read_events(events, name="eval")],
@@ -44,7 +44,7 @@ def read_curves(events: Path) -> Curves:
 
 
 def plot_curves(curves: Mapping[str, Curves], path: Path, *, title: str) -> None:
-    """Two panels: greedy pass@1 on held-out problems, and the mean reward of each step's groups."""
+    """Plot two panels: greedy pass@1 on held-out problems, and the mean reward of each step's groups."""
     import matplotlib as mpl
 
     mpl.use("Agg")

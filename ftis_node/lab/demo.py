@@ -1,10 +1,9 @@
-"""The demo: a bootstrap and two unlike nodes on this machine learn from each other, each as a real `ftis-node join`.
+"""The demo: a bootstrap node and two nodes with different models train together, each as a real `ftis-node join`.
 
     tiny s, tiny m  -->  bootstrap  -->  join s <== announcements, bodies ==> join m  -->  table, curves.png, verdict
 
-Nothing in it is special: three commands are started as a user would start them, and what they did is read from their
-homes. The nodes are watched through files, not over HTTP, so that the loopback interface carries the swarm's
-traffic only.
+Three commands are started as a user would start them, and their results are read from their homes. The nodes are
+watched through files instead of HTTP, so that the loopback interface carries only the traffic of the swarm.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
 from ftis_node.lab.curves import Curves, plot_curves, read_curves
-from ftis_node.lab.pairs import make_pair
+from ftis_node.lab.experiment.pairs import make_pair
 from ftis_node.lab.processes import children
 from ftis_node.lab.traffic import loopback_bytes
 from ftis_node.lab.wire_probe import WireFigures, measure_wire
@@ -51,7 +50,7 @@ class DemoPlan:
 
 @dataclass(frozen=True, slots=True)
 class NodeResult:
-    """What became of one node."""
+    """Result of one node."""
 
     name: str
     parameters: int
@@ -66,12 +65,12 @@ class NodeResult:
 
     @property
     def gain(self) -> float:
-        """Greedy pass@1 after less before."""
+        """Greedy pass@1 after training minus before."""
         return self.pass_after - self.pass_before
 
     @property
     def foreign_fraction(self) -> float:
-        """The foreign share of the groups that the learner used."""
+        """Fraction of remote groups among those that the learner used."""
         return self.foreign_groups / max(1, self.own_groups + self.foreign_groups)
 
 
@@ -85,7 +84,7 @@ class DemoResult:
     seconds: float
 
     def wire_lines(self) -> list[str]:
-        """What crossed, for people."""
+        """Describe the traffic for users."""
         in_demo = ", ".join(f"{node.envelope_bytes_per_token:.1f}" for node in self.nodes)
         return [
             f"bytes a token in envelopes of 12 x 300 tokens: {self.wire.envelope_bytes_per_token:.2f} (limit 8.25); "
@@ -95,7 +94,7 @@ class DemoResult:
         ]
 
     def failures(self) -> list[str]:
-        """Why the demo did not show what it should; empty for a good one."""
+        """Why the demo failed; empty if it succeeded."""
         complaints = []
         for node in self.nodes:
             if node.gain < MIN_GAIN:
@@ -108,9 +107,9 @@ class DemoResult:
 
 
 def run_demo(plan: DemoPlan, *, watch: Callable[[str, Mapping[str, Curves]], None]) -> DemoResult:
-    """Runs it all and returns the table; `watch` is told what is going on about twice a second.
+    """Run the demo and return its table; `watch` is called with the progress about twice a second.
 
-    Raises FtisError where one of the commands fails.
+    Raises FtisError if one of the commands fails.
     """
     started_at = time.monotonic()
     homes = {size: plan.out / f"home-{size}" for size in SIZES}
@@ -163,7 +162,7 @@ def _join_arguments(plan: DemoPlan, size: str, *, model: Path, home: Path, peer:
 def _watch_training(
     nodes: list[Child], homes: Mapping[str, Path], plan: DemoPlan, watch: Callable[[str, Mapping[str, Curves]], None]
 ) -> None:
-    """Until both nodes have ended. Raises FtisError as soon as one fails."""
+    """Wait until both nodes have ended. Raises FtisError as soon as one fails."""
     while True:
         curves = {size: read_curves(home / "events.jsonl") for size, home in homes.items()}
         has_begun = any(curve.pass_at_1 for curve in curves.values())
@@ -178,7 +177,7 @@ def _watch_training(
 
 
 def _result_of(size: str, home: Path) -> NodeResult:
-    """What a finished node's home says."""
+    """Read a finished node's result from its home."""
     status = json.loads((home / "status.json").read_text())
     curves = read_curves(home / "events.jsonl")
     return NodeResult(

@@ -1,4 +1,4 @@
-"""The demo's child processes: `ftis-node` commands with their output in files, stopped by pid whatever happens."""
+"""Child processes of the demo: `ftis-node` commands with output in files; all are stopped at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One running command. `log` holds its stderr, `out` its stdout."""
+    """A running command. `log` holds its stderr, `out` its stdout."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -34,12 +34,12 @@ class Child:
         return self.process.poll()
 
     def last_words(self) -> str:
-        """The last line that it wrote to stderr."""
+        """The last line of its stderr."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no message"
 
     def wait_for_line(self, *, timeout_s: float) -> str:
-        """The first line of its stdout. Raises FtisError where it ends or stays silent."""
+        """Return the first line of its stdout. Raises FtisError if it ends or prints nothing in time."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             text = self.out.read_text()
@@ -52,14 +52,14 @@ class Child:
 
 
 class Children:
-    """The commands that one demo runs."""
+    """The commands of one demo."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._children: list[Child] = []
 
     def start(self, name: str, *arguments: str) -> Child:
-        """Runs `ftis-node ARGUMENTS` in the background."""
+        """Start `ftis-node ARGUMENTS` in the background."""
         out, log = self._logs / f"{name}.out", self._logs / f"{name}.log"
         with out.open("wb") as stdout, log.open("wb") as stderr:
             process = subprocess.Popen(
@@ -70,7 +70,7 @@ class Children:
         return child
 
     def stop(self) -> None:
-        """Ends those that still run: asks, waits, kills."""
+        """Stop those that still run: SIGTERM, wait, SIGKILL."""
         running = [child for child in self._children if child.exit_code is None]
         for child in running:
             child.process.terminate()
@@ -85,7 +85,7 @@ class Children:
 
 @contextmanager
 def children(logs: Path) -> Iterator[Children]:
-    """Commands that are all ended when the block is."""
+    """Context manager that stops all commands at its end."""
     logs.mkdir(parents=True, exist_ok=True)
     started = Children(logs)
     try:

@@ -1,4 +1,4 @@
-"""What really crosses between nodes on one machine: bytes counted at the loopback interface by the kernel."""
+"""Traffic between nodes on one machine: the kernel's byte counter of the loopback interface."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ LOOPBACK = "lo:"
 
 
 def loopback_bytes() -> int | None:
-    """Bytes received at the loopback interface since the machine started; None where the system does not tell.
+    """Return the bytes received on the loopback interface since boot; None if the system does not report them.
 
-    Every byte sent over loopback is received there once. Other programs' traffic counts too.
+    Every byte sent over loopback is received there once. Traffic of other programs is included.
     """
     if not COUNTERS.exists():
         return None

@@ -1,7 +1,7 @@
-"""What a token costs on the wire for groups of the usual size: 12 completions of 300 tokens, between two real p2pd.
+"""Measures bytes per token on the wire for groups of usual size: 12 completions of 300 tokens, between two real p2pd.
 
-Tiny models write completions of a few tokens, so in the demo the announcement and the signature outweigh the tokens.
-This measures the same path, announcement, pull, confirmation, with groups as large models make them.
+Tiny models write completions of a few tokens, so in the demo announcement and signature outweigh the tokens. This
+measures the same path (announcement, pull, confirmation) with groups of the size that large models generate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from ftis_node.gossip.base import Gossip
+    from ftis_node.gossip.interface import Gossip
 
 NUM_COMPLETIONS = 12
 COMPLETION_TOKENS = 300
@@ -43,7 +43,7 @@ Held = dict[bytes, tuple[bytes, bytes]]  # id: announcement, body
 
 @dataclass(frozen=True, slots=True)
 class WireFigures:
-    """Bytes a completion token: in the envelope alone, and at the loopback interface with everything that crossed."""
+    """Bytes per completion token: in the envelope alone, and on the loopback interface with everything."""
 
     envelope_bytes_per_token: float
     interface_bytes_per_token: float | None
@@ -52,7 +52,7 @@ class WireFigures:
 def random_group(
     identity: Identity, number: int, rng: np.random.Generator, *, num_tokens: int = COMPLETION_TOKENS
 ) -> Group:
-    """A group of Qwen-like ids and log-probs, unlike any other; `num_tokens` in each completion."""
+    """Return a random group with Qwen-like ids and log-probs; `num_tokens` in each completion."""
     return Group(
         run_id=RUN_ID,
         sender=identity.peer_id,
@@ -78,7 +78,7 @@ def random_group(
 
 
 async def measure_wire(folder: Path, *, num_groups: int = NUM_GROUPS) -> WireFigures:
-    """Sends `num_groups` groups from node to node over loopback. Raises NetworkError where they do not arrive."""
+    """Send `num_groups` groups between two nodes over loopback. Raises NetworkError if they do not arrive."""
     identity = Identity.generate()
     held = _make_groups(identity, num_groups)
     async with AsyncExitStack() as stack:
@@ -113,7 +113,7 @@ def _make_groups(identity: Identity, num_groups: int) -> Held:
 
 @asynccontextmanager
 async def _member(folder: Path, identity: Identity, held: Held, *, peers: Sequence[str] = ()) -> AsyncIterator[Gossip]:
-    """A running member of the probe's run that serves what it holds."""
+    """Start a member of the probe's run that serves its bodies."""
     from ftis_node.gossip.libp2p import Libp2pGossip
 
     settings = NetworkSettings(sockets_dir=folder, listen=("/ip4/127.0.0.1/tcp/0",), peers=tuple(peers))
@@ -131,7 +131,7 @@ async def _member(folder: Path, identity: Identity, held: Held, *, peers: Sequen
 
 
 async def _meet(sender: Gossip, receiver: Gossip) -> None:
-    """Until each knows the other as a member. Raises NetworkError where they do not find each other."""
+    """Wait until both know each other as members. Raises NetworkError after a time-out."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             while True:
@@ -143,7 +143,7 @@ async def _meet(sender: Gossip, receiver: Gossip) -> None:
 
 
 async def _transfer(sender: Gossip, receiver: Gossip, held: Held) -> None:
-    """Announces all; the receiver pulls each body once, as announcements arrive, and confirms."""
+    """Announce all groups; the receiver pulls each body once and confirms it."""
     announcing = asyncio.create_task(_announce_all(sender, [announcement for announcement, _ in held.values()]))
     batch: list[bytes] = []
     num_received = 0

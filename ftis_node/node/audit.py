@@ -22,7 +22,7 @@ from ftis_node.node.train import train_group
 from ftis_node.node.waits import waiting_for
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reputation import Conduct, Standing
+from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
 
 if TYPE_CHECKING:
     from ftis_node.learner.messages import TrainGroup
@@ -67,7 +67,7 @@ class AuditLoop:
         """Of a peer that is watched, and of a stranger that claims this node's own weights, every group."""
         share, peers = self._parts.settings.door.audit_share, self._parts.peers
         is_strangers_claim = group.weights_of is not None and peers.is_stranger(group.sender)
-        is_doubtful = is_strangers_claim or peers.standing(group.sender) is Standing.WATCHED
+        is_doubtful = is_strangers_claim or peers.standing(group.sender) is TrustLevel.WATCHED
         return 1.0 if share and is_doubtful else share
 
     def _is_comparable(self, group: Group) -> bool:
@@ -105,7 +105,7 @@ class AuditLoop:
         parts.figures.refused[REASON] += 1
         parts.figures.peer(sender).refused[REASON] += 1
         detail = f"{REASON}: a KL of {kl:.3g} from the weights that it claims"
-        parts.peers.note(sender, Conduct.LIED, reason=REASON, detail=detail)
+        parts.peers.note(sender, Behaviour.LIED, reason=REASON, detail=detail)
         if await parts.disk(parts.buffer.release_audited, group_id):
             parts.events.write("released", group=group_id, reason=REASON)
         log.warning("%s claims this node's weights, and its log-probs are off by a KL of %.3g", sender, kl)

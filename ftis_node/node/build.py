@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
-    from ftis_node.gossip.base import Gossip
+    from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource
     from ftis_node.node.makers import Makers
     from ftis_node.node.parts import Generation, Learning
@@ -88,7 +88,7 @@ async def built_parts(
             served.lookup,
             on_confirm=served.confirmed,
             answer=served.answer,
-            retell=served.retell,
+            lookup_text=served.retell,
             is_refused=parts.peers.is_banned,
             on_sent=served.sent,
             on_refusal=served.announcement_refused,

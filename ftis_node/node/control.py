@@ -13,7 +13,7 @@ from ftis_node.errors import DamagedError, UsageError
 from ftis_node.files import read_object
 from ftis_node.node.peer_book import PeerBook
 from ftis_node.node.upgrade import opened
-from ftis_node.swarm.names import find_peer
+from ftis_node.swarm.peer_lookup import find_peer
 from ftis_node.telemetry.events import EventTrail
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ftis_node.gossip import parse_multiaddr
-from ftis_node.gossip.reachability import Reachability, is_public
+from ftis_node.gossip.membership.reachability import Reachability, is_public
 from ftis_node.node.doctor_sockets import is_carriers_nat, own_address
 from ftis_node.node.findings import GIB, Finding, Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.gossip.probing import AddressProbe, NetworkProbe
+    from ftis_node.gossip.membership.probe import AddressProbe, NetworkProbe
 
 P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
 STATUS_WITHIN_S = 3.0
@@ -33,7 +33,7 @@ BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a for
 
 def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s: float) -> Iterator[Finding]:
     """Dials each peer. Raises ConfigError for an address that is none, UsageError and MachineError as a node would."""
-    from ftis_node.gossip.probing import probe_network
+    from ftis_node.gossip.membership.probe import probe_network
 
     addresses = tuple(map(parse_multiaddr, peers))
     with tempfile.TemporaryDirectory(prefix="ftis-") as folder:

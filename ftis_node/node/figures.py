@@ -12,9 +12,9 @@ import msgspec
 from ftis_node.errors import SchemaRecordError
 from ftis_node.learner.senders import add_up
 from ftis_node.records.reading import SCHEMA
-from ftis_node.swarm.claims import Claims
-from ftis_node.swarm.unconfirmed import Unconfirmed
-from ftis_node.swarm.wire_versions import other_versions, peer_words
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.delivery.unverified_confirmations import UnverifiedConfirmations
+from ftis_node.swarm.wire_versions import count_other_versions, describe_peer_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,7 +71,7 @@ class PeerFigures:
             "groups_confirmed": self.confirmed,
             "last_seen": self.last_seen,
             "wire_schema": self.wire_schema,
-            "wire_words": peer_words(self.wire_schema, ours=SCHEMA),
+            "wire_words": describe_peer_version(self.wire_schema, ours=SCHEMA),
             "teaching": self.teaching,
         }
 
@@ -89,10 +89,10 @@ class Figures:
     peers: dict[str, PeerFigures] = field(default_factory=dict)
     confirmed_ids: dict[bytes, None] = field(default_factory=dict)
     groups_confirmed: int = 0
-    claims: Claims = field(default_factory=Claims)
+    claims: UnverifiedConfirmations = field(default_factory=UnverifiedConfirmations)
     confirmations_unproven: int = 0  # of peers to which the group was not sent, and that did not show it
     evaluations: list[EvalStatus] = field(default_factory=list)
-    unconfirmed: Unconfirmed = field(default_factory=lambda: Unconfirmed(first_wait_s=REANNOUNCE_S))
+    unconfirmed: PendingConfirmations = field(default_factory=lambda: PendingConfirmations(first_wait_s=REANNOUNCE_S))
     read_shards: frozenset[int] = frozenset()
     skipped_prompts: int = 0
     step: int = 0
@@ -134,7 +134,7 @@ class Figures:
     def other_versions(self, members: Iterable[str]) -> OtherVersions:
         """What the connected members speak, where it is not what this node does."""
         known = (self.peers.get(peer_id) for peer_id in members)
-        return other_versions((figures.wire_schema if figures else None for figures in known), ours=SCHEMA)
+        return count_other_versions((figures.wire_schema if figures else None for figures in known), ours=SCHEMA)
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
         """Counts that `peer_id` holds the group; True where it is the first peer that does."""

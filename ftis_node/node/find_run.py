@@ -32,7 +32,7 @@ def find_run(run_id: str, settings: NodeSettings, home: Home) -> RunManifest:
     ConfigError for a manifest that this version does not understand, or that is that of another run when it is read:
     the id is a hash of its text, and a text that is not in the canonical form says something else.
     """
-    from ftis_node.gossip.lookup import find_manifest
+    from ftis_node.gossip.directory.manifest_lookup import find_manifest
     from ftis_node.gossip.settings import NetworkSettings
 
     if not settings.peers:

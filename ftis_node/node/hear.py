@@ -17,18 +17,18 @@ from ftis_node.errors import RecordError
 from ftis_node.node.waits import waiting_for
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.reading import SCHEMA
-from ftis_node.swarm.duty import duty_circle, is_on_duty
-from ftis_node.swarm.numbers import Heard
+from ftis_node.swarm.delivery.reconfirm_queue import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reminders import Reminders
-from ftis_node.swarm.reputation import Conduct
-from ftis_node.swarm.voices import Voices
-from ftis_node.swarm.wants import Want, Wants
+from ftis_node.swarm.pulling.assignment import eligible_members, is_assigned
+from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
+from ftis_node.swarm.pulling.sequence import SequenceTracker
+from ftis_node.swarm.reputation.rate_limits import AnnounceRateLimiter
+from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.gossip.base import Announcement as Message
+    from ftis_node.gossip.interface import GossipMessage as Message
     from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import Announcement
 
@@ -52,14 +52,14 @@ class Ear:
         self._parts = parts
         self._own_tokenizer = bytes.fromhex(parts.tokenizer.fingerprint)[:8]
         self._num_shards = parts.manifest.wire.announcement_shards
-        self._heard: dict[str, Heard] = {}
-        self.wants = Wants()
+        self._heard: dict[str, SequenceTracker] = {}
+        self.wants = PullQueue()
         self._refused: dict[bytes, None] = {}  # not to be pulled again
         self._refused_of: dict[tuple[str, bytes], None] = {}  # by peer: not to be asked of it again
         self._malformed: dict[tuple[str, bytes], None] = {}  # by peer: hashes of what it answers again and again
-        self._voices = Voices(max_per_minute=parts.settings.door.groups_a_minute)
+        self._voices = AnnounceRateLimiter(max_per_minute=parts.settings.door.groups_a_minute)
         self.changed = asyncio.Event()
-        self.reminders = Reminders()
+        self.reminders = ReconfirmQueue()
         self.reminded = asyncio.Event()  # set when there is somebody to tell
         self.heard_in_shard: Counter[int] = Counter()
         self.members: Members | None = None  # among whom duties go round; None: everything is pulled, or none is taken
@@ -96,10 +96,10 @@ class Ear:
         if self._parts.peers.is_banned(peer_id):
             self._count_refusal(peer_id, "announcement_banned")
             return False
-        if self._parts.peers.is_trusted(peer_id) or self._voices.may_speak(peer_id, now=time.monotonic()):
+        if self._parts.peers.is_trusted(peer_id) or self._voices.admits(peer_id, now=time.monotonic()):
             return True
         self._count_refusal(peer_id, "announcement_flood")
-        self._parts.peers.note(peer_id, Conduct.FLOODED, reason="announcement_flood")
+        self._parts.peers.note(peer_id, Behaviour.FLOODED, reason="announcement_flood")
         return False
 
     def refuse(self, ids: Iterable[bytes | None]) -> None:
@@ -124,9 +124,9 @@ class Ear:
         """Peers whose numbers are followed."""
         return list(self._heard)
 
-    def heard(self, sender: str) -> Heard:
+    def heard(self, sender: str) -> SequenceTracker:
         """What was heard of a sender; from now on its numbers are followed."""
-        heard = self._heard.pop(sender, None) or Heard(at=time.monotonic())
+        heard = self._heard.pop(sender, None) or SequenceTracker(at=time.monotonic())
         self._heard[sender] = heard  # the last place is the freshest
         if len(self._heard) > MAX_SENDERS:
             del self._heard[next(iter(self._heard))]
@@ -151,7 +151,7 @@ class Ear:
             return None
         if sender != announcer and self._parts.peers.is_banned(sender):
             return None
-        want = Want(
+        want = PullItem(
             id=announcement.id,
             sender=sender,
             number=announcement.number,
@@ -159,7 +159,7 @@ class Ear:
             created_at=min(announcement.created_at, time.time()),  # the future is no newer than now
             as_text=as_text,
             is_repair=is_repair,
-            is_duty=self._is_duty(announcement, sender),
+            is_assigned=self._is_duty(announcement, sender),
         )
         is_to_be_had = (not as_text or sender == announcer) and self.may_give(announcer, want.id)
         if is_to_be_had and not self.has(want) and self.wants.add(want, holder=announcer):
@@ -176,7 +176,7 @@ class Ear:
         if is_repair and said in self._malformed:
             return
         _remember(self._malformed, said)
-        self._parts.peers.note(announcer, Conduct.REFUSED, reason=f"announcement_{error.reason}")
+        self._parts.peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
 
     def _is_usable(self, announcement: Announcement, *, as_text: bool) -> bool:
         manifest = self._parts.manifest
@@ -184,7 +184,7 @@ class Ear:
         fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
         return fits and not is_ignored and announcement.created_at > time.time() - manifest.step.max_age_s
 
-    def has(self, want: Want) -> bool:
+    def has(self, want: PullItem) -> bool:
         """Whether a group is or was here, or was refused. A text has an id of its own, and one forgotten has none."""
         return want.id in self._refused or self._is_stored(want.id, want.sender, want.number)
 
@@ -196,7 +196,7 @@ class Ear:
         if self.members is None:
             return False
         own_id, is_banned = self._parts.identity.peer_id, self._parts.peers.is_banned
-        circle = duty_circle(
+        circle = eligible_members(
             sender,
             peer_id=own_id,
             known=self.members.known,
@@ -206,7 +206,7 @@ class Ear:
         if circle is None:
             return False
         others = [peer_id for peer_id in circle if not is_banned(peer_id) and self._pulls(peer_id)]
-        return is_on_duty(announcement.id, own_id, others, attempt=announcement.attempt)
+        return is_assigned(announcement.id, own_id, others, attempt=announcement.attempt)
 
     def _pulls(self, peer_id: str) -> bool:
         """Whether a peer has use for groups: a generator, as far as its record is known, has not."""

@@ -20,7 +20,7 @@ from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.gossip import GossipLimits, NetworkSettings
-from ftis_node.gossip.secret import read_secret
+from ftis_node.gossip.encryption import read_secret
 from ftis_node.ipc.spec import Timing
 from ftis_node.ipc.weights import PROBE_LENGTH
 from ftis_node.learner.client import LearnerClient
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.config.optimizer import OptimizerSection
     from ftis_node.generation.client import WriteWeights
-    from ftis_node.gossip.base import Gossip
+    from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
     from ftis_node.ipc.supervisor import MakeRoom
     from ftis_node.learner.messages import CheckpointSkipped

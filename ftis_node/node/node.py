@@ -82,7 +82,7 @@ from ftis_node.node.train import TrainLoop
 from ftis_node.node.waits import waiting_for
 from ftis_node.node.weights_follow import FollowLoop
 from ftis_node.node.weights_offer import OfferLoop
-from ftis_node.swarm.shards import shard_of
+from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

@@ -9,7 +9,7 @@ from ftis_node.generation.evaluate import Generator
 from ftis_node.node.budget import GenerateBudget
 from ftis_node.node.placement import Arrangement
 from ftis_node.node.room import Room
-from ftis_node.swarm.domains import OwnDomain
+from ftis_node.swarm.pulling.domains import OwnDomain
 from ftis_node.tasks import part_names
 from ftis_node.telemetry.tracking import Tracking
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.generation.client import ProofToCome
-    from ftis_node.gossip.base import Gossip
+    from ftis_node.gossip.interface import Gossip
     from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply

@@ -14,12 +14,11 @@ import numpy as np
 
 from ftis_node.errors import UsageError
 from ftis_node.node.peer_store import PeerStore
-from ftis_node.swarm.blame import blame_for
-from ftis_node.swarm.copycats import Copycats, CopyRules, Told
-from ftis_node.swarm.neighbourhood import neighbourhood_of
-from ftis_node.swarm.quotas import QuotaLimits, Quotas, ShareCap
-from ftis_node.swarm.reputation import BAN_LINE, BanRules, Conduct, Standing
-from ftis_node.swarm.standings import Standings
+from ftis_node.swarm.reputation.attribution import attribute_refusal
+from ftis_node.swarm.reputation.duplicates import DuplicateDetector, DuplicateRules, SeenCompletion
+from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
+from ftis_node.swarm.reputation.score import BAN_SCORE, BanRules, Behaviour, TrustLevel
+from ftis_node.swarm.reputation.table import ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.validation import Accepted, DoorLimits
 
@@ -59,7 +58,7 @@ class PeerBook:
         self._allowed = frozenset(settings.allow)
         self._trusted = frozenset(settings.trust)
         self._store = PeerStore(path)
-        self._standings = Standings(BanRules(settings.ban_first_s, settings.ban_longest_s))
+        self._standings = ReputationTable(BanRules(settings.ban_first_s, settings.ban_longest_s))
         self._store.load(self._standings, now=clock())
         self._saved_at = clock()
         self._networks: dict[str, str] = {}
@@ -74,8 +73,8 @@ class PeerBook:
                 settings.strangers_scoring_s_a_minute,
             )
         )
-        self._copycats = Copycats(
-            own_id, CopyRules(settings.copy_min_tokens, settings.copy_max_share, settings.copy_kept)
+        self._copycats = DuplicateDetector(
+            own_id, DuplicateRules(settings.copy_min_tokens, settings.copy_max_share, settings.copy_kept)
         )
 
     def close(self) -> None:
@@ -95,7 +94,7 @@ class PeerBook:
         self._met[peer_id] = None  # the last place is the freshest
         while len(self._met) > MAX_NETWORKS:
             del self._met[next(iter(self._met))]
-        if network := neighbourhood_of(addresses):
+        if network := subnet_of(addresses):
             self._networks[peer_id] = network
         self._bound_networks()
 
@@ -119,20 +118,20 @@ class PeerBook:
         """Whether it is no stranger: it is trusted, or has shown something by good groups."""
         return self.is_trusted(peer_id) or not self._is_stranger(peer_id)
 
-    def standing(self, peer_id: str) -> Standing:
+    def standing(self, peer_id: str) -> TrustLevel:
         """How the peer is met now."""
         if self.is_banned(peer_id):
-            return Standing.BANNED
+            return TrustLevel.BANNED
         if self.is_trusted(peer_id):
-            return Standing.TRUSTED
-        return self._standings.reputation(peer_id).standing(now=self._clock())
+            return TrustLevel.TRUSTED
+        return self._standings.reputation(peer_id).trust_level(now=self._clock())
 
     def save(self) -> None:
         """Writes what is not on disk yet."""
         self._store.save(self._standings)
         self._saved_at = self._clock()
 
-    def note(self, peer_id: str, conduct: Conduct, *, reason: str = "", detail: str = "") -> None:
+    def note(self, peer_id: str, conduct: Behaviour, *, reason: str = "", detail: str = "") -> None:
         """Takes a fact in. `reason` is counted (the conduct's own name where empty), `detail` is for people."""
         if peer_id == self._own_id or peer_id in self._trusted:
             return
@@ -154,10 +153,10 @@ class PeerBook:
             group = verdict.group
             self._charge(group.sender, group.num_tokens)
             self._vouch(group.sender, origin)
-            self.note(group.sender, Conduct.ACCEPTED)
+            self.note(group.sender, Behaviour.ACCEPTED)
             return
         reason = verdict.refusal.reason
-        blamed, conduct = blame_for(reason, origin=origin, sender=verdict.sender, signed=verdict.signed)
+        blamed, conduct = attribute_refusal(reason, origin=origin, sender=verdict.sender, signed=verdict.signed)
         if reason not in UNCHARGED:
             self._charge(blamed, verdict.num_tokens)
         self.note(blamed, conduct, reason=reason, detail=f"{reason}: {verdict.refusal.detail}")
@@ -166,19 +165,19 @@ class PeerBook:
         """Whether a group of this sender is looked at now; asking spends nothing."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
-        return self._quotas.allows(peer_id, is_stranger=self._is_stranger(peer_id), now=time.monotonic())
+        return self._quotas.allows(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
 
     def may_score(self, peer_id: str) -> bool:
         """Whether a group of this sender is scored now; asking spends nothing."""
         if peer_id == self._own_id or self.is_trusted(peer_id):
             return True
-        return self._quotas.allows_scoring(peer_id, is_stranger=self._is_stranger(peer_id), now=time.monotonic())
+        return self._quotas.allows_scoring(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
 
     def charge_scoring(self, peer_id: str, seconds: float) -> None:
         """Takes seconds of scoring from the allowance of a group's signer."""
         if peer_id != self._own_id and not self.is_trusted(peer_id):
             is_stranger = self._is_stranger(peer_id)
-            self._quotas.spend_scoring(peer_id, seconds, is_stranger=is_stranger, now=time.monotonic())
+            self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_stranger, now=time.monotonic())
 
     def copy_of(self, group: Group) -> str | None:
         """The reason to refuse a group whose completions were here before; None where they were not."""
@@ -187,7 +186,7 @@ class PeerBook:
 
     def share_cap(self) -> ShareCap:
         """How many places each peer may hold in the buffer."""
-        trusted = {peer_id for peer_id, dossier in self._standings if dossier.reputation.trusted}
+        trusted = {peer_id for peer_id, record_of in self._standings if record_of.reputation.trusted}
         return ShareCap(
             self._settings.share_cap, self._settings.trusted_share, self._trusted | trusted, dict(self._networks)
         )
@@ -199,7 +198,7 @@ class PeerBook:
         if peer_id in self._trusted:
             raise UsageError("node.toml trusts this peer: take it out of door.trust and start the node again")
         self._standings.ban(peer_id, length_s or self._settings.ban_longest_s, now=self._clock())
-        self._tell(peer_id, Standing.BANNED, "by the operator")
+        self._tell(peer_id, TrustLevel.BANNED, "by the operator")
         self.save()
 
     def unban(self, peer_id: str) -> None:
@@ -225,15 +224,15 @@ class PeerBook:
 
     def row(self, peer_id: str) -> dict[str, Any]:
         """The same of one peer, also of one that nothing is known of."""
-        dossier, now = self._standings.dossier(peer_id), self._clock()
-        known = dossier.reputation
+        record_of, now = self._standings.record_of(peer_id), self._clock()
+        known = record_of.reputation
         is_running = known.is_banned(now=now)
         return {
             "standing": self.standing(peer_id).value,
-            "score": BAN_LINE if is_running else round(known.score_at(now), 2),
+            "score": BAN_SCORE if is_running else round(known.score_at(now), 2),
             "banned_until": round(known.banned_until, 1) if is_running else None,
             "ban_reason": known.ban_reason if is_running else "",
-            "reasons": dict(dossier.reasons),
+            "reasons": dict(record_of.reasons),
             "trusted": self.is_trusted(peer_id),
         }
 
@@ -253,19 +252,19 @@ class PeerBook:
     def _charge(self, peer_id: str, num_tokens: int) -> None:
         if peer_id != self._own_id and not self.is_trusted(peer_id):
             is_stranger = self._is_stranger(peer_id)
-            self._quotas.spend(peer_id, num_tokens, is_stranger=is_stranger, now=time.monotonic())
+            self._quotas.spend(peer_id, num_tokens, is_new_peer=is_stranger, now=time.monotonic())
 
-    def _tell(self, peer_id: str, standing: Standing, why: str) -> None:
+    def _tell(self, peer_id: str, standing: TrustLevel, why: str) -> None:
         row = self.row(peer_id)
         self._events.write("standing", peer=peer_id, standing=standing.value, why=why, until=row["banned_until"])
-        if standing is Standing.BANNED:
+        if standing is TrustLevel.BANNED:
             log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
 
 
-def _told(group: Group) -> list[Told]:
+def _told(group: Group) -> list[SeenCompletion]:
     """The completions as the catalogue of copies takes them."""
     return [
-        Told(
+        SeenCompletion(
             completion.token_ids.tobytes(),
             len(completion.token_ids),
             -float(completion.logprobs.sum(dtype=np.float64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.records.identity import peer_id_from_text
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ def fault_charger(parts: Parts) -> Callable[[str, Place, Exception], None]:
             return
         parts.figures.peer(peer_id).refused[REASON] += 1
         parts.events.write("peer_fault", peer=peer_id, place=place.value, error=what)
-        parts.peers.note(peer_id, Conduct.FAULT, reason=REASON, detail=f"{REASON} at {place}: {what}")
+        parts.peers.note(peer_id, Behaviour.FAULT, reason=REASON, detail=f"{REASON} at {place}: {what}")
 
     return charge
 

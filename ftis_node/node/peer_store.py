@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import ConfigError
 from ftis_node.files import check_database
 from ftis_node.replay.soundness import BUSY_TIMEOUT_S, is_busy, readable_rows, told
-from ftis_node.swarm.reputation import Reputation
-from ftis_node.swarm.standings import Dossier
+from ftis_node.swarm.reputation.score import Reputation
+from ftis_node.swarm.reputation.table import PeerReputation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftis_node.swarm.standings import Standings
+    from ftis_node.swarm.reputation.table import ReputationTable
 
 SCHEMA_VERSION = 1
 SAVE_PATIENCE_MS = 200  # it is saved from the event loop, and again soon
@@ -74,14 +74,14 @@ class PeerStore:
         """Closes the file."""
         self._db.close()
 
-    def load(self, standings: Standings, *, now: float) -> None:
+    def load(self, standings: ReputationTable, *, now: float) -> None:
         """Puts all saved peers there, as they stand by a clock that says `now`."""
         for peer_id, *fields, reasons, noted_at in self._db.execute("SELECT * FROM peers"):
             score, updated_at, banned_until, ban_reason, num_bans, trusted = fields
             reputation = Reputation(score, updated_at, banned_until, ban_reason, num_bans, bool(trusted)).by_clock(now)
-            standings.put(peer_id, Dossier(reputation, Counter(_counts(reasons)), noted_at))
+            standings.put(peer_id, PeerReputation(reputation, Counter(_counts(reasons)), noted_at))
 
-    def save(self, standings: Standings) -> None:
+    def save(self, standings: ReputationTable) -> None:
         """Writes what changed since the last time, and forgets what was forgotten. One transaction.
 
         Where another program holds the file all that is left for the next time: the loops wait for no stranger.
@@ -109,13 +109,13 @@ class PeerStore:
         self._is_held = False
         return True
 
-    def _rows(self, standings: Standings, peer_ids: Iterable[str]) -> Iterable[tuple[object, ...]]:
+    def _rows(self, standings: ReputationTable, peer_ids: Iterable[str]) -> Iterable[tuple[object, ...]]:
         for peer_id in sorted(peer_ids):
-            dossier = standings.dossier(peer_id)
-            known, reasons = dossier.reputation, json.dumps(dossier.reasons)
+            record_of = standings.record_of(peer_id)
+            known, reasons = record_of.reputation, json.dumps(record_of.reasons)
             yield (
                 *(peer_id, known.score, known.updated_at, known.banned_until, known.ban_reason, known.num_bans),
-                *(int(known.trusted), reasons, dossier.noted_at),
+                *(int(known.trusted), reasons, record_of.noted_at),
             )
 
 

@@ -10,7 +10,8 @@ waits for: an announcement                    unblocked by: gossip
                                                            +----- missed: ask another -------+
 
 A body is pulled once: from its sender, or from anyone who holds it where the sender cannot be reached. In a small swarm
-everything is pulled; in a large one what the learner will use (`swarm/demand.py`) and what this node is on duty for.
+everything is pulled; in a large one what the learner will use (`swarm/pulling/demand.py`) and what this node is on
+duty for.
 
 Where the run says so, a group of another tokenizer is pulled as text; only its sender can tell it so.
 """
@@ -25,19 +26,19 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import FetchOutcome
+from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.node.budget import shares_of_next_step
 from ftis_node.node.hear import Ear, Members
 from ftis_node.node.held_bytes import HeldBytes
 from ftis_node.node.repair import Repair
 from ftis_node.node.waits import waiting_for
-from ftis_node.swarm.allowance import Allowance
-from ftis_node.swarm.demand import STEPS_IN_STOCK, Demand, demand
-from ftis_node.swarm.domains import ANY, portions
-from ftis_node.swarm.later import Later
-from ftis_node.swarm.pauses import Pauses
+from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.pulling.demand import STEPS_IN_STOCK, PullDemand, pull_demand
+from ftis_node.swarm.pulling.domains import ANY, portions
+from ftis_node.swarm.pulling.retry_queue import RetryQueue
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.token_bucket import TokenBucket
 from ftis_node.tasks import part_names
 from ftis_node.validation import Accepted, Refused
 
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
     from ftis_node.node.intake import IntakeLoop
     from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import PeerRecord
-    from ftis_node.swarm.domains import Portion
-    from ftis_node.swarm.wants import Batch, Want
+    from ftis_node.swarm.pulling.domains import Portion
+    from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
     from ftis_node.validation import Verdict
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ BUSY_REST_S = 0.5
 FAILED_REST_S = 5.0
 PASSING = frozenset({"quota", "scoring_quota", "unscored", "banned"})  # refusals that say nothing of the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unasked", "signature"})  # what came says nothing of the group asked for
-FAULTS = {FetchOutcome.TOO_LARGE: Conduct.REFUSED}
+FAULTS = {FetchOutcome.TOO_LARGE: Behaviour.REFUSED}
 NUM_OTHERS = 3  # members asked for what its sender does not give
 NUM_SHOWN = 4  # ids of groups given up that one event names
 BURST_S = 2.0  # the download budget of so many seconds may be used at once
@@ -74,13 +75,13 @@ class PullLoop:
         self._intake = intake
         self._ear = Ear(parts)
         self._wants = self._ear.wants
-        self._later = Later()
+        self._later = RetryQueue()
         self._repair = Repair(parts, self._ear)
-        self._pauses = Pauses(first_s=FAILED_REST_S)
+        self._pauses = PeerBackoff(first_s=FAILED_REST_S)
         self._asking: Counter[str] = Counter()  # pulls under way, by the peer asked
         self._pulls_in_flight = asyncio.Semaphore(parts.settings.swarm.pulls_in_flight)
         rate = parts.settings.swarm.max_download_bytes_per_s
-        self._allowance = Allowance(rate_per_s=rate, burst=rate * BURST_S) if rate else None
+        self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
         self._in_memory = HeldBytes(parts.settings.limits.bodies_in_memory_bytes)
 
     @property
@@ -142,7 +143,7 @@ class PullLoop:
         while True:
             with waiting_for("a pull under way to end"):  # each has its own limits
                 await self._pulls_in_flight.acquire()
-            batch = self._wants.next_batch(
+            batch = self._wants.next_request(
                 most=self._parts.settings.swarm.pull_batch,
                 need=None if need is None else need - num_pulled,
                 max_bytes=MAX_BATCH_BYTES,
@@ -152,7 +153,7 @@ class PullLoop:
             if batch is None:
                 self._pulls_in_flight.release()
                 return num_pulled
-            num_pulled += sum(not want.is_duty for want in batch.wants)
+            num_pulled += sum(not want.is_assigned for want in batch.items)
             self._asking[batch.source.peer_id] += 1
             await self._keep_to_budget(batch)
             tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
@@ -173,7 +174,7 @@ class PullLoop:
             num_far=sum(ready.values()) - num_near + self._wants.num_in_flight - near_in_flight,
         )
 
-    def _is_near(self, want: Want) -> bool:
+    def _is_near(self, want: PullItem) -> bool:
         """Whether a group's sender says that it generates for this node's domain alone."""
         domain, figures = self._parts.own_domain, self._parts.figures.peers.get(want.sender)
         if domain is None or figures is None or figures.record is None:
@@ -183,23 +184,23 @@ class PullLoop:
             is_near = domain.is_claimed(part_names(figures.record.domain))
         return is_near
 
-    async def _pull_and_release(self, batch: Batch) -> None:
+    async def _pull_and_release(self, batch: PullRequest) -> None:
         try:
             with self._parts.guard.work_for(batch.source.peer_id, Place.PULL) as work:
                 await self._pull(batch)
             if work.failed:  # what of it is not settled yet is not asked of this peer again
-                self._wants.missed(batch, missing=[want.id for want in batch.wants])
+                self._wants.missed(batch, missing=[want.id for want in batch.items])
         finally:
             self._pulls_in_flight.release()
             self._asking -= Counter([batch.source.peer_id])  # drops what comes to 0
             self._ear.changed.set()  # the next of this peer may be asked for
 
-    async def _demand(self) -> Demand:
+    async def _demand(self) -> PullDemand:
         """What to pull now; tells the ear whether duties are taken."""
         parts = self._parts
         _, num_ready = parts.reader.ready_counts()
         known = await parts.gossip.known_members()
-        wanted = demand(
+        wanted = pull_demand(
             parts.settings.swarm.pull,
             num_members=len(known),
             small_swarm=parts.settings.swarm.small_swarm,
@@ -207,8 +208,8 @@ class PullLoop:
             num_ready=num_ready,
             num_in_flight=self._wants.num_in_flight,
         )
-        takes_duties = wanted.need is not None and wanted.takes_duties
-        self._ear.members = Members(known, await parts.gossip.shard_members()) if takes_duties else None
+        takes_assigned = wanted.need is not None and wanted.takes_assigned
+        self._ear.members = Members(known, await parts.gossip.shard_members()) if takes_assigned else None
         return wanted
 
     def _is_able(self, peer_id: str) -> bool:
@@ -245,7 +246,7 @@ class PullLoop:
         figures = self._parts.figures.peers.get(peer_id)
         return figures is not None and figures.accepted > 0
 
-    async def _keep_to_budget(self, batch: Batch) -> None:
+    async def _keep_to_budget(self, batch: PullRequest) -> None:
         if self._allowance is None:
             return
         wait_s = 0.0
@@ -254,20 +255,20 @@ class PullLoop:
         with waiting_for("download budget"):
             await asyncio.sleep(wait_s)
 
-    def _spend_the_rest(self, batch: Batch, bodies: Sequence[bytes]) -> None:
+    def _spend_the_rest(self, batch: PullRequest, bodies: Sequence[bytes]) -> None:
         """What came beyond what was announced counts, too: the next pulls wait for it."""
         if self._allowance is not None:
             more_bytes = sum(map(len, bodies)) - _announced_bytes(batch)
             self._allowance.spend(max(0, more_bytes), now=time.monotonic())
 
-    async def _pull(self, batch: Batch) -> None:
-        most_bytes = len(batch.wants) * self._parts.manifest.wire.max_envelope_bytes
+    async def _pull(self, batch: PullRequest) -> None:
+        most_bytes = len(batch.items) * self._parts.manifest.wire.max_envelope_bytes
         async with self._in_memory.of(most_bytes):
             await self._pull_now(batch)
 
-    async def _pull_now(self, batch: Batch) -> None:
+    async def _pull_now(self, batch: PullRequest) -> None:
         peer_id, as_text = batch.source
-        ids = [want.id for want in batch.wants]
+        ids = [want.id for want in batch.items]
         timeout_s = self._parts.settings.swarm.pull_timeout_s
         fetched = await self._parts.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
         self._spend_the_rest(batch, fetched.bodies)
@@ -286,19 +287,19 @@ class PullLoop:
             await self._ask_others(batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE)
         await self._confirm(batch, verdicts)
 
-    def _settle(self, batch: Batch, verdicts: Sequence[Verdict]) -> set[bytes]:
+    def _settle(self, batch: PullRequest, verdicts: Sequence[Verdict]) -> set[bytes]:
         """Takes what was judged, well or ill, off the list; returns those ids."""
         judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
-        here = {want.id for want in batch.wants if want.id in judged}
+        here = {want.id for want in batch.items if want.id in judged}
         refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
         self._ear.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
         self._wants.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
-        self._parts.figures.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.wants)
+        self._parts.figures.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
         return here
 
     def _note_useless(
-        self, batch: Batch, verdicts: Sequence[Verdict], outcome: FetchOutcome, *, missing: Sequence[bytes]
+        self, batch: PullRequest, verdicts: Sequence[Verdict], outcome: FetchOutcome, *, missing: Sequence[bytes]
     ) -> None:
         """What this peer gave something else for is not asked of it again: it pays for one fault once.
 
@@ -311,20 +312,20 @@ class PullLoop:
         others = [group_id for group_id in missing if group_id not in named][:num_others]
         self._ear.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
 
-    def _note_outcome(self, batch: Batch, outcome: FetchOutcome, *, is_empty: bool) -> None:
+    def _note_outcome(self, batch: PullRequest, outcome: FetchOutcome, *, is_empty: bool) -> None:
         """A pull that failed, or in which a peer has nothing of what it announced as its own, is held against it."""
         peer_id = batch.source.peer_id
-        is_broken_promise = is_empty and all(want.sender == peer_id for want in batch.wants)
+        is_broken_promise = is_empty and all(want.sender == peer_id for want in batch.items)
         if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
             self._pauses.succeeded(peer_id)
             return
         self._pauses.failed(peer_id, now=time.monotonic())
         self._parts.figures.peer(peer_id).failed_pulls += 1
-        conduct = FAULTS.get(outcome, Conduct.PULL_FAILED)
+        conduct = FAULTS.get(outcome, Behaviour.PULL_FAILED)
         self._parts.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
-        self._parts.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.wants))
+        self._parts.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
 
-    async def _ask_others(self, batch: Batch, *, missing: Sequence[bytes], is_answered: bool) -> None:
+    async def _ask_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
         """What this peer did not give is asked of others who may hold it; what nobody has is given up."""
         if not missing:
             return
@@ -339,7 +340,7 @@ class PullLoop:
             self._parts.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
         self._ear.changed.set()
 
-    async def _confirm(self, batch: Batch, verdicts: Sequence[Verdict]) -> None:
+    async def _confirm(self, batch: PullRequest, verdicts: Sequence[Verdict]) -> None:
         """Tells the senders which of their groups passed."""
         checked: dict[str, list[bytes]] = defaultdict(list)
         for verdict in verdicts:
@@ -370,5 +371,5 @@ def _is_useless(verdict: Verdict) -> bool:
     return isinstance(verdict, Refused) and (verdict.group_id is None or verdict.refusal.reason in NOT_THE_GROUP)
 
 
-def _announced_bytes(batch: Batch) -> int:
-    return sum(want.num_bytes for want in batch.wants)
+def _announced_bytes(batch: PullRequest) -> int:
+    return sum(want.num_bytes for want in batch.items)

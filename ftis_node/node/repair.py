@@ -17,22 +17,22 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import Fetched, FetchOutcome
+from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.budget import shares_of_next_step
 from ftis_node.node.hear import MAX_SENDERS
 from ftis_node.node.waits import waiting_for
 from ftis_node.records.question import Question
-from ftis_node.swarm.allowance import Allowance
-from ftis_node.swarm.catching_up import CatchingUp
-from ftis_node.swarm.pauses import Pauses
+from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.shards import shard_of
+from ftis_node.swarm.pulling.backfill_progress import BackfillProgress
+from ftis_node.swarm.token_bucket import TokenBucket
+from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
     from ftis_node.node.hear import Ear
     from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import PeerRecord
-    from ftis_node.swarm.numbers import Gap
+    from ftis_node.swarm.pulling.sequence import SequenceGap
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ class Repair:
     def __init__(self, parts: Parts, ear: Ear) -> None:
         self._parts = parts
         self._ear = ear
-        self._pauses = Pauses(first_s=FAILED_REST_S)
+        self._pauses = PeerBackoff(first_s=FAILED_REST_S)
         self._caught_up_to: dict[str, float] = {}  # by peer: on a clock that does not jump
-        self._everybodys = Allowance(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
-        self._catching_up = CatchingUp()
+        self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
+        self._catching_up = BackfillProgress()
         self._shards: frozenset[int] | None = None  # that are read; None: all
 
     async def run(self) -> None:
@@ -106,7 +106,7 @@ class Repair:
         """After an absence: how many groups were missed, how many are here, and what is left."""
         report = self._catching_up.look(
             num_left=self._ear.wants.num_missed,
-            num_repaired=self._parts.figures.groups_repaired,
+            num_backfilled=self._parts.figures.groups_repaired,
             now=time.monotonic(),
         )
         if report is None:
@@ -134,7 +134,7 @@ class Repair:
                     num_asked += 1
                     await self._fill(sender, gap, members)
 
-    async def _fill(self, sender: str, gap: Gap, members: list[str]) -> None:
+    async def _fill(self, sender: str, gap: SequenceGap, members: list[str]) -> None:
         """Asks the sender where it is there, after a try in vain somebody else too."""
         able = [peer for peer in members if self._may_ask(peer)]  # one that was slow a moment ago is none
         if not able:

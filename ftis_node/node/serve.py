@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.base import MAX_ANSWERS
+from ftis_node.gossip.interface import MAX_ANSWERS
 from ftis_node.node.announce import announcement_of
 from ftis_node.node.retell import retell_group
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
 from ftis_node.records.question import open_question
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.deliveries import Deliveries
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.delivery.sent_bodies import SentBodies
+from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Served:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._deliveries = Deliveries()
+        self._deliveries = SentBodies()
 
     async def lookup(self, ids: Sequence[bytes]) -> list[bytes]:
         """The envelopes of those groups that are held here."""
@@ -109,4 +109,4 @@ class Served:
         reason = f"announcement_{error.reason}"
         self._parts.figures.refused[reason] += 1
         self._parts.figures.note_refusal(peer_id, "announcement", error)
-        self._parts.peers.note(peer_id, Conduct.REFUSED, reason=reason)
+        self._parts.peers.note(peer_id, Behaviour.REFUSED, reason=reason)

@@ -10,19 +10,19 @@ import logging
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftis_node.gossip.base import SwarmPhase
-from ftis_node.gossip.reachability import is_public
+from ftis_node.gossip.interface import SwarmPhase
+from ftis_node.gossip.membership.reachability import is_public
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ftis_node.gossip.base import SwarmState
+    from ftis_node.gossip.interface import SwarmState
 
 SKEW_NOTE_S = 1.0
 SKEW_REFUSED_S = 3.0  # peers of hivemind refuse what is further off
 CALM_SHARE = 0.8  # of SKEW_NOTE_S: only below is a clock called right again, so that one at the edge makes few lines
 SYNCHRONISE = "switch on time synchronisation (systemd-timesyncd, chrony)"
-NO_PEERS_GIVEN = "no peers were given"  # both as gossip/standing.py has them
+NO_PEERS_GIVEN = "no peers were given"  # both as gossip/membership/connection_state.py has them
 NOBODY_ANSWERS = "no bootstrap peer answers"
 P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
 UNPRINTABLE = re.compile(r"[^ -~]+")

@@ -39,8 +39,8 @@ from ftis_node.replay.lifecycle import (
     choose_useful,
 )
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.reasons import sentence
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.reasons import sentence
+from ftis_node.swarm.reputation.score import Behaviour
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,7 +220,7 @@ class TrainLoop:
             with parts.guard.work_for(sender, Place.COUNT):
                 parts.figures.refused[UNDERSTATED] += 1
                 parts.figures.peer(sender).refused[UNDERSTATED] += 1
-                parts.peers.note(sender, Conduct.LIED, reason=UNDERSTATED, detail=detail)
+                parts.peers.note(sender, Behaviour.LIED, reason=UNDERSTATED, detail=detail)
                 parts.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
 
     async def resume(self, state: LearnerState) -> None:
@@ -249,7 +249,7 @@ class TrainLoop:
             self._parts.events.write("released", group=group_id, reason=ReleaseReason.POISONED)
             held = self._parts.reader.held(group_id)
             if held is not None and not held.own:
-                self._parts.peers.note(held.sender, Conduct.FAULT, reason=ReleaseReason.POISONED)
+                self._parts.peers.note(held.sender, Behaviour.FAULT, reason=ReleaseReason.POISONED)
         if poisoned:
             log.warning("the learner failed %d times on the same %d groups: left out", MAX_FAILED_STEPS, len(poisoned))
 
@@ -318,7 +318,7 @@ def write_taken(events: EventTrail, groups: Sequence[StoredGroup], *, step: int)
 def note_teacher(peers: PeerBook, group: StoredGroup) -> None:
     """Credits the sender of a group of unequal rewards; the advantages of any other are 0."""
     if not group.own and len(set(group.rewards)) > 1:
-        peers.note(group.group.sender, Conduct.TAUGHT)
+        peers.note(group.group.sender, Behaviour.TAUGHT)
 
 
 def is_of_own_weights(parts: Parts, group: Group) -> bool:

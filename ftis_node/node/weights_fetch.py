@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.base import FetchOutcome
+from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.node.background import in_background
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ftis_node.records.weights import WeightsPart, WeightsQuestion
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ftis_node.gossip.base import Fetched, Gossip
+    from ftis_node.gossip.interface import Fetched, Gossip
     from ftis_node.records.weights import WeightsOffer
 
 CHUNKS_AT_ONCE = 16

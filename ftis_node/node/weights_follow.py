@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
-from ftis_node.gossip.base import FetchOutcome
+from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.ipc.weights import probe_token_ids
 from ftis_node.models import model_fingerprint
 from ftis_node.node.background import in_background
@@ -31,7 +31,7 @@ from ftis_node.node.weights_fetch import Download, OfferGoneError
 from ftis_node.node.weights_held import HeldVersions
 from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.transit import InTransit, is_worth_holding
+from ftis_node.swarm.transit import VersionsInTransit, should_fetch
 from ftis_node.validation.rules import Refusal
 from ftis_node.validation.weights_rules import Follower, refuse_offer
 
@@ -61,7 +61,7 @@ class FollowLoop:
         self._parts = parts
         self._settings = parts.settings.roles
         self._held = HeldVersions(parts.home.weights / "followed")
-        self._transit = InTransit(self._settings.delay, random.Random())
+        self._transit = VersionsInTransit(self._settings.delay, random.Random())
         self._newest: WeightsOffer | None = None  # the newest that was taken as far as the disk
         self._refused: bytes | None = None  # the offer refused last: it is offered again at each look, and told once
         self._wanted_at = -math.inf  # when the last version that was fetched had been heard of
@@ -133,7 +133,7 @@ class FollowLoop:
         """Whether it is new, and worth a place on the disk."""
         if self._newest is not None and heard.offer.version <= self._newest.version:
             return False
-        return is_worth_holding(
+        return should_fetch(
             self._settings.delay,
             num_held=len(self._transit.versions),
             max_held=self._settings.max_held,

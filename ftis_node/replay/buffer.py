@@ -23,7 +23,7 @@ from ftis_node.replay.failures import note_failed, release_poisoned
 from ftis_node.replay.forgotten import forget, is_forgotten, trim
 from ftis_node.replay.lifecycle import Candidate, Freshness, ReleaseReason, State, choose_evicted, choose_newest
 from ftis_node.replay.salvage import count_missing, forget_missing, is_sound, release_again, release_damaged, take_again
-from ftis_node.swarm.quotas import ShareCap
+from ftis_node.swarm.reputation.rate_limits import ShareCap
 
 if TYPE_CHECKING:
     import sqlite3

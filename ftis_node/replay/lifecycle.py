@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from ftis_node.algorithms import choose_groups, has_signal, split_foreign, usefulness
 
 if TYPE_CHECKING:
-    from ftis_node.swarm.domains import OwnDomain
-    from ftis_node.swarm.quotas import ShareCap
+    from ftis_node.swarm.pulling.domains import OwnDomain
+    from ftis_node.swarm.reputation.rate_limits import ShareCap
 
 
 class State(StrEnum):

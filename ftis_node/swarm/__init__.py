@@ -1,7 +1,7 @@
-"""Pure decisions about peers: what to pull and from whom, which shards to read, who is in good standing, how much.
+"""Pure policies about peers: what to pull and from whom, which shards to read, reputation, rate limits.
 
-Facts and the time come in, decisions go out: no clock, socket, task or file inside. The node's loops act on them, and
-the simulation of large swarms drives the very same code in virtual time.
+Facts and the time come in, decisions go out. There is no clock, socket, task or file inside. The loops of `node/` act
+on the decisions, and the simulation of large swarms runs the same code in virtual time.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""Keeps what one peer breaks that peer's affair: an exception in work for a peer never ends the node.
+"""Contains exceptions in work for one peer, so that they never end the node.
 
     with guard.work_for(peer_id, Place.RECORD) as work:
         figures.record = open_peer_record(data)
     if work.failed:
         ...  # counted, logged and charged already
 
-Readers refuse what they expect by name (`RecordError`). This is the second line, for what nobody expected. Work for a
-peer is everything whose input that peer chose: its address, its announcement, its group, its question. An exception
-there is counted, logged once per kind, and costs the peer a pause that doubles; the caller's `on_fault` charges it, and
-several faults end in a ban. Faults of this node itself pass through: a full disk, a damaged database, a dead worker.
+Readers reject invalid input with a named reason (`RecordError`). This is the second line of defence, for exceptions
+that nobody expected. Work for a peer is everything whose input the peer chose: its address, its announcement, its
+group, its query.
+
+An exception in such work is counted and logged once per kind. The peer is paused, for twice as long after each fault,
+and `on_fault` charges it; several faults lead to a ban. Faults of this node itself pass through: a full disk, a damaged
+database, a dead worker.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from ftis_node.errors import DamagedError, MachineError, WorkerError
-from ftis_node.swarm.pauses import Pauses
+from ftis_node.swarm.peer_backoff import PeerBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-UNPROVEN = ""  # in the place of a peer's id where nobody has proved whose a value is; nobody is charged for it
+UNPROVEN = ""  # instead of a peer id if the origin of a value is not authenticated; no peer is charged
 FIRST_PAUSE_S = 5.0
 MAX_KINDS = 64  # of faults that are logged, each once
 MAX_LOGGED_ID = 64  # characters; it may be any text that a peer chose
@@ -44,20 +47,20 @@ SCARCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOM
 
 
 class Place(StrEnum):
-    """Where work for a peer is done. The name is in the event `peer_fault` and in the log."""
+    """Where work for a peer is done. The value appears in the event `peer_fault` and in the log."""
 
     DIAL = "dial"  # its addresses
     HELLO = "hello"  # is it a member of the run
-    MESSAGE = "message"  # a pubsub message, before it is an announcement
+    MESSAGE = "message"  # a gossipsub message, before it is parsed
     ANNOUNCEMENT = "announcement"
     DIRECTORY = "directory"  # an entry of the directory
     RECORD = "record"  # its directory record
-    CATCH_UP = "catch_up"  # its answers about the groups that it holds
+    CATCH_UP = "catch_up"  # its answers to queries about the groups that it holds
     PULL = "pull"  # a request for bodies
     SERVE = "serve"  # a stream that it opened
     JUDGE = "judge"  # the validation of an envelope
     STORE = "store"  # an accepted group, into the buffer
-    COUNT = "count"  # a verdict, into figures, reputation and events
+    COUNT = "count"  # a validation result, into metrics, reputation and events
     CONFIRM = "confirm"  # a confirmation to it
     AUDIT = "audit"
     BATCH = "batch"  # a stored group, into the learner's batch
@@ -67,7 +70,7 @@ class Place(StrEnum):
 
 
 class PeerWork:
-    """One piece of work for a peer: a context manager that swallows the peer's faults. `failed` says that it did."""
+    """Context manager for one piece of work: suppresses the peer's faults. `failed` is true if it suppressed one."""
 
     __slots__ = ("_guard", "_num_cancels", "_passes", "_peer_id", "_place", "failed")
 
@@ -88,31 +91,31 @@ class PeerWork:
         self.failed = True
         self._guard.note(self._peer_id, self._place, error)
         if _num_cancels() > self._num_cancels and _hides_cancellation(error):
-            raise asyncio.CancelledError from error  # else a task that was told to end would go on
+            raise asyncio.CancelledError from error  # else a cancelled task would continue
         return True
 
 
 class PeerGuard:
-    """One per node. `on_fault` charges the peer; it is not called for what the machine lacked."""
+    """Exception barrier for work on behalf of peers. `on_fault` charges the peer, unless the machine ran short."""
 
     def __init__(self, on_fault: OnFault | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds, never backwards."""
+        """`clock` is monotonic, in seconds."""
         self.on_fault = on_fault
         self.num_faults: Counter[Place] = Counter()
         self._clock = clock
-        self._pauses = Pauses(first_s=FIRST_PAUSE_S)
+        self._pauses = PeerBackoff(first_s=FIRST_PAUSE_S)
         self._logged: set[str] = set()
 
     def work_for(self, peer_id: str, place: Place, *, passes: tuple[type[Exception], ...] = ()) -> PeerWork:
-        """The context of one piece of work. Exceptions of the types in `passes` pass through, too."""
+        """Return the context for one piece of work. Exceptions of the types in `passes` are not suppressed."""
         return PeerWork(self, peer_id, place, passes)
 
     def may_work(self, peer_id: str) -> bool:
-        """Whether the pause after the peer's last fault is over."""
+        """Return whether the pause after the peer's last fault is over."""
         return self._pauses.may_ask(peer_id, now=self._clock())
 
     def note(self, peer_id: str, place: Place, error: Exception) -> None:
-        """Counts one fault of a peer."""
+        """Count, log and charge one fault of a peer."""
         self.num_faults[place] += 1
         self._pauses.failed(peer_id, now=self._clock())
         self._log_once(peer_id, place, error)
@@ -120,7 +123,7 @@ class PeerGuard:
             return
         try:
             self.on_fault(peer_id, place, error)
-        except Exception as failure:  # to charge a peer is work for it, too
+        except Exception as failure:  # charging a peer is work for that peer, too
             if is_own(failure):
                 raise
             self._log_once(peer_id, place, failure)
@@ -136,7 +139,7 @@ class PeerGuard:
 
 
 def is_own(error: BaseException, *, passes: tuple[type[Exception], ...] = ()) -> bool:
-    """Whether an error, or one of a group of them, is this node's own: no value of a peer brings it about."""
+    """Return whether an error, or one in an exception group, is this node's own: no value of a peer can cause it."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_own(inner, passes=passes) for inner in error.exceptions)
     if not isinstance(error, Exception) or isinstance(error, (*OWN_ERRORS, *passes)):
@@ -147,7 +150,7 @@ def is_own(error: BaseException, *, passes: tuple[type[Exception], ...] = ()) ->
 
 
 def _num_cancels() -> int:
-    """How many cancellations of the running task are under way."""
+    """Return how many cancellations of the running task are pending."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # in a thread
@@ -156,7 +159,7 @@ def _num_cancels() -> int:
 
 
 def _hides_cancellation(error: BaseException) -> bool:
-    """Whether an error was raised while a cancellation was under way, such as by a clean-up."""
+    """Return whether an error was raised while a cancellation was pending, for example by clean-up code."""
     context = error.__context__
     while context is not None and not isinstance(context, asyncio.CancelledError):
         context = context.__context__
@@ -164,5 +167,5 @@ def _hides_cancellation(error: BaseException) -> bool:
 
 
 def _is_scarcity(error: Exception) -> bool:
-    """Whether the machine had no more memory or descriptors just then: nobody's fault."""
+    """Return whether the machine was out of memory or file descriptors. No peer is charged for that."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE_ERRNOS)

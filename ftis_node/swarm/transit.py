@@ -1,7 +1,7 @@
-"""Versions of weights under way to one generator: which has arrived, and which is worth sending at all.
+"""Weight versions in transit to one generator: which has arrived, and which are worth fetching at all.
 
-Versions may overtake each other; a generator takes the newest that has arrived and never goes back. Time is a number in
-the delay's unit: seconds by a node's clock, or optimiser steps in an experiment.
+Versions may overtake each other. A generator serves the newest version that has arrived and never goes back. Time is a
+number in the unit of the delay: seconds by a node's clock, or optimizer steps in an experiment.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class InTransit:
-    """What is under way, with the delay of each drawn when it is sent."""
+class VersionsInTransit:
+    """Delay queue of weight versions; the delay of each is drawn when it is sent."""
 
     delay: Delay
     source: random.Random
@@ -27,15 +27,15 @@ class InTransit:
 
     @property
     def versions(self) -> Sequence[int]:
-        """Versions under way, oldest first."""
+        """Versions in transit, oldest first."""
         return sorted(self._arrivals)
 
     def send(self, version: int, *, at: float) -> None:
-        """A version leaves the learner."""
+        """Add a version that leaves the learner at time `at`."""
         self._arrivals[version] = at + self.delay.draw(self.source)
 
     def receive(self, now: float) -> int | None:
-        """The version to serve from now on; None where nothing newer has arrived. What it overtakes is forgotten."""
+        """Return the version to serve from now on, None if nothing newer has arrived. Older ones are dropped."""
         arrived = [version for version, at in self._arrivals.items() if at <= now and version > self.served]
         if not arrived:
             return None
@@ -44,11 +44,12 @@ class InTransit:
         return self.served
 
 
-def is_worth_holding(delay: Delay, *, num_held: int, max_held: int, since_last: float) -> bool:
-    """Whether a generator that can hold `max_held` versions under way should fetch one more.
+def should_fetch(delay: Delay, *, num_held: int, max_held: int, since_last: float) -> bool:
+    """Return whether a generator that can hold `max_held` versions in transit should fetch one more.
 
-    The newest before it was made `since_last` ago. Were each new version fetched, a long delay would fill the places
-    with versions made at nearly one time, and leave a gap of the whole delay behind them; so they are spread over it.
+    `since_last` is the time since the previous fetched version was made. The fetches are spread over the delay. If each
+    new version were fetched, versions of nearly the same age would fill all places and leave a gap of the whole delay
+    behind them.
     """
     return num_held < max_held and since_last >= delay.most / max_held
 
@@ -56,10 +57,10 @@ def is_worth_holding(delay: Delay, *, num_held: int, max_held: int, since_last: 
 def outdated_offers(
     asked_at: dict[int, float], *, now: float, max_offered: int, num_newest: int = 2, lease: float = 60.0
 ) -> list[int]:
-    """Versions that a learner need not keep for generators any longer.
+    """Return the versions that a learner need not keep for generators any longer.
 
-    The `num_newest` newest stay, and older ones while somebody fetches them (asked for within `lease`), but never more
-    than `max_offered`. `asked_at` says of each kept version when it was last asked for.
+    The `num_newest` newest stay. Older ones stay while they are being fetched (last asked for within `lease`), but
+    never more than `max_offered` in all. `asked_at` maps each kept version to the time of its last request.
     """
     versions = sorted(asked_at, reverse=True)
     older = versions[num_newest:]

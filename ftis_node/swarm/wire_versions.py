@@ -1,7 +1,7 @@
-"""Peers that speak another version of the wire: what is said of one, and when it is this node that is behind.
+"""Peers with another wire version: how to describe one, and when this node is the outdated one.
 
-Pure: numbers in, words out. What such a peer says is refused under the name `version` and never held against it; what
-it can do is be updated, or have this node updated.
+Pure: numbers in, text out. Messages of such a peer are rejected with the reason `version`, without a penalty. Updating
+the older of the two nodes resolves it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ UPDATE = "update ftis-node"
 
 
 class OtherVersions(NamedTuple):
-    """How many connected members speak a newer and an older wire than ours; `advice` is empty where none is due."""
+    """Numbers of connected members with a newer and an older wire version; `advice` is empty if no update is due."""
 
     num_newer: int
     num_older: int
     advice: str
 
 
-def peer_words(theirs: int | None, *, ours: int) -> str:
-    """A clause about a peer whose messages have the schema `theirs`; empty where it is ours, or not known."""
+def describe_peer_version(theirs: int | None, *, ours: int) -> str:
+    """Return a clause about a peer whose messages have schema `theirs`; empty if it is ours or unknown."""
     if theirs is None or theirs == ours:
         return ""
     if theirs > ours:
@@ -31,8 +31,8 @@ def peer_words(theirs: int | None, *, ours: int) -> str:
     return f"speaks wire {theirs}, older than this node's {ours}: its operator must {UPDATE}"
 
 
-def other_versions(schemas: Iterable[int | None], *, ours: int) -> OtherVersions:
-    """Of the connected members' schemas, None for one that is not known yet. Advice is due where most are newer."""
+def count_other_versions(schemas: Iterable[int | None], *, ours: int) -> OtherVersions:
+    """Count the connected members' schemas (None: unknown). Advise an update if most members are newer."""
     members = list(schemas)
     newer = [schema for schema in members if schema is not None and schema > ours]
     num_older = sum(schema is not None and schema < ours for schema in members)

@@ -4,7 +4,7 @@ bytes -> size, parse, version, codec, malformed     (records: bounded before it 
       -> RULES or TEXT_RULES in order               (rules.py, text_rules.py: pure, cheap)
       -> prompt re-made and compared                (tasks + tokenizer)
       -> a group told as text: tokenised here       (text_rules.py)
-      -> completions that were here before          (what the node remembers: swarm/copycats.py)
+      -> completions that were here before          (what the node remembers: swarm/reputation/duplicates.py)
       -> rewards re-scored; the claimed ones are only compared
       -> Accepted(group with our rewards) | Refused(reason)
 """

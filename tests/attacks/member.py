@@ -12,11 +12,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from ftis_node.gossip import GossipLimits, session
-from ftis_node.gossip.bindings import p2pd_pb2, read_pbmsg_safe
+from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.names import protocol, service_of
-from ftis_node.gossip.streams import close_in_order
+from ftis_node.gossip.p2pd import session
+from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
+from ftis_node.gossip.rpc.server import close_server
+from ftis_node.gossip.wire_names import protocol, service_of
 from ftis_node.models.source import resolve_model
 from ftis_node.models.tokenizer import load_tokenizer
 from ftis_node.records.codec import hash_prompt
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.gossip.names import Service
+    from ftis_node.gossip.wire_names import RpcService
     from tests.attacks.victim import Victim
 
 AGAIN_S = 0.4  # between announcements of the same: gossipsub loses what is said before its mesh has grown
@@ -116,13 +117,13 @@ class Member:
     @property
     def link(self) -> Any:
         """The running session: p2pd's control socket and the directory."""
-        assert self.gossip._link.session is not None
-        return self.gossip._link.session
+        assert self.gossip._supervisor.session is not None
+        return self.gossip._supervisor.session
 
-    def stream(self, service: Service, *, timeout_s: float = 30.0) -> Any:
+    def stream(self, service: RpcService, *, timeout_s: float = 30.0) -> Any:
         """A raw stream of a service of the victim's."""
         name = protocol(self.maker.manifest.run_id, service)
-        return self.link.control.stream(self.victim_id, name, timeout_s=timeout_s)
+        return self.link.client.stream(self.victim_id, name, timeout_s=timeout_s)
 
     def group(self, **changes: Any) -> Group:
         """Its next group, in good form."""
@@ -211,7 +212,7 @@ class ScriptedServer:
         self._server = await asyncio.start_unix_server(self._accept, path=path)
 
     async def close(self) -> None:
-        await close_in_order(self._server)
+        await close_server(self._server)
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from ftis_node.gossip.frames import HEADER, Frame
+from ftis_node.gossip.rpc.frames import HEADER, Frame
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import pack_group
 from tests.attacks.member import joined, sign_body
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ftis_node.gossip.names import Service
+    from ftis_node.gossip.wire_names import RpcService
     from tests.attacks.member import Maker, Member
     from tests.attacks.victim import Victim
 
@@ -165,23 +165,23 @@ def _varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-async def _huge_frame(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _huge_frame(service: RpcService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(HEADER.pack(Frame.ITEM, FOUR_GIB) + bytes(1000))
     await reader.read()
 
 
-async def _random_frames(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _random_frames(service: RpcService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(b"\xff" + np.random.default_rng(0).bytes(4096))
     await reader.read()
 
 
-async def _too_many(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _too_many(service: RpcService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(HEADER.pack(Frame.ITEM, 1) + b"x")
         await writer.drain()
 
 
-async def _a_byte_a_second(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _a_byte_a_second(service: RpcService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(HEADER.pack(Frame.ITEM, 60_000))
     while True:
         writer.write(b"x")

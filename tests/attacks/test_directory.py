@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.gossip.bindings import DHTID, PeerID
-from ftis_node.gossip.entries import EntryKind, seal
-from ftis_node.gossip.names import record_key
+from ftis_node.gossip.directory.entries import EntryKind, sign_entry
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID
+from ftis_node.gossip.wire_names import record_key
 from ftis_node.records.identity import Identity
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ async def test_a_record_that_is_not_its_owners_word_is_not_stored(
     owner = honest if lie == "in another's place" else attacker
     value, expires_at = {
         "3 MiB": (bytes(3 << 20), soon),
-        "for thirty years": (seal(attacker.identity, EntryKind.RECORD, run_id, b"x", expires_at=late), late),
-        "in another's place": (seal(attacker.identity, EntryKind.RECORD, run_id, b"x", expires_at=soon), soon),
+        "for thirty years": (sign_entry(attacker.identity, EntryKind.RECORD, run_id, b"x", expires_at=late), late),
+        "in another's place": (sign_entry(attacker.identity, EntryKind.RECORD, run_id, b"x", expires_at=soon), soon),
     }[lie]
     before = (await victim.status())["swarm"]["records_refused"]
 

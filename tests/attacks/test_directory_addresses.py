@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
-from ftis_node.gossip.names import bucket_key
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.gossip.wire_names import bucket_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 from tests.attacks.progress import goes_on
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ async def register(member: Member, port: int) -> int:
         one = Identity.generate()
         ends = [f"{transport}/p2p/{one.peer_id}" for transport in (way, f"/ip4/127.0.0.1/tcp/{port}")]
         payload = pack_member(ends, num_shards=1)
-        entries.append((one, seal(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)))
+        entries.append((one, sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)))
     stored = await member.link.directory._node.store_many(
         [bucket_key(run_id, bucket_of(one.peer_id)) for one, _ in entries],
         [entry for _, entry in entries],

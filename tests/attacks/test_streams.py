@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import RpcService
 from tests.attacks.victim import REQUESTS_PER_MINUTE
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ RUBBISH = {
 async def test_rubbish_on_a_stream_is_counted(victim: Victim, attacker: Member) -> None:
     before = {reason: await victim.errors("serve_errors", reason) for reason in RUBBISH}
     for sent in RUBBISH.values():
-        async with attacker.stream(Service.FETCH) as (reader, writer):
+        async with attacker.stream(RpcService.FETCH) as (reader, writer):
             writer.write(sent)
             assert await asyncio.wait_for(reader.read(), 10) == b""
 
@@ -57,7 +57,7 @@ async def test_slow_requests_are_cut_and_others_are_served_meanwhile(
     before = await victim.errors("serve_errors", "timed_out")
 
     async def dribble() -> None:
-        async with attacker.stream(Service.FETCH) as (reader, writer):
+        async with attacker.stream(RpcService.FETCH) as (reader, writer):
             over = asyncio.create_task(reader.read())
             for byte in HEADER.pack(Frame.REQUEST, 64) + bytes(64):
                 writer.write(bytes([byte]))
@@ -80,7 +80,7 @@ async def test_slow_requests_are_cut_and_others_are_served_meanwhile(
 async def test_streams_beyond_ones_own_are_told_busy_or_cut(victim: Victim, attacker: Member, honest: Member) -> None:
     async def hold() -> None:
         with suppress(OSError):  # cut
-            async with attacker.stream(Service.FETCH) as (reader, writer):
+            async with attacker.stream(RpcService.FETCH) as (reader, writer):
                 writer.write(HEADER.pack(Frame.REQUEST, 32))
                 await reader.read()
 
@@ -92,15 +92,15 @@ async def test_streams_beyond_ones_own_are_told_busy_or_cut(victim: Victim, atta
     await victim.until(lambda: victim.errors("serve_errors", "busy"))
 
 
-@pytest.mark.parametrize("service", [Service.ASK, Service.FETCH])
+@pytest.mark.parametrize("service", [RpcService.ASK, RpcService.FETCH])
 async def test_requests_without_end_are_told_to_come_later(
-    victim: Victim, attacker: Member, honest: Member, service: Service
+    victim: Victim, attacker: Member, honest: Member, service: RpcService
 ) -> None:
     before = await victim.errors("serve_errors", "over_requests")
     outcomes = set()
-    for _ in range(REQUESTS_PER_MINUTE + 60 if service is Service.FETCH else REQUESTS_PER_MINUTE // 10 + 20):
-        call = attacker.gossip.ask if service is Service.ASK else attacker.gossip.fetch
-        answered = await call(victim_id(attacker), b"" if service is Service.ASK else [bytes(32)])
+    for _ in range(REQUESTS_PER_MINUTE + 60 if service is RpcService.FETCH else REQUESTS_PER_MINUTE // 10 + 20):
+        call = attacker.gossip.ask if service is RpcService.ASK else attacker.gossip.fetch
+        answered = await call(victim_id(attacker), b"" if service is RpcService.ASK else [bytes(32)])
         outcomes.add(str(answered.outcome))
     assert {"complete", "busy"} <= outcomes
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
-from ftis_node.gossip.names import bucket_key
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.gossip.wire_names import bucket_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 
 if TYPE_CHECKING:
     from tests.attacks.member import Member
@@ -33,7 +33,7 @@ async def test_a_thousand_members_that_do_not_exist_hide_nobody(
     nobodies = [Identity.generate() for _ in range(NUM_IDENTITIES)]
     stored = await node.store_many(
         [bucket_key(run_id, bucket_of(one.peer_id)) for one in nobodies],
-        [seal(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in nobodies],
+        [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in nobodies],
         expires_at,
         subkeys=[one.peer_id for one in nobodies],
     )

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ftis_node.config.manifest import load_manifest
-from ftis_node.gossip.control import Refused
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service, bucket_key
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.gossip.p2pd.client import P2pdError
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import RpcService, bucket_key
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 from tests.attacks.member import Maker, Member, joined, spoil
 from tests.attacks.victim import Victim
 from tests.chaos.fault import Fault, trains
@@ -124,8 +124,8 @@ async def hold_streams(attack: Attack) -> None:
     """Requests that begin and never end, and one with a length of 4 GiB."""
 
     async def hold(length: int) -> None:
-        with suppress(OSError, EOFError, Refused):  # cut, or not opened any more: both are right
-            async with attack.member.stream(Service.FETCH) as (reader, writer):
+        with suppress(OSError, EOFError, P2pdError):  # cut, or not opened any more: both are right
+            async with attack.member.stream(RpcService.FETCH) as (reader, writer):
                 writer.write(HEADER.pack(Frame.REQUEST, length))
                 await reader.read()
 
@@ -142,7 +142,7 @@ async def list_ghosts(attack: Attack) -> None:
     attack.note(f"{NUM_GHOSTS} of them")
     await member.link.directory._node.store_many(
         [bucket_key(run_id, bucket_of(one.peer_id)) for one in ghosts],
-        [seal(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in ghosts],
+        [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in ghosts],
         expires_at,
         subkeys=[one.peer_id for one in ghosts],
     )

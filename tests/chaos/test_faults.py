@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ftis_node.errors import FtisError
-from ftis_node.gossip.control import Refused
+from ftis_node.gossip.p2pd.client import P2pdError
 from tests.attacks.member import Member
 from tests.chaos import process_faults
 from tests.chaos.hostile_faults import NUM_STREAMS, Attack, hold_streams
@@ -31,7 +31,7 @@ def test_a_stream_that_is_not_opened_any_more_is_as_good_as_one_that_is_cut() ->
     @asynccontextmanager
     async def stream(service: Any) -> AsyncIterator[Any]:
         asked.append(service)
-        raise Refused("failed to open stream: context deadline exceeded")
+        raise P2pdError("failed to open stream: context deadline exceeded")
         yield
 
     member: Any = SimpleNamespace(stream=stream)

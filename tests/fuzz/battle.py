@@ -20,9 +20,9 @@ import numpy as np
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.gossip.base import GossipLimits
+from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.light_node import FreeTokenizer, LightNode, light_group
+from ftis_node.lab.stub_node import FreeTokenizer, StubNode, stub_group
 from ftis_node.lab.wire_probe import VOCABULARY
 from ftis_node.node.peers_loop import PeersLoop
 from ftis_node.node.train import note_teacher
@@ -122,13 +122,13 @@ class Battle:
         for _ in range(NUM_HOSTILE):
             await self.newcomer()
 
-    def _node(self, number: int, on_event: Callable[[str, dict[str, Any]], None]) -> LightNode:
+    def _node(self, number: int, on_event: Callable[[str, dict[str, Any]], None]) -> StubNode:
         identity, home = Identity.from_seed(bytes([number]) * 32), Home(self._folder / str(number))
         home.create()
         gossip = self.swarm.join(
             identity.peer_id, run_id=RUN.run_id, num_shards=RUN.wire.announcement_shards, limits=GossipLimits()
         )
-        node = LightNode(home, identity, gossip, manifest=RUN, settings=NODE_SETTINGS, on_event=on_event)
+        node = StubNode(home, identity, gossip, manifest=RUN, settings=NODE_SETTINGS, on_event=on_event)
         parts: Any = node.parts
         object.__setattr__(parts, "disk", InlineDisk())
         object.__setattr__(parts, "generation", Worker())
@@ -163,7 +163,7 @@ class Battle:
 
     async def honest_publishes(self) -> None:
         """One more group of the honest member, which the victim is to have soon."""
-        await self.honest.publish(light_group(self.honest.parts.identity, RUN, self.rng_groups, num_tokens=4))
+        await self.honest.publish(stub_group(self.honest.parts.identity, RUN, self.rng_groups, num_tokens=4))
         self.num_honest += 1
         self._due[self.num_honest] = (self.clock.steady_s, self.num_steps)
 
@@ -213,7 +213,7 @@ class Battle:
             assert not is_late, f"honest group {number} has not come in {waited:.0f} s"
 
     @staticmethod
-    def _check_sizes(node: LightNode) -> None:
+    def _check_sizes(node: StubNode) -> None:
         ear, figures = node.pull.ear, node.parts.figures
         sizes = {
             "refused": (len(ear._refused), 4096),
@@ -222,7 +222,7 @@ class Battle:
             "peers": (len(figures.peers), 4096),
             "later": (len(node.pull._later), 8192),
             "asking": (len(node.pull._asking), NODE_SETTINGS.swarm.pulls_in_flight),
-            "inbox": (len(node.gossip._inbox._waiting), 8192),  # type: ignore[attr-defined]
+            "inbox": (len(node.gossip._queue._waiting), 8192),  # type: ignore[attr-defined]
             "arrivals": (node.intake._known.arrivals.qsize(), 64),
             "strangers' arrivals": (node.intake._strangers.arrivals.qsize(), 64),
             "reasons": (len(figures.refused), 128),

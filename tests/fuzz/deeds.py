@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.names import Service
-from ftis_node.lab.light_node import FINGERPRINT, light_group
+from ftis_node.gossip.wire_names import RpcService
+from ftis_node.lab.stub_node import FINGERPRINT, stub_group
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group
 from ftis_node.records.envelope import Announcement, open_envelope
@@ -86,7 +86,7 @@ async def offer(battle: Battle, who: Hostile, rng: random.Random) -> None:
 async def make(battle: Battle, who: Hostile, rng: random.Random) -> bytes:
     """A body on the shelf: right, of another codec, with changed fields, under a number used before."""
     group = replace(
-        light_group(who.identity, RUN, battle.rng_groups, num_tokens=4),
+        stub_group(who.identity, RUN, battle.rng_groups, num_tokens=4),
         number=rng.choice((rng.randrange(1, 40), rng.randrange(1, 10**6), *NUMBERS)),
         created_at=round(battle.clock.time() + rng.choice((0.0, 0.0, 0.0, -3.0, 50.0, 120.0, -1790.0)), 3),
         weights_of=rng.choice((None, None, battle.victim.parts.identity.peer_id, who.peer_id)),
@@ -106,7 +106,7 @@ async def two_under_one_number(battle: Battle, who: Hostile, rng: random.Random)
     number = rng.randrange(1, 10**6)
     for _ in range(2):
         group = replace(
-            light_group(who.identity, RUN, battle.rng_groups, num_tokens=4),
+            stub_group(who.identity, RUN, battle.rng_groups, num_tokens=4),
             number=number,
             created_at=round(battle.clock.time(), 3),
         )
@@ -119,7 +119,7 @@ async def two_under_one_number(battle: Battle, who: Hostile, rng: random.Random)
 async def forge(battle: Battle, who: Hostile, rng: random.Random) -> None:
     """A group in good form that names the honest member as its sender, under the own signature."""
     group = replace(
-        light_group(battle.honest.parts.identity, RUN, battle.rng_groups, num_tokens=4),
+        stub_group(battle.honest.parts.identity, RUN, battle.rng_groups, num_tokens=4),
         number=battle.num_honest + rng.randrange(1, 1000),
         created_at=round(battle.clock.time(), 3),
     )
@@ -132,7 +132,7 @@ async def tell(battle: Battle, who: Hostile, rng: random.Random) -> None:
     """A group of another tokenizer, told as text: well, with changed fields, or as the text of somebody's group."""
     known = [bytes.fromhex(group.id) for group in battle.victim.parts.reader.list_groups(limit=3)]
     exact_id = rng.choice([rng.randbytes(32), rng.randbytes(32), *known])
-    exact = light_group(who.identity, RUN, battle.rng_groups, num_tokens=4)
+    exact = stub_group(who.identity, RUN, battle.rng_groups, num_tokens=4)
     completion = TextCompletion("10 11", -0.5, 3, FinishReason.LENGTH)
     told = make_text_group(
         who.identity,
@@ -168,10 +168,10 @@ async def resend(battle: Battle, who: Hostile, rng: random.Random) -> None:
 
 async def behave(battle: Battle, who: Hostile, rng: random.Random) -> None:
     """Another manner of answering."""
-    service = rng.choice((Service.FETCH, Service.FETCH, Service.ASK, Service.ASK, Service.CONFIRM))
+    service = rng.choice((RpcService.FETCH, RpcService.FETCH, RpcService.ASK, RpcService.ASK, RpcService.CONFIRM))
     who.manners[service] = rng.choice(MANNERS)
     if rng.random() < 0.3:
-        who.manners = dict.fromkeys(Service, "right")
+        who.manners = dict.fromkeys(RpcService, "right")
 
 
 async def describe(battle: Battle, who: Hostile, rng: random.Random) -> None:
@@ -202,8 +202,8 @@ async def ask(battle: Battle, who: Hostile, rng: random.Random) -> None:
     )
     for _ in range(rng.choice((0, 1, 2))):
         change_field(question, rng)
-    service = rng.choice(list(Service))
-    request = question.SerializeToString() if service is Service.ASK else ids
+    service = rng.choice(list(RpcService))
+    request = question.SerializeToString() if service is RpcService.ASK else ids
     if rng.random() < 0.1:
         request = rng.randbytes(rng.choice((0, 31, 33, 4096)))
     served = rng.choice((battle.victim, battle.victim, battle.honest)).gossip

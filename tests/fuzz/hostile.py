@@ -7,9 +7,9 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip.base import FetchOutcome, GossipLimits
+from ftis_node.gossip.interface import FetchOutcome, GossipLimits
 from ftis_node.gossip.loopback import UNBOUNDED, LoopbackGossip
-from ftis_node.gossip.names import Service
+from ftis_node.gossip.wire_names import RpcService
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN
@@ -38,7 +38,7 @@ class Hostile(LoopbackGossip):
         self.identity = identity
         self.shelf: dict[bytes, bytes] = {}
         self.answers: list[bytes] = []
-        self.manners: dict[Service, str] = dict.fromkeys(Service, "right")
+        self.manners: dict[RpcService, str] = dict.fromkeys(RpcService, "right")
         self.claimed: list[str] | None = None
         self._rng: random.Random = rng
 
@@ -48,7 +48,7 @@ class Hostile(LoopbackGossip):
         return super().addresses if self.claimed is None else self.claimed
 
     async def serve_stream(
-        self, peer_id: str, service: Service, request: bytes
+        self, peer_id: str, service: RpcService, request: bytes
     ) -> AsyncGenerator[bytes | FetchOutcome, None]:
         """Items in the manner of the service."""
         manner = self.manners[service]
@@ -63,9 +63,11 @@ class Hostile(LoopbackGossip):
             yield item
         yield FetchOutcome.BROKEN if manner == "cut" else FetchOutcome.COMPLETE
 
-    def _given(self, manner: str, service: Service, request: bytes) -> list[bytes]:
+    def _given(self, manner: str, service: RpcService, request: bytes) -> list[bytes]:
         right = self._right(service, request)
-        others = list(self.shelf.values())[-3:] if service in (Service.FETCH, Service.FETCH_TEXT) else self.answers
+        others = (
+            list(self.shelf.values())[-3:] if service in (RpcService.FETCH, RpcService.FETCH_TEXT) else self.answers
+        )
         return {
             "double": right * 2,
             "other": others[:2],
@@ -76,11 +78,11 @@ class Hostile(LoopbackGossip):
             "reverse": right[::-1],
         }.get(manner, right)
 
-    def _right(self, service: Service, request: bytes) -> list[bytes]:
-        if service in (Service.FETCH, Service.FETCH_TEXT):
+    def _right(self, service: RpcService, request: bytes) -> list[bytes]:
+        if service in (RpcService.FETCH, RpcService.FETCH_TEXT):
             ids = [request[at : at + 32] for at in range(0, len(request), 32)]
             return [self.shelf[one] for one in ids if one in self.shelf]
-        return list(self.answers) if service is Service.ASK else [b""]
+        return list(self.answers) if service is RpcService.ASK else [b""]
 
     def sign_body(self, body: bytes) -> bytes:
         """Puts any body under the own signature on the shelf; returns its id."""

@@ -14,10 +14,10 @@ from google.protobuf.message import DecodeError
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import RecordError
-from ftis_node.gossip import entries
-from ftis_node.gossip.base import GossipLimits
-from ftis_node.gossip.bodies import unpack_ids
-from ftis_node.gossip.frames import Frame, read_frame
+from ftis_node.gossip.directory import entries
+from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip.rpc.bounds import unpack_ids
+from ftis_node.gossip.rpc.frames import Frame, read_frame
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group
 from ftis_node.records.envelope import (
@@ -121,13 +121,13 @@ def ids(data: bytes) -> object:
 
 
 def entry(data: bytes) -> object:
-    found = entries.unseal(data, max_record_bytes=LIMITS.max_record_bytes)
+    found = entries.verify_entry(data, max_record_bytes=LIMITS.max_record_bytes)
     return found and (found.key, found.subkey, entries.unpack_addresses(found.payload))
 
 
 def signed_entry(data: bytes) -> object:
     kind = entries.EntryKind.MEMBER if data[:1] < b"\x80" else entries.EntryKind.RECORD
-    sealed = entries.seal(SENDER, kind, MANIFEST.run_id, data[1:], expires_at=1e9)
+    sealed = entries.sign_entry(SENDER, kind, MANIFEST.run_id, data[1:], expires_at=1e9)
     return entry(sealed)
 
 
@@ -243,7 +243,7 @@ def seeds() -> dict[str, list[bytes]]:
         "signed_peer_record": [pb.PeerRecord.FromString(sealed).body],
         "ids": [bytes(32), bytes(range(64))],
         "entry": [
-            entries.seal(SENDER, kind, MANIFEST.run_id, b"/ip4/1.2.3.4/tcp/1\n", expires_at=1e9) for kind in kinds
+            entries.sign_entry(SENDER, kind, MANIFEST.run_id, b"/ip4/1.2.3.4/tcp/1\n", expires_at=1e9) for kind in kinds
         ],
         "signed_entry": [b"\x00/ip4/1.2.3.4/tcp/1\n", b"\xff" + sealed],
         "frames": [b"\x01\0\0\0\x02hi\x03\0\0\0\0", b"\x02\xff\xff\xff\xff"],

@@ -27,7 +27,7 @@ from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
 from ftis_node.dashboard.view.plain import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.light_node import LightNode
+from ftis_node.lab.stub_node import StubNode
 from ftis_node.node.intake import IntakeLoop
 from ftis_node.node.pull import PullLoop
 from ftis_node.node.serve import Served
@@ -107,7 +107,7 @@ class World:
         self.faults: list[Exception] = []
         self.is_looked_at = True  # by all who can; else by the status loop alone
         gossip = self.swarm.join(OWN.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards)
-        self.node = LightNode(
+        self.node = StubNode(
             self.home, OWN, gossip, manifest=manifest, settings=SETTINGS, on_event=lambda *_: None, domain=domain
         )
         task = SimpleNamespace(resolve=_problem)
@@ -141,7 +141,7 @@ class World:
             served.lookup,
             on_confirm=served.confirmed,
             answer=served.answer,
-            retell=served.retell,
+            lookup_text=served.retell,
             is_refused=self.parts.peers.is_banned,
             on_sent=served.sent,
             on_refusal=served.announcement_refused,
@@ -159,7 +159,7 @@ class World:
         async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:
             return self.bodies[member.peer_id][: len(ids)]
 
-        member.serve(lookup, answer=answer, retell=lookup)
+        member.serve(lookup, answer=answer, lookup_text=lookup)
 
     async def settle(self) -> None:
         """What everybody who looks at the node sees of it, and what must hold after every case."""

@@ -1,4 +1,4 @@
-"""Waiting for the network without guessing how long it takes, and what the tests here put on it."""
+"""Helpers for network tests: wait for a condition, announce until received, serve bodies."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.gossip import NetworkSettings
-from ftis_node.gossip.backoff import Backoff
+from ftis_node.swarm.backoff import ExponentialBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from ftis_node.gossip import Announcement, Gossip
+    from ftis_node.gossip import Gossip, GossipMessage
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
@@ -29,7 +29,7 @@ def settings(folder: Path, **changes: Any) -> NetworkSettings:
         "use_nat_helpers": False,
         "heartbeat_s": 0.1,
         "poll_s": 0.1,
-        "retry": Backoff(first_s=0.5, ceiling_s=2.0),
+        "retry": ExponentialBackoff(first_s=0.5, ceiling_s=2.0),
     }
     return NetworkSettings(**values | changes)
 
@@ -47,7 +47,7 @@ async def eventually(condition: Callable[[], Any | Awaitable[Any]], *, within_s:
         await asyncio.sleep(0.05)
 
 
-async def hear(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> Announcement:
+async def hear(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> GossipMessage:
     """The announcement with this payload; others before it are passed over."""
     async with asyncio.timeout(within_s), aclosing(node.announcements()) as announcements:
         async for announcement in announcements:
@@ -56,7 +56,7 @@ async def hear(node: Gossip, payload: bytes, *, within_s: float = 10.0) -> Annou
     raise AssertionError("the announcements ended")
 
 
-async def announce_until_heard(sender: Gossip, receivers: Sequence[Gossip], payload: bytes) -> list[Announcement]:
+async def announce_until_heard(sender: Gossip, receivers: Sequence[Gossip], payload: bytes) -> list[GossipMessage]:
     """Announces until every receiver heard it: gossipsub loses what is sent before its mesh has grown."""
     hearing = asyncio.gather(*(hear(receiver, payload, within_s=30) for receiver in receivers))
     while not hearing.done():

@@ -1,4 +1,4 @@
-"""What a member may try against another over the network, and what comes of it: a counter."""
+"""Attacks of a member over the network: each ends in a counter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from ftis_node.gossip import GossipLimits
-from ftis_node.gossip.bindings import DHTID, PeerID, dht_pb2
-from ftis_node.gossip.door import MAX_KEYS_PER_FIND
-from ftis_node.gossip.entries import EntryKind, seal
+from ftis_node.gossip.directory.entries import EntryKind, sign_entry
+from ftis_node.gossip.directory.validators import MAX_KEYS_PER_FIND
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.names import Service, protocol, record_key, topic
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, PeerID, dht_pb2
+from ftis_node.gossip.wire_names import RpcService, protocol, record_key, topic
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
 
@@ -60,9 +60,9 @@ async def test_rubbish_on_a_stream_is_counted(
     victim, attacker = pair
     victim.serve(Shelf(b"body").lookup)
     num_before = victim.counters.serve_errors.get(reason, 0)
-    assert attacker._link.session is not None
-    fetch = protocol("r", Service.FETCH)
-    async with attacker._link.session.control.stream(victim.peer_id, fetch, timeout_s=30) as (reader, writer):
+    assert attacker._supervisor.session is not None
+    fetch = protocol("r", RpcService.FETCH)
+    async with attacker._supervisor.session.client.stream(victim.peer_id, fetch, timeout_s=30) as (reader, writer):
         writer.write(sent)
         assert await asyncio.wait_for(reader.read(), 10) == b""
     await eventually(lambda: victim.counters.serve_errors.get(reason, 0) == num_before + 1)
@@ -72,11 +72,11 @@ async def test_many_open_streams_are_cut_and_others_served_again(pair: tuple[Lib
     victim, attacker = pair
     shelf = Shelf(b"body")
     victim.serve(shelf.lookup)
-    assert attacker._link.session is not None
-    control = attacker._link.session.control
+    assert attacker._supervisor.session is not None
+    control = attacker._supervisor.session.client
 
     async def hold() -> bytes:
-        async with control.stream(victim.peer_id, protocol("r", Service.FETCH), timeout_s=10) as (reader, _):
+        async with control.stream(victim.peer_id, protocol("r", RpcService.FETCH), timeout_s=10) as (reader, _):
             return await reader.read()
 
     await asyncio.gather(*(hold() for _ in range(24)))
@@ -89,8 +89,8 @@ async def test_many_open_streams_are_cut_and_others_served_again(pair: tuple[Lib
 async def test_an_oversize_announcement_is_counted_not_delivered(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     victim, attacker = pair
     num_received = victim.counters.announcements_received
-    assert attacker._link.session is not None
-    await attacker._link.session.control.publish(topic("r", 0), bytes(1025))
+    assert attacker._supervisor.session is not None
+    await attacker._supervisor.session.client.publish(topic("r", 0), bytes(1025))
     await eventually(lambda: victim.counters.announcements_refused == 1)
     assert victim.counters.announcements_received == num_received
 
@@ -98,10 +98,10 @@ async def test_an_oversize_announcement_is_counted_not_delivered(pair: tuple[Lib
 async def test_a_record_cannot_be_overwritten_by_another(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     victim, attacker = pair
     assert await victim.publish_record(b"mine", ttl_s=60)
-    assert attacker._link.session is not None
-    node = attacker._link.session.directory._node
+    assert attacker._supervisor.session is not None
+    node = attacker._supervisor.session.directory._node
     key, expires_at = record_key("r", victim.peer_id), time.time() + 300
-    forged = seal(Identity.generate(), EntryKind.RECORD, "r", b"forged", expires_at=expires_at)
+    forged = sign_entry(Identity.generate(), EntryKind.RECORD, "r", b"forged", expires_at=expires_at)
     for value in (b"plain", forged, bytes(3 << 20)):
         await node.store(key, value, expires_at)
         assert await victim.get_record(victim.peer_id) == b"mine"
@@ -110,8 +110,8 @@ async def test_a_record_cannot_be_overwritten_by_another(pair: tuple[Libp2pGossi
 
 async def test_only_a_few_keys_of_many_are_worked_on(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     victim, attacker = pair
-    assert attacker._link.session is not None
-    node = attacker._link.session.directory._node
+    assert attacker._supervisor.session is not None
+    node = attacker._supervisor.session.directory._node
     request = dht_pb2.FindRequest(keys=[node.node_id.to_bytes()] * 10_000, peer=node.protocol.node_info)
     found = await node.protocol.get_stub(PeerID.from_base58(victim.peer_id)).rpc_find(request, timeout=20)
     assert len(found.results) == MAX_KEYS_PER_FIND
@@ -119,8 +119,8 @@ async def test_only_a_few_keys_of_many_are_worked_on(pair: tuple[Libp2pGossip, L
 
 async def test_neighbours_in_the_directory_keep_each_other(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     for node, other in (pair, pair[::-1]):
-        assert node._link.session is not None
-        table = node._link.session.directory._node.protocol.routing_table
+        assert node._supervisor.session is not None
+        table = node._supervisor.session.directory._node.protocol.routing_table
         await eventually(lambda table=table, other=other: PeerID.from_base58(other.peer_id) in table)
     num_met = 0
 
@@ -136,10 +136,10 @@ async def test_neighbours_in_the_directory_keep_each_other(pair: tuple[Libp2pGos
 
 async def test_a_stale_copy_does_not_hide_a_newer_record(pair: tuple[Libp2pGossip, Libp2pGossip]) -> None:
     owner, reader = pair
-    assert owner._link.session is not None
-    assert reader._link.session is not None
+    assert owner._supervisor.session is not None
+    assert reader._supervisor.session is not None
     key = DHTID.generate(source=record_key("r", owner.peer_id))
-    storages = [node._link.session.directory._node.protocol.storage for node in pair if node._link.session]
+    storages = [node._supervisor.session.directory._node.protocol.storage for node in pair if node._supervisor.session]
     assert await owner.publish_record(b"old", ttl_s=60)
     old = storages[1].get(key)
     assert await owner.publish_record(b"new", ttl_s=90)

@@ -1,4 +1,4 @@
-"""What `base.Gossip` promises, asked of both twins: the one over libp2p and the one inside the process."""
+"""The contract of `interface.Gossip`, tested over libp2p and in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from ftis_node.gossip import Announcement, Gossip
+    from ftis_node.gossip import Gossip, GossipMessage
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -82,7 +82,7 @@ async def test_own_announcements_are_not_delivered(four: Four) -> None:
     sender, other, _ = four.members
     await sender.announce(b"mine")
     await announce_until_heard(sender, [other], b"mine, too")
-    heard: list[Announcement] = []
+    heard: list[GossipMessage] = []
     async with asyncio.timeout(10), aclosing(sender.announcements()) as announcements:
         await other.announce(b"theirs")
         async for announcement in announcements:
@@ -128,7 +128,7 @@ async def test_bodies_are_pulled_and_what_is_not_held_is_left_out(four: Four) ->
 async def test_texts_are_a_question_of_their_own(four: Four) -> None:
     server, client, _ = four.members
     exact, told = Shelf(b"ids"), Shelf(b"text")
-    server.serve(exact.lookup, retell=told.lookup)
+    server.serve(exact.lookup, lookup_text=told.lookup)
     fetched = await client.fetch(server.peer_id, [*exact.ids, *told.ids], as_text=True)
     assert fetched == type(fetched)(bodies=(b"text",), outcome=FetchOutcome.COMPLETE)
     assert (await client.fetch(server.peer_id, [*exact.ids, *told.ids])).bodies == (b"ids",)

@@ -1,4 +1,4 @@
-"""The in-process twin's own part: delay and loss by hooks, and a run that repeats itself."""
+"""The in-memory implementation: delay and loss by hooks, and repeatable runs."""
 
 from __future__ import annotations
 
@@ -86,5 +86,5 @@ async def test_a_node_that_left_is_gone() -> None:
 
 
 def test_a_run_id_must_fit_into_names() -> None:
-    with pytest.raises(ValueError, match="no run id"):
+    with pytest.raises(ValueError, match="is not a run id"):
         LoopbackSwarm().join("peer", run_id="a/b")

@@ -1,4 +1,4 @@
-"""Peers whose key is RSA, secp256k1 or ECDSA, over real p2pd: they are counted, and nothing else comes of them."""
+"""Peers with RSA, secp256k1 or ECDSA keys over real p2pd: counted and otherwise ignored."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from ftis_node.gossip import FetchOutcome
 from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.control import Refused
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.gossip.names import Service, protocol, topic
+from ftis_node.gossip.p2pd.client import P2pdError
+from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.records.identity import Identity, is_peer_id
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, settings
 from tests.gossip.visitors import KEY_TYPES, Visitor, visiting
@@ -78,7 +78,7 @@ async def test_a_visitor_with_another_key_is_counted_and_ignored(
         assert not is_peer_id(visitor.raw_id)
         await visitor.dial(victim.addresses[0])
         await eventually(lambda: victim.counters.non_ed25519.get("connection") == 1)
-        await _ask(visitor, victim, service=Service.HELLO)
+        await _ask(visitor, victim, service=RpcService.HELLO)
         await eventually(lambda: victim.counters.non_ed25519.get("stream") == 1)
         await asyncio.sleep(5 * 0.1)  # looks of the roster
         visitors_id = base58.b58encode(visitor.raw_id).decode()
@@ -87,7 +87,7 @@ async def test_a_visitor_with_another_key_is_counted_and_ignored(
         await goes_on(nodes)
 
 
-async def _ask(visitor: Visitor, victim: Libp2pGossip, *, service: Service) -> None:
+async def _ask(visitor: Visitor, victim: Libp2pGossip, *, service: RpcService) -> None:
     """Opens a stream to a node, and reads until the node closes it."""
     name = protocol(victim._run_name, service)
     async with visitor.control.stream(victim.peer_id, name, timeout_s=10) as (reader, _):
@@ -126,11 +126,11 @@ async def test_an_id_that_no_node_has_is_unreachable(tmp_path: Path, peer_id: st
         assert (await node.fetch(peer_id, [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
         assert (await node.ask(peer_id, b"?")).outcome is FetchOutcome.UNREACHABLE
         assert not await node.confirm(peer_id, [bytes(32)])
-        session = node._link.session
+        session = node._supervisor.session
         assert session is not None
-        assert await session.speaks_run(peer_id, RUN, timeout_s=5) is False
+        assert await session.is_run_member(peer_id, RUN, timeout_s=5) is False
         assert await session.directory.join([peer_id]) == 0
-        with pytest.raises(Refused):
-            await session.control.connect(peer_id, [], timeout_s=1)
+        with pytest.raises(P2pdError):
+            await session.client.connect(peer_id, [], timeout_s=1)
     finally:
         await node.close()

@@ -1,45 +1,45 @@
-"""The pure parts: back-off, whom to dial, slots, the standing in words, the bounded queue."""
+"""Pure parts: back-off, addresses to dial, slots, connection state, the bounded queue."""
 
 from __future__ import annotations
 
 import pytest
 
-from ftis_node.gossip import Announcement, GossipCounters, GossipLimits, NetworkSettings, SwarmPhase
-from ftis_node.gossip.backoff import Backoff
-from ftis_node.gossip.dialling import believable_addresses
-from ftis_node.gossip.inbox import Inbox
-from ftis_node.gossip.own_entries import OwnEntries
-from ftis_node.gossip.slots import Slots
-from ftis_node.gossip.standing import Standing
+from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, NetworkSettings, SwarmPhase
+from ftis_node.gossip.directory.own_entries import OwnEntries
+from ftis_node.gossip.membership.connection_state import ConnectionFacts
+from ftis_node.gossip.membership.dialler import usable_addresses
+from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue
+from ftis_node.gossip.rpc.admission import StreamSlots
+from ftis_node.swarm.backoff import ExponentialBackoff
 from tests.gossip.test_multiaddr import PEER, RELAY
 
 
 def test_backoff_doubles_up_to_its_ceiling() -> None:
-    backoff = Backoff(first_s=1, factor=2, ceiling_s=10, jitter=0)
+    backoff = ExponentialBackoff(first_s=1, factor=2, ceiling_s=10, jitter=0)
     assert [backoff.delay_s(number) for number in (1, 2, 3, 4, 5, 10_000)] == [1, 2, 4, 8, 10, 10]
 
 
 def test_jitter_spreads_to_both_sides() -> None:
-    backoff = Backoff(first_s=10, ceiling_s=10, jitter=0.2)
+    backoff = ExponentialBackoff(first_s=10, ceiling_s=10, jitter=0.2)
     assert [backoff.delay_s(1, draw=draw) for draw in (0.0, 0.5, 1.0)] == pytest.approx([8, 10, 12])
 
 
 @pytest.mark.parametrize("values", [{"first_s": 0}, {"factor": 0.5}, {"first_s": 9, "ceiling_s": 8}, {"jitter": 1}])
 def test_a_backoff_that_makes_no_sense_is_refused(values: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="no usable back-off"):
-        Backoff(**values)
+    with pytest.raises(ValueError, match="invalid back-off"):
+        ExponentialBackoff(**values)
 
 
 def test_claimed_addresses_must_name_the_claimant() -> None:
     good = f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}"
     claimed = [good, f"/ip4/1.2.3.4/tcp/1/p2p/{RELAY}", "/ip4/1.2.3.4/tcp/1", "rubbish", ""]
-    assert believable_addresses(PEER, claimed) == ["/ip4/1.2.3.4/tcp/1"]
-    assert believable_addresses(PEER, claimed[1:]) == ["/ip4/1.2.3.4/tcp/1"], "the end may be left out"
-    assert believable_addresses(PEER, claimed[1:2]) == []
+    assert usable_addresses(PEER, claimed) == ["/ip4/1.2.3.4/tcp/1"]
+    assert usable_addresses(PEER, claimed[1:]) == ["/ip4/1.2.3.4/tcp/1"], "the end may be left out"
+    assert usable_addresses(PEER, claimed[1:2]) == []
 
 
 def test_slots_have_two_bounds() -> None:
-    slots = Slots(max_total=3, max_per_peer=2)
+    slots = StreamSlots(max_total=3, max_per_peer=2)
     assert [slots.take(peer) for peer in ("a", "a", "a", "b", "b")] == [True, True, False, True, False]
     slots.give_back("a")
     assert [slots.take("b"), slots.take("b")] == [True, False]
@@ -48,23 +48,23 @@ def test_slots_have_two_bounds() -> None:
 @pytest.mark.parametrize(
     ("standing", "phase", "words"),
     [
-        (Standing(num_given=1), SwarmPhase.STARTING, "looking for peers"),
-        (Standing(num_members=1, num_connected=2), SwarmPhase.CONNECTED, "1 other member of this run"),
-        (Standing(has_looked=True), SwarmPhase.SOLO, "no peers were given"),
+        (ConnectionFacts(num_given=1), SwarmPhase.STARTING, "looking for peers"),
+        (ConnectionFacts(num_members=1, num_connected=2), SwarmPhase.CONNECTED, "1 other member of this run"),
+        (ConnectionFacts(has_looked=True), SwarmPhase.SOLO, "no peers were given"),
         (
-            Standing(num_given=2, dial_error="refused", has_looked=True),
+            ConnectionFacts(num_given=2, dial_error="refused", has_looked=True),
             SwarmPhase.SOLO,
             "no bootstrap peer answers, retrying in 40 s (refused)",
         ),
         (
-            Standing(num_given=2, num_given_connected=1, num_connected=1, has_looked=True),
+            ConnectionFacts(num_given=2, num_given_connected=1, num_connected=1, has_looked=True),
             SwarmPhase.SOLO,
             "1 peer connected, but no member of this run yet; looking again in 40 s",
         ),
-        (Standing(num_connected=2, has_looked=True), SwarmPhase.SOLO, "2 peers connected, but no member"),
+        (ConnectionFacts(num_connected=2, has_looked=True), SwarmPhase.SOLO, "2 peers connected, but no member"),
     ],
 )
-def test_the_standing_in_words(standing: Standing, phase: SwarmPhase, words: str) -> None:
+def test_the_standing_in_words(standing: ConnectionFacts, phase: SwarmPhase, words: str) -> None:
     state = standing.describe(next_try_in_s=40.2)
     assert state.state is phase
     assert state.reason.startswith(words)
@@ -73,19 +73,19 @@ def test_the_standing_in_words(standing: Standing, phase: SwarmPhase, words: str
 
 async def test_the_queue_keeps_the_newest() -> None:
     counters = GossipCounters()
-    inbox = Inbox(capacity=3, counters=counters)
+    queue = AnnouncementQueue(capacity=3, counters=counters)
     for number in range(5):
-        inbox.put(Announcement("peer", bytes([number])))
-    inbox.close()
-    assert [announcement.payload[0] async for announcement in inbox.drain()] == [2, 3, 4]
+        queue.put(GossipMessage("peer", bytes([number])))
+    queue.close()
+    assert [announcement.payload[0] async for announcement in queue.drain()] == [2, 3, 4]
     assert (counters.announcements_received, counters.announcements_dropped) == (5, 2)
 
 
 async def test_a_fault_reaches_the_reader_after_what_was_waiting() -> None:
-    inbox = Inbox(capacity=3, counters=GossipCounters())
-    inbox.put(Announcement("peer", b"last"))
-    inbox.close(RuntimeError("a bug"))
-    announcements = inbox.drain()
+    queue = AnnouncementQueue(capacity=3, counters=GossipCounters())
+    queue.put(GossipMessage("peer", b"last"))
+    queue.close(RuntimeError("a bug"))
+    announcements = queue.drain()
     assert (await anext(announcements)).payload == b"last"
     with pytest.raises(RuntimeError, match="a bug"):
         await anext(announcements)

@@ -1,4 +1,4 @@
-"""Values of strangers that once ended a node, or could: entries of the directory, answers, announcements, a twin."""
+"""Values from unknown peers that could end a node: directory entries, answers, announcements, a duplicate identity."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest_asyncio
 
 from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.gossip.bootstrap import BootstrapNode
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.gossip.names import bucket_key, topic
-from ftis_node.gossip.roster import Roster
-from ftis_node.gossip.standing import TWIN_WORDS
+from ftis_node.gossip.membership.connection_state import DUPLICATE_IDENTITY
+from ftis_node.gossip.membership.hello import MemberProbe
+from ftis_node.gossip.wire_names import bucket_key, topic
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[L
 
 async def _register(node: Libp2pGossip, identity: Identity, addresses: list[str]) -> None:
     """Puts a member's entry into the directory, signed by `identity`."""
-    assert node._link.session is not None
-    dht, expires_at = node._link.session.directory._node, time.time() + 60
-    entry = seal(identity, EntryKind.MEMBER, RUN, pack_member(addresses, num_shards=1), expires_at=expires_at)
+    assert node._supervisor.session is not None
+    dht, expires_at = node._supervisor.session.directory._node, time.time() + 60
+    entry = sign_entry(identity, EntryKind.MEMBER, RUN, pack_member(addresses, num_shards=1), expires_at=expires_at)
     key = bucket_key(RUN, bucket_of(identity.peer_id))
     assert await dht.store(key, entry, expires_at, subkey=identity.peer_id)
 
@@ -118,9 +118,9 @@ async def test_an_announcement_that_is_too_large_counts_and_its_sender_is_named(
 
     victim.serve(Shelf().lookup, on_refusal=on_refusal)
     before = victim.counters.announcements_refused
-    assert member._link.session is not None
+    assert member._supervisor.session is not None
     for num_bytes in (513, 1024, 60_000):
-        await member._link.session.control.publish(topic(RUN, 0), bytes(num_bytes))
+        await member._supervisor.session.client.publish(topic(RUN, 0), bytes(num_bytes))
     await eventually(lambda: victim.counters.announcements_refused == before + 3)
     assert named == [(member.peer_id, "size")] * 3
     await announce_until_heard(member, [victim], os.urandom(512))
@@ -152,16 +152,16 @@ async def test_a_second_node_with_this_identity_is_named_by_both(
     await copies[0].start()
     await eventually(lambda: copies[0].state.state is SwarmPhase.CONNECTED)
     await asyncio.sleep(1.0)  # rounds of its own
-    assert TWIN_WORDS not in copies[0].state.reason
+    assert DUPLICATE_IDENTITY not in copies[0].state.reason
     with caplog.at_level(logging.WARNING):
         await copies[1].start()
         for node in copies:
-            await eventually(lambda node=node: TWIN_WORDS in node.state.reason)
+            await eventually(lambda node=node: DUPLICATE_IDENTITY in node.state.reason)
         await asyncio.sleep(1.0)
-    warned = [record for record in caplog.records if TWIN_WORDS in record.getMessage()]
+    warned = [record for record in caplog.records if DUPLICATE_IDENTITY in record.getMessage()]
     assert len(warned) == 2, "once by each"
     assert identity.peer_id in warned[0].getMessage()
-    assert TWIN_WORDS not in pair[0].state.reason
+    assert DUPLICATE_IDENTITY not in pair[0].state.reason
     await asyncio.gather(*(node.close() for node in copies))
 
 
@@ -172,7 +172,7 @@ async def test_a_node_that_comes_back_is_not_taken_for_another(pair: list[Libp2p
         await node.start()
         await eventually(lambda node=node: node.state.state is SwarmPhase.CONNECTED)
         await asyncio.sleep(1.0)
-        assert TWIN_WORDS not in node.state.reason
+        assert DUPLICATE_IDENTITY not in node.state.reason
         await node.close()
 
 
@@ -181,7 +181,7 @@ async def test_two_loopback_nodes_with_one_identity_say_so() -> None:
     original, copy, other = (swarm.join(name, run_id=RUN) for name in ("a", "a", "b"))
     for node in (original, copy, other):
         await node.start()
-    assert [TWIN_WORDS in node.state.reason for node in (original, copy, other)] == [True, True, False]
+    assert [DUPLICATE_IDENTITY in node.state.reason for node in (original, copy, other)] == [True, True, False]
     await original.close()
     assert await other.members() == ["a"]
 
@@ -195,11 +195,11 @@ async def test_a_hello_that_fails_unexpectedly_ends_no_loop() -> None:
             raise KeyError("nobody expected this")
         return True
 
-    roster = Roster(ask, guard=guard)
+    probe = MemberProbe(ask, guard=guard)
     for _ in range(3):
         async with asyncio.TaskGroup() as group:
-            roster.update(["odd", "good"], group)
-    assert roster.members == ["good"]
+            probe.update(["odd", "good"], group)
+    assert probe.members == ["good"]
     assert asked.count("odd") == 1, "it waits after a fault"
     assert guard.num_faults == {Place.HELLO: 1}
 
@@ -208,7 +208,7 @@ async def test_a_hello_that_fails_unexpectedly_ends_no_loop() -> None:
 
     with pytest.raises(ExceptionGroup) as raised:
         async with asyncio.TaskGroup() as group:
-            Roster(lost, guard=guard).update(["good"], group)
+            MemberProbe(lost, guard=guard).update(["good"], group)
     assert isinstance(raised.value.exceptions[0], EOFError)
 
 
@@ -221,7 +221,7 @@ async def test_a_message_that_fails_unexpectedly_is_its_authors_affair(
         raise IndexError("nobody expected this")
 
     with monkeypatch.context() as patched:
-        patched.setattr(victim, "_opened", broken)
+        patched.setattr(victim, "_decrypted", broken)
         await member.announce(b"odd")
         await eventually(lambda: victim.guard.num_faults[Place.MESSAGE])
     hearing = asyncio.create_task(hear(victim, b"well"))

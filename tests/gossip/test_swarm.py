@@ -1,4 +1,4 @@
-"""Real p2pd processes on this machine: finding each other, losing each other, dying and leaving nothing behind."""
+"""Real p2pd processes on this machine: connecting, losing peers, crashes, and clean-up."""
 
 from __future__ import annotations
 
@@ -184,15 +184,15 @@ async def test_a_port_taken_by_another_node_is_named(start: Start) -> None:
 
 
 async def test_a_p2pd_that_does_not_start_says_why_and_where(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis_node.gossip.process.p2pd_path", lambda: Path("/bin/false"))
+    monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: Path("/bin/false"))
     with pytest.raises(MachineError, match=r"/ip4/127.0.0.1/tcp/0: .* exit code 1.* \(2 tries\)"):
         await start()
 
 
 async def test_a_p2pd_that_is_never_ready_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis_node.gossip.session.p2pd_arguments", lambda *args, **kwargs: ["30"])
-    monkeypatch.setattr("ftis_node.gossip.process.p2pd_path", lambda: Path("/bin/sleep"))
-    with pytest.raises(MachineError, match="was not ready in 0.5 s: it said nothing"):
+    monkeypatch.setattr("ftis_node.gossip.p2pd.session.p2pd_arguments", lambda *args, **kwargs: ["30"])
+    monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", lambda: Path("/bin/sleep"))
+    with pytest.raises(MachineError, match="was not ready in 0.5 s: no output"):
         await start(start_timeout_s=0.5, stop_timeout_s=0.1)
     assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
 
@@ -248,7 +248,7 @@ async def test_an_entry_that_cannot_be_read_back_is_not_held(start: Start) -> No
 
 
 def _directory_of(node: Any) -> Any:
-    return node._link.session.directory
+    return node._supervisor.session.directory
 
 
 DAEMON = """

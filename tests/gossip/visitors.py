@@ -1,4 +1,4 @@
-"""libp2p hosts that are no nodes: a real p2pd whose key is not Ed25519, driven over its control socket."""
+"""libp2p hosts that are not nodes: a real p2pd with another key type, driven over its control socket."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from ftis_node.gossip.bindings import P2P, p2pd_pb2
-from ftis_node.gossip.control import Control
-from ftis_node.gossip.process import P2pdProcess
+from ftis_node.gossip.p2pd.client import P2pdClient
+from ftis_node.gossip.p2pd.hivemind_bindings import P2P, p2pd_pb2
+from ftis_node.gossip.p2pd.process import P2pdProcess
 from tests.gossip.helpers import LOOPBACK
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def write_key(folder: Path, key_type: str) -> None:
 class Visitor:
     """A running host and its raw peer id."""
 
-    control: Control
+    control: P2pdClient
     raw_id: bytes
 
     async def dial(self, address: str) -> None:
@@ -65,7 +65,7 @@ async def visiting(folder: Path, key_type: str) -> AsyncIterator[Visitor]:
         "-idleTimeout=60s",
     ]
     process = await P2pdProcess.start(arguments, timeout_s=30)
-    control = Control(folder / "v.sock", timeout_s=20)
+    control = P2pdClient(folder / "v.sock", timeout_s=20)
     try:
         identity = await control._call(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY))
         yield Visitor(control, bytes(identity.identify.id))

@@ -17,8 +17,8 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.delay import NO_DELAY
-from ftis_node.lab.in_process import InProcessMakers
+from ftis_node.lab.experiment.delay import NO_DELAY
+from ftis_node.lab.experiment.in_process import InProcessMakers
 from ftis_node.node import directory, peers_loop, repair, status
 from ftis_node.node import node as node_module
 from ftis_node.node.build import built_parts

@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
-from ftis_node.gossip.names import bucket_key
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.gossip.wire_names import bucket_key
 from ftis_node.records.envelope import Announcement, PeerRecord, open_announcement, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.question import Question
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 from tests.attacks.member import Member, spoil
 
 if TYPE_CHECKING:
@@ -142,13 +142,13 @@ class Hostile:
         """The ghost, with an address where nobody is."""
         run_id, expires_at = self.member.maker.manifest.run_id, time.time() + 60
         payload = pack_member([f"/ip4/127.0.0.1/tcp/9/p2p/{self.ghost.peer_id}"], num_shards=1)
-        entry = seal(self.ghost, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)
+        entry = sign_entry(self.ghost, EntryKind.MEMBER, run_id, payload, expires_at=expires_at)
         key = bucket_key(run_id, bucket_of(self.ghost.peer_id))
         await self.member.link.directory._node.store(key, entry, expires_at, subkey=self.ghost.peer_id)
 
     async def _rejoin(self) -> None:
         """The node takes it for new: greets it and asks it for what was missed."""
-        self.node.parts.gossip._membership._roster._is_member.pop(self.member.peer_id, None)  # type: ignore[attr-defined]
+        self.node.parts.gossip._membership._probe._is_member.pop(self.member.peer_id, None)  # type: ignore[attr-defined]
         self.node.pull._repair._caught_up_to.clear()
         self.node.directory._members = self.node.directory._members - {self.member.peer_id}
 

@@ -25,13 +25,14 @@ ROOMS = ("gossip", "node", "validation")  # `records` works inside of these, `sw
 READING_ROOMS = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {
-    *("Accepted", "Announcement", "Arrival", "Batch", "DHTRecord", "Entry", "Envelope", "Fetched", "Gap", "Group"),
-    *("Heard", "Message", "PeerConnection", "PeerRecord", "Question", "RecordError", "Refusal", "Refused"),
-    *("StoredGroup", "TextGroup", "Verdict", "Want", "WeightsOffer"),
+    *("Accepted", "Announcement", "Arrival", "DHTRecord", "DirectoryEntry", "Envelope", "Fetched", "GossipMessage"),
+    *("Group", "Heard", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest", "Question"),
+    *("RecordError", "Refusal", "Refused", "SequenceGap", "SequenceTracker", "StoredGroup", "TextGroup", "Verdict"),
+    "WeightsOffer",
 }
 VALUE_NAMES = {"addresses", "announcer", "message", "origin", "peer", "peer_id", "peer_ids", "request", "sender"}
 TEXT_READERS = {  # they take a peer's text or addresses, or come from a library
-    *("believable_addresses", "block_of", "neighbourhood_of", "parse_multiaddr", "part_names", "peer_id_from_text"),
+    *("usable_addresses", "address_block", "subnet_of", "parse_multiaddr", "part_names", "peer_id_from_text"),
     *("read_pbmsg_safe", "told_domain", "train_group", "judge", "refuse_offer"),
 }
 
@@ -44,7 +45,7 @@ def points(package: Path = PACKAGE) -> set[str]:
         tree = ast.parse(path.read_text())
         here = readers & bound_names(tree)
         for name, function in functions(tree):
-            where = f"{path.parent.name}/{path.name}:{name}"
+            where = f"{path.relative_to(package).as_posix()}:{name}"
             if takes_value(function) and not places_of(function):
                 found.add(where)
             found |= {f"{where}>{reader}" for reader in called(function) & here}
@@ -115,4 +116,5 @@ def names_in(annotation: ast.expr | None) -> set[str]:
 
 
 def _files(package: Path, rooms: tuple[str, ...]) -> list[Path]:
-    return sorted(path for room in rooms for path in (package / room).glob("*.py") if not path.name.endswith("_pb2.py"))
+    found = sorted(path for room in rooms for path in (package / room).rglob("*.py"))
+    return [path for path in found if not path.name.endswith("_pb2.py")]

@@ -11,12 +11,12 @@ from random import Random
 
 import pytest
 
-from ftis_node.lab.simulation import Figures, SimulationSettings, simulate
+from ftis_node.lab.simulation import SimulationResult, SimulationSettings, simulate
+from ftis_node.lab.simulation.announcement import AnnouncementEvent
 from ftis_node.lab.simulation.events import Events
-from ftis_node.lab.simulation.news import Call
 from ftis_node.lab.simulation.settings import copies_of, shards_for, simulated_shards_for
 from ftis_node.lab.simulation.world import World
-from ftis_node.swarm.duty import is_on_duty
+from ftis_node.swarm.pulling.assignment import is_assigned
 
 SMALL = SimulationSettings(
     num_nodes=30, minutes=3.0, num_shards=1, warm_up_s=60.0, settle_s=75.0, step_s=50.0, leave_share_per_hour=1.0,
@@ -25,18 +25,18 @@ SMALL = SimulationSettings(
 
 
 @pytest.fixture(scope="module")
-def small() -> Figures:
+def small() -> SimulationResult:
     return simulate(SMALL)
 
 
-def test_a_small_swarm_with_attackers_meets_the_claims(small: Figures) -> None:
+def test_a_small_swarm_with_attackers_meets_the_claims(small: SimulationResult) -> None:
     assert small.num_groups > 200
     assert small.pulled_share > 0.99
     assert 0 < small.top_share_of_cap <= 1.0
     assert small.full_steps_share > 0.97
 
 
-def test_traffic_and_memory_are_those_of_a_swarm_three_times_as_large(small: Figures) -> None:
+def test_traffic_and_memory_are_those_of_a_swarm_three_times_as_large(small: SimulationResult) -> None:
     larger = simulate(replace(SMALL, num_nodes=120, num_shards=4, num_simulated_shards=2, announcements_per_s=10.0))
     assert larger.num_simulated < 80
     assert larger.pulled_share > 0.99
@@ -47,7 +47,7 @@ def test_traffic_and_memory_are_those_of_a_swarm_three_times_as_large(small: Fig
 def test_without_duties_many_groups_find_nobody() -> None:
     calm = replace(SMALL, attackers_share=0.0)
     assert simulate(calm).pulled_share > 0.995
-    assert simulate(replace(calm, with_duties=False)).pulled_share < 0.9
+    assert simulate(replace(calm, with_assignment=False)).pulled_share < 0.9
 
 
 def test_without_announcing_again_losses_and_attackers_cost_groups() -> None:
@@ -56,7 +56,7 @@ def test_without_announcing_again_losses_and_attackers_cost_groups() -> None:
     assert simulate(alone).pulled_share < 0.85
 
 
-def test_the_same_seed_gives_the_same_swarm_and_another_another(small: Figures) -> None:
+def test_the_same_seed_gives_the_same_swarm_and_another_another(small: SimulationResult) -> None:
     assert simulate(SMALL).without_clock() == small.without_clock()
     assert simulate(replace(SMALL, seed=1)).without_clock() != small.without_clock()
 
@@ -91,11 +91,11 @@ def test_the_short_cut_to_duties_is_the_policy() -> None:
     for attempt in range(300):
         views = tuple(frozenset(random.sample(everybody, random.randint(0, 13))) for _ in range(3))
         group_id, sender = random.randbytes(32), everybody[0]
-        call = Call(group_id, sender, views, shard=0, attempt=attempt % 5, num_bytes=1.0)
+        call = AnnouncementEvent(group_id, sender, views, shard=0, attempt=attempt % 5, num_bytes=1.0)
         for view, members in enumerate(views):
             for peer in everybody[1:]:
-                expected = is_on_duty(group_id, peer, members - {sender}, attempt=attempt % 5)
-                assert call.is_on_duty(peer, view=view) == expected
+                expected = is_assigned(group_id, peer, members - {sender}, attempt=attempt % 5)
+                assert call.is_assigned(peer, view=view) == expected
                 num_on_duty += expected
     assert num_on_duty > 300
 
@@ -103,14 +103,14 @@ def test_the_short_cut_to_duties_is_the_policy() -> None:
 def test_who_has_left_is_known_for_a_while_and_a_newcomer_is_not() -> None:
     world = World(replace(SMALL, leave_share_per_hour=0.0))
     world.populate()
-    census = world.census[0]
-    census.leave("somebody", now=0.0)
-    census.join("newcomer")
-    assert all("newcomer" not in view for view in census.views)
+    views_of_shard = world.member_views[0]
+    views_of_shard.leave("somebody", now=0.0)
+    views_of_shard.join("newcomer")
+    assert all("newcomer" not in view for view in views_of_shard.views)
     world.events.run_until(50.0)
-    assert all({"newcomer", "somebody"} <= view for view in census.views)
+    assert all({"newcomer", "somebody"} <= view for view in views_of_shard.views)
     world.events.run_until(SMALL.record_lives_s + 65.0)
-    assert all("somebody" not in view for view in census.views)
+    assert all("somebody" not in view for view in views_of_shard.views)
 
 
 def test_events_come_in_the_order_of_time_then_of_entry() -> None:

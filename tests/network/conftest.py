@@ -12,10 +12,10 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip import NetworkSettings
-from ftis_node.gossip.bindings import p2pd_path
 from ftis_node.gossip.bootstrap import BootstrapNode
 from ftis_node.gossip.libp2p import Libp2pGossip
-from ftis_node.lab.light_node import LightNode
+from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
+from ftis_node.lab.stub_node import StubNode
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually
 from tests.network.hosts import Host, Internet, what_is_missing
@@ -47,8 +47,8 @@ def internet() -> Iterator[Internet]:
 async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts nodes whose network process runs on a host; what they do themselves, they do in this process."""
     program: contextvars.ContextVar[Path] = contextvars.ContextVar("program")
-    monkeypatch.setattr("ftis_node.gossip.process.p2pd_path", program.get)
-    monkeypatch.setattr("ftis_node.gossip.session.check_free", lambda listen: None)  # it would look on this host
+    monkeypatch.setattr("ftis_node.gossip.p2pd.process.p2pd_path", program.get)
+    monkeypatch.setattr("ftis_node.gossip.p2pd.session.check_free", lambda listen: None)  # it would look on this host
     nodes: list[Any] = []
     numbers = itertools.count()
 
@@ -73,11 +73,11 @@ async def start(internet: Internet, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     await asyncio.gather(*(node.close() for node in nodes))
 
 
-def _light_node(home: Path, settings: NetworkSettings, identity: Identity, manifest: RunManifest) -> LightNode:
+def _light_node(home: Path, settings: NetworkSettings, identity: Identity, manifest: RunManifest) -> StubNode:
     """A node with all of its loops but engine and learner."""
     Home(home).create()
     shards = manifest.wire.announcement_shards
-    return LightNode(
+    return StubNode(
         Home(home),
         identity,
         Libp2pGossip(settings, identity=identity, run_id=manifest.run_id, num_shards=shards),

@@ -12,12 +12,12 @@ import pytest
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.gossip import FetchOutcome
-from ftis_node.lab.light_node import light_group
+from ftis_node.lab.stub_node import stub_group
 from tests.gossip.helpers import Shelf, announce_until_heard, eventually
 from tests.network.conftest import all_connected, num_members
 
 if TYPE_CHECKING:
-    from ftis_node.lab.light_node import LightNode
+    from ftis_node.lab.stub_node import StubNode
     from tests.network.conftest import Start
     from tests.network.hosts import Internet
 
@@ -52,13 +52,13 @@ async def test_after_a_partition_both_halves_hold_all_fresh_groups(start: Start,
     await all_connected(gossips, within_s=HEALED_WITHIN_S)
 
 
-async def _publish(nodes: list[LightNode], manifest: RunManifest) -> None:
+async def _publish(nodes: list[StubNode], manifest: RunManifest) -> None:
     """A group of 64 KiB by each node."""
     for node in nodes:
-        await node.publish(light_group(node.parts.identity, manifest, RNG, num_tokens=680))
+        await node.publish(stub_group(node.parts.identity, manifest, RNG, num_tokens=680))
 
 
-def _foreign(nodes: list[LightNode]) -> list[int]:
+def _foreign(nodes: list[StubNode]) -> list[int]:
     """Foreign groups in each node's buffer."""
     return [node.parts.reader.figures().groups_foreign for node in nodes]
 

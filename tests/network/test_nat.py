@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.gossip import FetchOutcome
-from ftis_node.gossip.relaying import ask_limit
+from ftis_node.gossip.p2pd.relay_limit import fetch_limit
 from tests.gossip.helpers import Shelf, announce_until_heard
 from tests.network.conftest import all_connected
 from tests.node.support import started, write_manifest
@@ -55,13 +55,13 @@ async def test_a_bootstrap_node_relays_more_than_libp2p_would(start: Start, inte
     node = await start(internet.host("outside"), use_nat_helpers=False)
     for _ in range(3):
         bootstrap = await start(host, is_bootstrap=True)
-        control = node._link.session.control
+        control = node._supervisor.session.client
         (way,) = bootstrap.addresses
         await control.connect(bootstrap.peer_id, [way.rsplit("/p2p/", 1)[0]], timeout_s=5)
-        limit = await ask_limit(control, bootstrap.peer_id, timeout_s=5)
+        limit = await fetch_limit(control, bootstrap.peer_id, timeout_s=5)
         assert (limit.num_bytes, limit.duration_s) == (1 << 32, 1800)
         await bootstrap.close()
-    assert await ask_limit(control, bootstrap.peer_id, timeout_s=2) is None, "nobody is there"
+    assert await fetch_limit(control, bootstrap.peer_id, timeout_s=2) is None, "nobody is there"
 
 
 @pytest.mark.timeout(300)

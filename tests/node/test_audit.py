@@ -16,7 +16,7 @@ from ftis_node.node.audit import AuditLoop
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
-from ftis_node.swarm.reputation import Conduct, Standing
+from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
 from ftis_node.validation import Accepted
 from tests.conftest import make_completion, make_group
 
@@ -34,12 +34,12 @@ class Rig:
     """The parts that the loop touches; `noted`, `released` and `events` are what it did."""
 
     def __init__(self, kl: float | None, *, version: int = 0, model: str = MODEL, **door: Any) -> None:
-        self.noted: list[tuple[str, Conduct, str]] = []
+        self.noted: list[tuple[str, Behaviour, str]] = []
         self.released: list[bytes] = []
         self.events: list[str] = []
         self.asked = 0
         self.peer = SimpleNamespace(refused=Counter[str]())
-        self.standing = Standing.GOOD
+        self.standing = TrustLevel.GOOD
         self.is_stranger = False
         self.parts: Any = SimpleNamespace(
             guard=PeerGuard(),
@@ -95,7 +95,7 @@ async def test_who_lied_is_noted_counted_and_its_group_released() -> None:
     rig = Rig(kl=0.2)
     liar = accepted()
     await rig.run(liar)
-    assert rig.noted == [(ANN.peer_id, Conduct.LIED, "audit")]
+    assert rig.noted == [(ANN.peer_id, Behaviour.LIED, "audit")]
     assert rig.released == [liar.envelope.id]
     assert (rig.parts.figures.refused["audit"], rig.peer.refused["audit"]) == (1, 1)
     assert rig.events == ["audited", "released"]
@@ -168,7 +168,7 @@ async def test_a_share_is_drawn_and_of_the_watched_all() -> None:
     rig = Rig(kl=0.0, audit_share=0.1)
     await rig.run(accepted(), accepted(), dice=dice)
     assert rig.asked == 1
-    rig.standing = Standing.WATCHED
+    rig.standing = TrustLevel.WATCHED
     await rig.run(accepted(), dice=dice)
     assert rig.asked == 2
 

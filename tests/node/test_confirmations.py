@@ -11,8 +11,8 @@ import pytest
 from ftis_node.node import reannounce
 from ftis_node.node.deliver import DeliverLoop
 from ftis_node.records.envelope import open_announcement
-from ftis_node.swarm.reputation import Conduct
-from ftis_node.swarm.unconfirmed import Unconfirmed
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.reputation.score import Behaviour
 from tests.gossip.helpers import eventually
 from tests.node.test_pull import LightSwarm, held, identity_of, manifest_of
 
@@ -66,7 +66,7 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
     swarm.loses = lambda sender, receiver, kind, said: receiver == 2 and kind == "announced" and said.attempt < 2
     async with swarm.node(1) as alice, liar(swarm, gives=gives):
         figures = alice.parts.figures
-        figures.unconfirmed = Unconfirmed(first_wait_s=0.3, max_attempts=8)
+        figures.unconfirmed = PendingConfirmations(first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
         await eventually(lambda: figures.confirmations_unproven >= 3)
         await DeliverLoop(alice.parts)._release()
@@ -116,7 +116,7 @@ async def test_a_known_peers_word_counts(tmp_path: Path) -> None:
         await swarm.publish(alice)
         peer_id = identity_of(LIAR).peer_id
         while not alice.parts.peers.is_known(peer_id):
-            alice.parts.peers.note(peer_id, Conduct.ACCEPTED)
+            alice.parts.peers.note(peer_id, Behaviour.ACCEPTED)
         async with liar(swarm) as known:
             await known.confirm(alice.parts.identity.peer_id, alice.parts.reader.own_ready())
             assert alice.parts.figures.groups_confirmed == 1

@@ -15,12 +15,12 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.delay import NO_DELAY
-from ftis_node.lab.in_process import InProcessMakers
-from ftis_node.lab.light_node import LightNode, light_group
-from ftis_node.lab.lockstep import Lockstep, RoundGate
-from ftis_node.lab.rounds import Rounds
-from ftis_node.lab.trial import HonestSender
+from ftis_node.lab.experiment.delay import NO_DELAY
+from ftis_node.lab.experiment.in_process import InProcessMakers
+from ftis_node.lab.experiment.rounds import Rounds
+from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
+from ftis_node.lab.experiment.trial import HonestSender
+from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.build import built_parts
 from ftis_node.node.hear import Ear
 from ftis_node.node.intake import IntakeLoop
@@ -71,7 +71,7 @@ class LightSwarm:
         self._manifest = manifest
         self._swarm = LoopbackSwarm()
 
-    async def node(self, stack: AsyncExitStack, number: int, domain: str, **swarm: Any) -> LightNode:
+    async def node(self, stack: AsyncExitStack, number: int, domain: str, **swarm: Any) -> StubNode:
         """A running one, until the stack is closed."""
         home, identity = Home(self._folder / str(number)), Identity.from_seed(bytes([number]) * 32)
         home.create()
@@ -80,23 +80,23 @@ class LightSwarm:
             identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards
         )
         settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "linger_s": 0} | swarm)
-        node = LightNode(
+        node = StubNode(
             home, identity, gossip, manifest=manifest, settings=settings, on_event=lambda *_: None, domain=domain
         )
         await node.start()
         stack.push_async_callback(node.close)
         return node
 
-    async def publish(self, node: LightNode, task: str, count: int) -> None:
+    async def publish(self, node: StubNode, task: str, count: int) -> None:
         """Groups about a task; returns when they are announced."""
         before = node.parts.figures.groups_sent
         for index in range(count):
-            group = light_group(node.parts.identity, self._manifest, RNG, num_tokens=4)
+            group = stub_group(node.parts.identity, self._manifest, RNG, num_tokens=4)
             await node.publish(replace(group, prompt_ref=PromptRef(task, "train", index)))
         await eventually(lambda: node.parts.figures.groups_sent == before + count)
 
 
-def told(node: LightNode, peer: LightNode) -> str | None:
+def told(node: StubNode, peer: StubNode) -> str | None:
     """The domain of a peer by its record; None before it was read."""
     figures = node.parts.figures.peers.get(peer.parts.identity.peer_id)
     return None if figures is None or figures.record is None else figures.record.domain
@@ -143,7 +143,7 @@ async def _steps(
     manifest, swarm = manifest_of(share, choice=choice), LoopbackSwarm()
     run = _write(folder / "run.toml", manifest)
     own, foreign = manifest.step.own_groups, manifest.step.foreign_groups
-    lockstep = Lockstep(Rounds(own, foreign, (STEPS,) * len(domains)))
+    lockstep = SynchronousRounds(Rounds(own, foreign, (STEPS,) * len(domains)))
     async with AsyncExitStack() as stack:
         nodes = []
         for number, domain in enumerate(domains):
@@ -177,7 +177,7 @@ def _write(path: Path, manifest: RunManifest) -> str:
     return str(path)
 
 
-async def _live(parts: Parts, lockstep: Lockstep) -> None:
+async def _live(parts: Parts, lockstep: SynchronousRounds) -> None:
     intake = IntakeLoop(parts)
     loops = rollout_loops(parts, intake, PullLoop(parts, intake))
     async with asyncio.TaskGroup() as tasks:

@@ -35,7 +35,7 @@ StatusLoop.save = saves
 """
 READER_FAILS = """
 import asyncio, sys
-from ftis_node.gossip.process import P2pdProcess
+from ftis_node.gossip.p2pd.process import P2pdProcess
 read = P2pdProcess._read_lines
 async def reads(self):
     reading = asyncio.create_task(read(self))

@@ -11,7 +11,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.gossip.manifests import RUN_ID_HEX, pack_manifest, unpack_manifest
+from ftis_node.gossip.directory.manifests import RUN_ID_HEX, pack_manifest, unpack_manifest
 from ftis_node.node.find_run import find_run
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def found(text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunMa
         assert unpacked is not None, "it goes through the check of the hash"
         return unpacked
 
-    monkeypatch.setattr("ftis_node.gossip.lookup.find_manifest", served)
+    monkeypatch.setattr("ftis_node.gossip.directory.manifest_lookup.find_manifest", served)
     return find_run(run_id, NodeSettings(model="m", peers=(PEER,)), Home(tmp_path))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.light_node import light_group
+from ftis_node.lab.stub_node import stub_group
 from ftis_node.node import figures as figures_module
 from ftis_node.node.figures import Figures
 from ftis_node.node.peers_loop import PeersLoop
@@ -26,7 +26,7 @@ async def test_a_node_that_does_not_step_keeps_to_its_disk(tmp_path: Path, monke
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         for _ in range(20):
-            await alice.publish(light_group(alice.parts.identity, swarm.manifest, RNG, num_tokens=LONG))
+            await alice.publish(stub_group(alice.parts.identity, swarm.manifest, RNG, num_tokens=LONG))
         await eventually(lambda: held(bob) == 20)
         await bob.parts.disk(bob.parts.buffer.take, 1, own=0, foreign=2)
         await bob.parts.disk(bob.parts.buffer.release_step, 1, "trained")

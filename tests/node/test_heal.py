@@ -29,8 +29,8 @@ from ftis_node.replay import soundness
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.swarm.reputation import Conduct
-from ftis_node.swarm.standings import Standings
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation.table import ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.events import EventTrail, read_events
 from ftis_node.telemetry.remembered import read_remembered
@@ -363,15 +363,15 @@ def test_a_turned_bit_in_the_schema_of_the_buffer_ends_no_node(home: Home, turne
 
 def test_a_turned_bit_in_the_schema_of_the_peers_ends_no_node(home: Home) -> None:
     """SQLite's error message has the name, which is no text: reading the message raises UnicodeDecodeError."""
-    store, standings = PeerStore(home.peers), Standings()
-    standings.note("peer", Conduct.LIED, now=1e9)
+    store, standings = PeerStore(home.peers), ReputationTable()
+    standings.note("peer", Behaviour.LIED, now=1e9)
     store.save(standings)
     store.close()
     data = home.peers.read_bytes()
     overwrite(home.peers, data.index(b"CREATE TABLE peers") + len(b"CREATE TABLE "), b"peers (\xf7")
     heal(home)
     assert [event["file"] for event in told(home, "saved")] == ["peers.sqlite"]
-    store, standings = PeerStore(home.peers), Standings()
+    store, standings = PeerStore(home.peers), ReputationTable()
     store.load(standings, now=1e9)
     store.save(standings)
     store.close()
@@ -414,31 +414,33 @@ def test_lines_that_are_no_events_are_left_out_and_kept(home: Home) -> None:
     "reasons", ["CAST(x'7b226c696564ff' AS TEXT)", "'{\"lied\": []}'", "'{\"lied\": 1e999}'", "'[7]'"]
 )
 def test_peers_whose_texts_are_none_keep_their_standing(home: Home, reasons: str) -> None:
-    store, standings = PeerStore(home.peers), Standings()
+    store, standings = PeerStore(home.peers), ReputationTable()
     for number in range(3):
-        standings.note(f"peer{number}", Conduct.LIED, now=1e9)
+        standings.note(f"peer{number}", Behaviour.LIED, now=1e9)
     store.save(standings)
     store.close()
     execute(home.peers, f"UPDATE peers SET reasons = {reasons} WHERE peer_id = 'peer1'")
     heal(home)
-    again, store = Standings(), PeerStore(home.peers)
+    again, store = ReputationTable(), PeerStore(home.peers)
     store.load(again, now=1e9)
     store.close()
     assert (
-        again.dossier("peer1").reputation == again.dossier("peer2").reputation == standings.dossier("peer2").reputation
+        again.record_of("peer1").reputation
+        == again.record_of("peer2").reputation
+        == standings.record_of("peer2").reputation
     )
-    assert again.dossier("peer2").reasons == standings.dossier("peer2").reasons
+    assert again.record_of("peer2").reasons == standings.record_of("peer2").reasons
 
 
 def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
-    store, standings = PeerStore(home.peers), Standings()
+    store, standings = PeerStore(home.peers), ReputationTable()
     for number in range(200):
-        standings.note(f"peer{number}", Conduct.LIED, now=1e9)
+        standings.note(f"peer{number}", Behaviour.LIED, now=1e9)
     store.save(standings)
     store.close()
     overwrite(home.peers, 4 * PAGE, noise(PAGE))
     heal(home)
-    again, store = Standings(), PeerStore(home.peers)
+    again, store = ReputationTable(), PeerStore(home.peers)
     store.load(again, now=1e9)
     store.close()
     assert 80 <= len(again) < 200
@@ -446,8 +448,8 @@ def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
 
 
 def test_a_peer_book_that_another_program_holds_is_saved_later(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    store, standings = PeerStore(home.peers), Standings()
-    standings.note("peer", Conduct.LIED, now=1e9)
+    store, standings = PeerStore(home.peers), ReputationTable()
+    standings.note("peer", Behaviour.LIED, now=1e9)
     with hold(home.peers):
         store.save(standings)
         store.save(standings)
@@ -530,10 +532,10 @@ def test_a_home_that_has_trained_nothing_knows_its_run_by_its_last_status(home: 
 
 
 def test_a_clock_that_is_set_back_makes_no_ban_longer(home: Home) -> None:
-    store, standings = PeerStore(home.peers), Standings()
+    store, standings = PeerStore(home.peers), ReputationTable()
     standings.ban("peer", 600.0, now=1e9)
     store.save(standings)
-    again = Standings()
+    again = ReputationTable()
     store.load(again, now=1e9 - 7200)
     store.close()
     assert again.is_banned("peer", now=1e9 - 7200)

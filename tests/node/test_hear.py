@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.gossip.base import Fetched, FetchOutcome
+from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.announce import announcement_of
 from ftis_node.node.intake import IntakeLoop
 from ftis_node.node.pull import PullLoop
@@ -16,7 +16,7 @@ from ftis_node.node.repair import PAGE
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
 from ftis_node.records.question import Question, open_question
-from ftis_node.swarm.unconfirmed import Unconfirmed
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from tests.gossip.helpers import eventually
 from tests.node.test_pull import LightSwarm, held, identity_of, manifest_of, quick
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ftis_node.lab.light_node import LightNode
+    from ftis_node.lab.stub_node import StubNode
 
 __all__ = ["quick"]  # a fixture of all tests here
 PEER = identity_of(2).peer_id
@@ -42,7 +42,7 @@ def dated(announcement: Announcement, created_ms: int) -> bytes:
     return message.SerializeToString()
 
 
-def pulling(node: LightNode, answers: list[bytes]) -> tuple[PullLoop, list[Question]]:
+def pulling(node: StubNode, answers: list[bytes]) -> tuple[PullLoop, list[Question]]:
     """A pull loop whose questions get these answers, and the questions."""
     asked: list[Question] = []
 
@@ -121,14 +121,14 @@ async def test_an_announcement_that_names_its_own_announcer_is_as_one_that_names
         assert told.sender is None
 
 
-def junk(alice: LightNode) -> Callable[[Any], Any]:
+def junk(alice: StubNode) -> Callable[[Any], Any]:
     async def give(ids: Any) -> list[bytes]:
         return [b"\xff junk"] * len(ids)
 
     return give
 
 
-def oldest(alice: LightNode) -> Callable[[Any], Any]:
+def oldest(alice: StubNode) -> Callable[[Any], Any]:
     async def give(ids: Any) -> list[bytes]:
         return [envelope for _, envelope in alice.parts.reader.all_groups()][:1]
 
@@ -137,13 +137,13 @@ def oldest(alice: LightNode) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize(("serve", "reason"), [(junk, "parse"), (oldest, "unasked")])
 async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
-    tmp_path: Path, serve: Callable[[LightNode], Callable[[Any], Any]], reason: str
+    tmp_path: Path, serve: Callable[[StubNode], Callable[[Any], Any]], reason: str
 ) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 1)
-        alice.parts.figures.unconfirmed = Unconfirmed(first_wait_s=0.1)
+        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.1)
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.figures.refused[reason])
@@ -161,7 +161,7 @@ async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: P
     swarm.loses = lambda sender, receiver, kind, said: sender == 1 and kind == "announced"
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
         await asyncio.sleep(0.3)
-        alice.parts.figures.unconfirmed = Unconfirmed(first_wait_s=3600)
+        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=3600)
         await swarm.publish(alice, 1)
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)

@@ -28,7 +28,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.peer_guard import PeerGuard
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.tasks.scoring import IsolatedScorer, ScoringLimits
 from ftis_node.telemetry.events import EventTrail
 from ftis_node.validation import Accepted, Refused, Verdict, judge
@@ -287,7 +287,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
         with parts_on(tmp_path, open_disk(), scoring_s_a_minute=1.5) as parts:
             parts.tokenizer, parts.scorer, parts.strangers_scorer = _HostileTokenizer(), known, other
             for _ in range(12):
-                parts.peers.note(identity.peer_id, Conduct.TAUGHT)
+                parts.peers.note(identity.peer_id, Behaviour.TAUGHT)
             answered: list[str] = []
             all_are_in, score = asyncio.Event(), other.score
 

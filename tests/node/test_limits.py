@@ -17,7 +17,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.light_node import LightNode, light_group
+from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.home_use import HomeLimit, HomeUse, look_at
 from ftis_node.records.identity import Identity
 from tests.gossip.helpers import eventually
@@ -92,20 +92,20 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-async def _light(stack: AsyncExitStack, folder: Path, identity: Identity, gossip: Gossip, **swarm: Any) -> LightNode:
+async def _light(stack: AsyncExitStack, folder: Path, identity: Identity, gossip: Gossip, **swarm: Any) -> StubNode:
     home = Home(folder)
     home.create()
     settings = NodeSettings(model="none", swarm={"directory_period_s": 1, "linger_s": 0} | swarm)
-    node = LightNode(home, identity, gossip, manifest=MANIFEST, settings=settings, on_event=lambda name, fields: None)
+    node = StubNode(home, identity, gossip, manifest=MANIFEST, settings=settings, on_event=lambda name, fields: None)
     await node.start()
     stack.push_async_callback(node.close)
     return node
 
 
-async def _publish(node: LightNode, count: int, *, num_tokens: int) -> None:
+async def _publish(node: StubNode, count: int, *, num_tokens: int) -> None:
     before = node.parts.figures.groups_sent
     for _ in range(count):
-        await node.publish(light_group(node.parts.identity, MANIFEST, RNG, num_tokens=num_tokens))
+        await node.publish(stub_group(node.parts.identity, MANIFEST, RNG, num_tokens=num_tokens))
     await eventually(lambda: node.parts.figures.groups_sent == before + count)
 
 

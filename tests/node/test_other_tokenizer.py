@@ -131,7 +131,7 @@ async def _node(
             served.lookup,
             on_confirm=served.confirmed,
             answer=served.answer,
-            retell=served.retell,
+            lookup_text=served.retell,
             on_sent=served.sent,
         )
         await parts.gossip.start()

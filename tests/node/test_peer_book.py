@@ -12,7 +12,7 @@ from ftis_node.config.door import DoorSection
 from ftis_node.node.peer_book import PeerBook
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.telemetry.events import EventTrail, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
 from tests.conftest import make_completion, make_group
@@ -123,13 +123,13 @@ import os, signal
 from pathlib import Path
 from ftis_node.config.door import DoorSection
 from ftis_node.node.peer_book import PeerBook
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.telemetry.events import EventTrail
 book = PeerBook(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=DoorSection(),
                 events=EventTrail(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)
 book.trust({BOB.peer_id!r})
 for _ in range(3):
-    book.note({ANN.peer_id!r}, Conduct.LIED, reason="audit")
+    book.note({ANN.peer_id!r}, Behaviour.LIED, reason="audit")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
@@ -152,11 +152,11 @@ def test_ten_thousand_identities_fill_neither_memory_nor_disk(tmp_path: Path, ev
     clock = Clock()
     book = open_book(tmp_path, events, clock)
     for _ in range(30):
-        book.note(ANN.peer_id, Conduct.TAUGHT)
+        book.note(ANN.peer_id, Behaviour.TAUGHT)
     book.ban(BOB.peer_id, 60.0)
     for number in range(10000):
         clock.now += 0.001
-        book.note(f"stranger{number}", Conduct.REFUSED)
+        book.note(f"stranger{number}", Behaviour.REFUSED)
     rows = book.rows()
     assert len(rows) <= 4096
     assert rows[ANN.peer_id]["score"] == pytest.approx(3.0)

@@ -15,7 +15,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.light_node import LightNode, light_group
+from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node import reannounce, repair
 from ftis_node.node import shards as shards_loop
 from ftis_node.node.announce import announce, announcement_of
@@ -25,8 +25,8 @@ from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
 from ftis_node.records.question import open_question
-from ftis_node.swarm.shards import shard_of
-from ftis_node.swarm.unconfirmed import Unconfirmed
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.topology.shards import shard_of
 from tests.gossip.helpers import eventually
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class LightSwarm:
         self._numbers = {identity_of(number).peer_id: number for number in range(64)}
 
     @asynccontextmanager
-    async def node(self, number: int, **swarm: Any) -> AsyncIterator[LightNode]:
+    async def node(self, number: int, **swarm: Any) -> AsyncIterator[StubNode]:
         """A running node with these settings of its section `swarm`."""
         home, identity = Home(self._folder / str(number)), identity_of(number)
         home.create()
@@ -65,7 +65,7 @@ class LightSwarm:
             identity.peer_id, run_id=self.manifest.run_id, num_shards=self.manifest.wire.announcement_shards
         )
         settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "linger_s": 0} | swarm)
-        node = LightNode(
+        node = StubNode(
             home, identity, gossip, manifest=self.manifest, settings=settings, on_event=lambda name, fields: None
         )
         await node.start()
@@ -74,11 +74,11 @@ class LightSwarm:
         finally:
             await node.close()
 
-    async def publish(self, node: LightNode, count: int = 1) -> None:
+    async def publish(self, node: StubNode, count: int = 1) -> None:
         """Groups of a node; returns when they are announced."""
         before = node.parts.figures.groups_sent
         for _ in range(count):
-            await node.publish(light_group(node.parts.identity, self.manifest, RNG, num_tokens=4))
+            await node.publish(stub_group(node.parts.identity, self.manifest, RNG, num_tokens=4))
         await eventually(lambda: node.parts.figures.groups_sent == before + count)
 
     def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
@@ -93,7 +93,7 @@ class LightSwarm:
         return self.loses(*who, "request", payload)
 
 
-def held(node: LightNode) -> int:
+def held(node: StubNode) -> int:
     """Foreign groups in a node's buffer."""
     return node.parts.reader.figures().groups_foreign
 
@@ -164,7 +164,7 @@ async def test_what_nobody_confirmed_is_announced_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: kind == ASKED or (kind == ANNOUNCED and said.attempt == 0)
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
-        alice.parts.figures.unconfirmed = Unconfirmed(first_wait_s=0.2)
+        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.2)
         await swarm.publish(alice, 2)
         await eventually(lambda: held(bob) == 2)
         await eventually(lambda: alice.parts.figures.groups_confirmed == 2)
@@ -229,7 +229,7 @@ async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> No
 async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        alice.parts.figures.unconfirmed = Unconfirmed(first_wait_s=0.1)
+        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.1)
         bob.parts.strangers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
         await eventually(lambda: bob.parts.figures.refused["reward"])
@@ -248,7 +248,7 @@ async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_
         nodes = [await stack.enter_async_context(swarm.node(number, small_swarm=0)) for number in range(1, 9)]
         await asyncio.sleep(0.5)
         for node in nodes:
-            node.parts.figures.unconfirmed = Unconfirmed(first_wait_s=0.3)
+            node.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.3)
             await swarm.publish(node, 2)
         await eventually(lambda: sum(node.parts.figures.groups_confirmed for node in nodes) == 16)
         await asyncio.sleep(0.5)

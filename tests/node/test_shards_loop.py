@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.node.shards import LOOK_S, ShardsLoop
-from ftis_node.swarm.shards import shard_of
+from ftis_node.swarm.topology.shards import shard_of
 from tests.loop_clock import LoopClock
 
 if TYPE_CHECKING:

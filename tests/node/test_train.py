@@ -18,7 +18,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import PeerGuard
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.telemetry.tracking import Tracking
 from tests.conftest import PROMPT_IDS, make_group
 from tests.node.support import manifest_text
@@ -37,7 +37,7 @@ def foreign(sender: Identity, number: int) -> StoredGroup:
 class Told:
     """What the loop told the other parts of the node."""
 
-    notes: list[tuple[str, Conduct]] = field(default_factory=list)
+    notes: list[tuple[str, Behaviour]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     released: list[tuple[int, ReleaseReason]] = field(default_factory=list)
@@ -90,7 +90,7 @@ async def test_who_understates_is_charged_and_who_taught_is_credited() -> None:
     report = StepReport(step=1, policy_version=1, num_updates=1, understated=(groups[1].id.hex(),))
     loop, parts, told = loop_with(report)
     await loop._train(groups)
-    assert told.notes == [(HONEST.peer_id, Conduct.TAUGHT), (LIAR.peer_id, Conduct.LIED)]
+    assert told.notes == [(HONEST.peer_id, Behaviour.TAUGHT), (LIAR.peer_id, Behaviour.LIED)]
     assert told.events.count("understated") == 1
     assert parts.figures.refused == parts.figures.peer(LIAR.peer_id).refused == {"understated": 1}
     assert told.released == [(1, ReleaseReason.TRAINED)]

@@ -24,8 +24,8 @@ from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.weights import PublishedWeights, WeightProof
-from ftis_node.lab.delay import NO_DELAY
-from ftis_node.lab.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
+from ftis_node.lab.experiment.delay import NO_DELAY
+from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.node.build import built_parts
 from ftis_node.node.figures import Figures

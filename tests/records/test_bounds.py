@@ -33,8 +33,8 @@ from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
 from ftis_node.records.question import Question, open_question
 from ftis_node.records.text_codec import pack_text_group, unpack_any
-from ftis_node.swarm.blame import blame_for
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.attribution import attribute_refusal
+from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.validation import Refused, judge
 from tests.conftest import RUN_ID, TOKENIZER, make_group, make_text_group
 from tests.fuzz.targets import MANIFEST
@@ -292,8 +292,8 @@ async def test_a_body_with_fields_of_another_codec_is_refused_and_costs_who_hand
     verdict = await judge(envelope.to_bytes(), _context(manifest=MANIFEST))
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "malformed"
-    blamed = blame_for("malformed", origin="relay", sender=verdict.sender, signed=verdict.signed)
-    assert blamed == ("relay", Conduct.REFUSED)
+    blamed = attribute_refusal("malformed", origin="relay", sender=verdict.sender, signed=verdict.signed)
+    assert blamed == ("relay", Behaviour.REFUSED)
 
 
 async def test_a_sender_of_the_right_length_that_is_no_peer_id_is_refused_and_raises_nothing() -> None:

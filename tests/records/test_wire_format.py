@@ -13,12 +13,13 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from ftis_node.gossip import door, entries, manifests
-from ftis_node.gossip import secret as secret_file
-from ftis_node.gossip.base import GossipLimits
-from ftis_node.gossip.bodies import pack_ids
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service, protocol, topic
+from ftis_node.gossip import encryption as secret_file
+from ftis_node.gossip.directory import entries, manifests
+from ftis_node.gossip.directory import validators as door
+from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip.rpc.bounds import pack_ids
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.serve import MAX_ANSWERS
 from ftis_node.records import bounds, compact, planes, question, weights
@@ -26,8 +27,8 @@ from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.compact import pack_logprobs
 from ftis_node.records.planes import decompress
-from ftis_node.swarm.duty import in_turn
-from ftis_node.swarm.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
+from ftis_node.swarm.pulling.assignment import assignment_order
+from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
@@ -138,7 +139,7 @@ def test_a_reader_from_the_page_alone_reads_a_member() -> None:
     assert _is_signed(peer, "ftis-node/directory/1\n", raw[:1] + expiry + run + b"\n" + payload, signature)
     bucket = int.from_bytes(hashlib.sha256(_base58(peer).encode()).digest()[:4], "big") % 64
     assert (bucket, bucket % 8) == (43, 3) == (bucket_of(_base58(peer)), shard_of(_base58(peer), 8))
-    entry = entries.unseal(raw, max_record_bytes=2048)
+    entry = entries.verify_entry(raw, max_record_bytes=2048)
     assert entry is not None and entry.key == f"/ftis/1/{example.RUN_ID}/members/43"
 
 
@@ -150,11 +151,11 @@ def test_the_pages_lossy_planes_are_those_of_the_code() -> None:
 
 
 def test_names_and_turns_are_as_the_page_says() -> None:
-    assert set(Service) == set(re.findall(r"^\| `(\w+)` \| (?:empty|ids|the same|a `)", PAGE, flags=re.MULTILINE))
-    assert (topic("RUN", 3), protocol("RUN", Service.ASK)) == ("/ftis/1/RUN/3", "/ftis/1/RUN/ask")
+    assert set(RpcService) == set(re.findall(r"^\| `(\w+)` \| (?:empty|ids|the same|a `)", PAGE, flags=re.MULTILINE))
+    assert (topic("RUN", 3), protocol("RUN", RpcService.ASK)) == ("/ftis/1/RUN/3", "/ftis/1/RUN/ask")
     members = [f"peer-{number}" for number in range(5)]
     weigh = {name: hashlib.blake2b(name.encode(), key=_bytes("id"), digest_size=8).digest() for name in members}
-    assert in_turn(_bytes("id"), members) == sorted(members, key=lambda name: weigh[name], reverse=True)
+    assert assignment_order(_bytes("id"), members) == sorted(members, key=lambda name: weigh[name], reverse=True)
 
 
 def test_the_page_has_every_field_of_a_body_and_the_probe_texts() -> None:
@@ -204,8 +205,8 @@ def test_the_directory_is_hiveminds() -> None:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    from ftis_node.gossip.bindings import DHTID, MSGPackSerializer
-    from ftis_node.gossip.secret import SecretSeal
+    from ftis_node.gossip.encryption import SecretCipher
+    from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, MSGPackSerializer
 
     key = f"/ftis/1/{example.RUN_ID}/members/43"
     packed = b"\xd9" + bytes([len(key)]) + key.encode()  # msgpack: str 8
@@ -215,8 +216,8 @@ def test_the_directory_is_hiveminds() -> None:
 
     secret, context = bytes(range(32)), ("request", "a", "b", "/ftis/1/x/ask")
     derived = HKDF(SHA256(), 48, example.RUN_ID.encode(), b"ftis-node/secret/1").derive(secret)
-    seal = SecretSeal(secret, run_id=example.RUN_ID)
-    assert seal.wire_name(example.RUN_ID) == derived[32:].hex()
+    cipher = SecretCipher(secret, run_id=example.RUN_ID)
+    assert cipher.wire_name(example.RUN_ID) == derived[32:].hex()
     associated = b"".join(hashlib.sha256(part.encode()).digest() for part in context)
-    sealed = seal.close(b"hello", *context)
+    sealed = cipher.encrypt(b"hello", *context)
     assert ChaCha20Poly1305(derived[:32]).decrypt(sealed[:12], sealed[12:], associated) == b"hello"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Envelope, announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
@@ -65,4 +65,4 @@ def question() -> bytes:
 def member() -> bytes:
     """A directory entry: a member of the run at one address."""
     payload = pack_member([ADDRESS], num_shards=8)
-    return seal(IDENTITY, EntryKind.MEMBER, RUN_ID, payload, expires_at=EXPIRES_AT)
+    return sign_entry(IDENTITY, EntryKind.MEMBER, RUN_ID, payload, expires_at=EXPIRES_AT)

@@ -1,4 +1,4 @@
-"""What a peer's values raise is counted, paused and charged; what is the node's own fault passes through."""
+"""Exceptions caused by a peer's values are counted and charged, with a pause; the node's own faults pass through."""
 
 from __future__ import annotations
 

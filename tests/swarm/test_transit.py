@@ -1,4 +1,4 @@
-"""Versions under way in seconds, and which of them are worth their place on a generator's or a learner's disk."""
+"""Weight versions in transit, and which are worth storing at a generator or a learner."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from ftis_node.config.delay import parse_delay
 from ftis_node.errors import ConfigError
-from ftis_node.swarm.transit import InTransit, is_worth_holding, outdated_offers
+from ftis_node.swarm.transit import VersionsInTransit, outdated_offers, should_fetch
 
 
 def test_a_version_arrives_when_it_is_so_old_and_overtaken_ones_never() -> None:
-    transit = InTransit(parse_delay("fixed:2.5", unit="seconds"), random.Random(0))
+    transit = VersionsInTransit(parse_delay("fixed:2.5", unit="seconds"), random.Random(0))
     for version, at in ((1, 10.0), (2, 11.0), (3, 12.0)):
         transit.send(version, at=at)
     assert transit.receive(12.4) is None
@@ -41,11 +41,11 @@ def test_another_delay_in_seconds_is_refused(spec: str) -> None:
 
 def test_with_a_long_delay_the_places_are_spread_over_it() -> None:
     delay = parse_delay("fixed:100", unit="seconds")
-    transit, held_at, most = InTransit(delay, random.Random(0)), -1e9, 0
+    transit, held_at, most = VersionsInTransit(delay, random.Random(0)), -1e9, 0
     ages = []
     made_at: dict[int, float] = {}
     for now in range(1000):  # a version a second
-        if is_worth_holding(delay, num_held=len(transit.versions), max_held=4, since_last=now - held_at):
+        if should_fetch(delay, num_held=len(transit.versions), max_held=4, since_last=now - held_at):
             transit.send(now + 1, at=now)
             made_at[now + 1], held_at = now, now
         most = max(most, len(transit.versions))

@@ -1,16 +1,21 @@
-"""Who must update is told by name, and this node only where most of the others are ahead."""
+"""Advice to update: the outdated peer, or this node if most others are ahead."""
 
 from __future__ import annotations
 
 import pytest
 
-from ftis_node.swarm.wire_versions import other_versions, peer_words
+from ftis_node.swarm.wire_versions import count_other_versions, describe_peer_version
 
 
 def test_a_peer_of_another_version_is_named() -> None:
-    assert peer_words(None, ours=1) == peer_words(1, ours=1) == ""
-    assert peer_words(2, ours=1) == "speaks wire 2, newer than this node's 1: update ftis-node here to hear it"
-    assert peer_words(0, ours=1) == "speaks wire 0, older than this node's 1: its operator must update ftis-node"
+    assert describe_peer_version(None, ours=1) == describe_peer_version(1, ours=1) == ""
+    assert (
+        describe_peer_version(2, ours=1) == "speaks wire 2, newer than this node's 1: update ftis-node here to hear it"
+    )
+    assert (
+        describe_peer_version(0, ours=1)
+        == "speaks wire 0, older than this node's 1: its operator must update ftis-node"
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,7 @@ def test_a_peer_of_another_version_is_named() -> None:
 def test_this_node_is_to_be_updated_where_most_are_newer(
     schemas: list[int | None], num_newer: int, num_older: int, is_due: bool
 ) -> None:
-    found = other_versions(schemas, ours=1)
+    found = count_other_versions(schemas, ours=1)
     assert found[:2] == (num_newer, num_older)
     assert found.advice.endswith(": update ftis-node") is is_due
     assert f"{len(schemas)} members speak wire" in found.advice or not is_due

@@ -13,8 +13,8 @@ from ftis_node.records.codec import pack_group
 from ftis_node.records.envelope import Envelope, seal_group
 from ftis_node.records.group import CompletionStatus, FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.blame import blame_for
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.attribution import attribute_refusal
+from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.tasks.base import TaskItem
 from ftis_node.validation import Accepted, DoorContext, Refused, judge
 from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group
@@ -244,8 +244,8 @@ async def test_what_a_busy_machine_did_not_finish_is_nobodys_fault(identity: Ide
     verdict = await judge(data, _context(scorer=Busy()))
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "unscored"
-    blame = blame_for("unscored", origin=identity.peer_id, sender=identity.peer_id, signed=True)
-    assert blame.conduct is Conduct.MISHAP
+    blame = attribute_refusal("unscored", origin=identity.peer_id, sender=identity.peer_id, signed=True)
+    assert blame.conduct is Behaviour.MISHAP
 
 
 async def test_the_signer_pays_for_scoring_and_not_beyond_its_allowance(identity: Identity) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ftis_node.swarm.blame import NOBODYS_FAULT, ORIGINS_FAULT, SIGNERS_FAULT, blame_for
-from ftis_node.swarm.copycats import Copy
-from ftis_node.swarm.reasons import AFTER_THE_DOOR
-from ftis_node.swarm.reputation import Conduct
+from ftis_node.swarm.reputation.attribution import NO_FAULT, ORIGIN_FAULT, SIGNER_FAULT, attribute_refusal
+from ftis_node.swarm.reputation.duplicates import DuplicateKind
+from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION
+from ftis_node.swarm.reputation.score import Behaviour
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
@@ -25,19 +25,19 @@ def _named() -> set[str]:
     found = {
         reason for path in SOURCES for reason in re.findall(r"(?:Refusal|RecordError)\(\s*\"(\w+)\"", path.read_text())
     }
-    return found | {kind.value for kind in Copy} | AFTER_THE_DOOR
+    return found | {kind.value for kind in DuplicateKind} | AFTER_VALIDATION
 
 
 def test_every_reason_has_its_row_and_no_row_is_out_of_date() -> None:
     assert _named() - NOT_AT_THE_DOOR <= set(ROWS)
     assert set(ROWS) <= _named()
-    assert {*NOBODYS_FAULT, *ORIGINS_FAULT, *SIGNERS_FAULT} <= set(ROWS)
+    assert {*NO_FAULT, *ORIGIN_FAULT, *SIGNER_FAULT} <= set(ROWS)
 
 
 def test_the_rows_say_whom_the_node_blames() -> None:
     for reason, fault in ROWS.items():
-        if reason in {"quota", "scoring_quota", "text_form", "run", *AFTER_THE_DOOR}:
+        if reason in {"quota", "scoring_quota", "text_form", "run", *AFTER_VALIDATION}:
             continue  # these depend on more than the reason
-        blamed, conduct = blame_for(reason, origin="relay", sender="signer", signed=True)
-        expected = "nobody's" if conduct is Conduct.MISHAP else f"{blamed}: {conduct.value}"
+        blamed, conduct = attribute_refusal(reason, origin="relay", sender="signer", signed=True)
+        expected = "nobody's" if conduct is Behaviour.MISHAP else f"{blamed}: {conduct.value}"
         assert fault.startswith(expected), reason

@@ -1,17 +1,18 @@
-"""A swarm of 10 to 10,000 nodes in virtual time, driven by the very policies of `ftis_node/swarm` that nodes run.
+"""Simulation of a swarm of 10 to 10,000 nodes in virtual time, with the policies of real nodes.
 
-events.py      what happens next                    settings.py   every assumption, in one place
-news.py        an announced group                   census.py     who is in a shard, and who is known to be
-link.py        bandwidth and latency of a host      traffic.py    bytes by kind
-peer.py        what every participant has           node.py       an honest node
-attackers.py   what the others do                   transfers.py  pulls, questions, confirmations
-world.py       all of them, and who comes and goes  figures.py    what is reported
+events.py        event queue                          settings.py      all assumptions, in one place
+announcement.py  an announced group                   member_views.py  members of a shard, and who knows them
+host_link.py     bandwidth and latency of a host      traffic.py       bytes by kind
+peer.py          what every participant has           node.py          an honest node
+attackers.py     what attackers do                    transfers.py     pulls, queries, confirmations
+environment.py   what participants see of the world   world.py         all of them, and churn
+run.py           one run from start to result         result.py        what is reported
 """
 
 from __future__ import annotations
 
-from ftis_node.lab.simulation.figures import Figures
+from ftis_node.lab.simulation.result import SimulationResult
+from ftis_node.lab.simulation.run import simulate
 from ftis_node.lab.simulation.settings import SimulationSettings
-from ftis_node.lab.simulation.world import simulate
 
-__all__ = ["Figures", "SimulationSettings", "simulate"]
+__all__ = ["SimulationResult", "SimulationSettings", "simulate"]

@@ -1,29 +1,32 @@
-"""What attackers do. They stand in the directory like everybody, so duties fall to them, which they do not do."""
+"""Attackers. They are listed in the directory like all members, so groups are assigned to them that they do not
+pull.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ftis_node.lab.simulation.node import Node
-from ftis_node.lab.simulation.peer import Peer, Role
+from ftis_node.lab.simulation.node import SimulatedNode
+from ftis_node.lab.simulation.peer import Peer
+from ftis_node.lab.simulation.settings import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 class Garbage(Peer):
-    """Announces as an honest node does, and serves what the door refuses."""
+    """Announces like an honest node, and serves invalid groups."""
 
     role = Role.GARBAGE
 
     def make(self) -> None:
-        """A worthless group, and the next after a while."""
+        """Publish an invalid group and schedule the next."""
         self.publish(is_valid=False)
         self.world.events.after(self.period_s, self.make)
 
 
 class Silent(Garbage):
-    """Announces, takes the question, and never answers: the asker waits until its time is over."""
+    """Announces and never answers: the requests time out."""
 
     role = Role.SILENT
 
@@ -35,34 +38,31 @@ class Flood(Garbage):
 
     @property
     def period_s(self) -> float:
-        """Between two announcements."""
         return 1.0 / self.world.settings.flood_per_s
 
     def find(self, group_ids: Iterable[bytes]) -> set[bytes]:
-        """None."""
         return set()
 
 
 class Sybil(Peer):
-    """One of many names of one host: its groups pass the door, and there are far more of them than of honest nodes."""
+    """One of many identities of one host: valid groups, far more than those of an honest node."""
 
     role = Role.SYBIL
 
     @property
     def period_s(self) -> float:
-        """Between two groups."""
         return super().period_s / self.world.settings.sybil_factor
 
 
-class Leech(Node):
-    """Pulls all it hears of, as fast as it is served, makes nothing and tells nobody what it has."""
+class Leech(SimulatedNode):
+    """Pulls everything as fast as it is served, generates nothing and confirms nothing."""
 
     role = Role.LEECH
     confirms = False
     pulls_all = True
 
     def make(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 KINDS: Final[tuple[type[Peer], ...]] = (Garbage, Silent, Flood, Leech, Sybil)

@@ -1,4 +1,4 @@
-"""What happens next, in virtual time. Things of the same moment happen in the order in which they were put in."""
+"""Event queue in virtual time. Events of the same time run in the order in which they were added."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Events:
-    """A queue by time, in seconds; `now` is the time of what is happening."""
+    """Priority queue of events by time in seconds; `now` is the time of the current event."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -19,11 +19,11 @@ class Events:
         self._order = count()
 
     def after(self, delay_s: float, act: Callable[..., None], *arguments: Any) -> None:
-        """`act(*arguments)` happens `delay_s` from now."""
+        """Schedule `act(*arguments)` in `delay_s`."""
         heapq.heappush(self._queue, (self.now + delay_s, next(self._order), act, arguments))
 
     def run_until(self, end_s: float) -> None:
-        """Everything up to and with this time."""
+        """Run all events up to and including this time."""
         while self._queue and self._queue[0][0] <= end_s:
             self.now, _, act, arguments = heapq.heappop(self._queue)
             act(*arguments)

@@ -1,6 +1,7 @@
-"""A node whose policy code is timed, with every duty decided by the policy itself and held against the short cut.
+"""A node whose policy code is timed. Each assignment is computed by the policy itself and compared with the
+simulation's shortcut.
 
-The times hold some of the simulation's own book-keeping too: they are upper bounds.
+The times include some bookkeeping of the simulation, so they are upper bounds.
 """
 
 from __future__ import annotations
@@ -8,57 +9,51 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.node import Node
+from ftis_node.lab.simulation.node import SimulatedNode
 
 if TYPE_CHECKING:
-    from ftis_node.lab.simulation.news import Call, News
+    from ftis_node.lab.simulation.announcement import AnnouncedGroup, AnnouncementEvent
     from ftis_node.lab.simulation.peer import Peer
 
 
-class ObservedNode(Node):
-    """As `Node`."""
+class ObservedNode(SimulatedNode):
+    """`SimulatedNode` with timing."""
 
-    def hear(self, news: News, call: Call, now: float) -> None:
-        """Timed."""
+    def receive(self, group: AnnouncedGroup, call: AnnouncementEvent, now: float) -> None:
         begun = time.thread_time()
-        super().hear(news, call, now)
+        super().receive(group, call, now)
         self.policy_s += time.thread_time() - begun
 
-    def is_on_duty(self, call: Call) -> bool:
-        """By the policy. Raises AssertionError where the simulation's short cut differs."""
-        if not self.world.settings.with_duties:
+    def is_assigned(self, call: AnnouncementEvent) -> bool:
+        """Compute it by the policy. Raises AssertionError if the simulation's shortcut differs."""
+        if not self.world.settings.with_assignment:
             return False
-        is_it = call.is_on_duty_by_policy(self.peer_id, view=self.view)
-        assert is_it == call.is_on_duty(self.peer_id, view=self.view)
+        is_it = call.is_assigned_by_policy(self.peer_id, view=self.view)
+        assert is_it == call.is_assigned(self.peer_id, view=self.view)
         return is_it
 
     def act(self) -> None:
-        """Timed."""
         begun = time.thread_time()
         super().act()
         self.policy_s += time.thread_time() - begun
 
-    def accept(self, news: News, *, handed_over_by: Peer) -> bool:
-        """Timed."""
+    def accept(self, group: AnnouncedGroup, *, handed_over_by: Peer) -> bool:
         begun = time.thread_time()
-        accepted = super().accept(news, handed_over_by=handed_over_by)
+        accepted = super().accept(group, handed_over_by=handed_over_by)
         self.policy_s += time.thread_time() - begun
         return accepted
 
     def step(self) -> None:
-        """Timed."""
         begun = time.thread_time()
         super().step()
         self.policy_s += time.thread_time() - begun
 
     def tick(self) -> None:
-        """Timed."""
         begun = time.thread_time()
         super().tick()
         self.policy_s += time.thread_time() - begun
 
     def directory(self) -> None:
-        """Timed."""
         begun = time.thread_time()
         super().directory()
         self.policy_s += time.thread_time() - begun

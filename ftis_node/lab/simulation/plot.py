@@ -1,4 +1,4 @@
-"""A node's traffic, memory and CPU, and the share of groups that are pulled, against the size of the swarm."""
+"""Plots traffic, memory, CPU and the fraction of pulled groups over the size of the swarm."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ftis_node.lab.simulation.figures import Figures
+    from ftis_node.lab.simulation.result import SimulationResult
 
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.4  # inches
 DPI = 110
 
 
-def plot_scale(figures: Sequence[Figures], path: Path) -> None:
-    """Four panels beside each other, one point for each swarm."""
+def plot_scale(figures: Sequence[SimulationResult], path: Path) -> None:
+    """Plot four panels side by side, one point for each swarm."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4 * PANEL_WIDTH, PANEL_HEIGHT), layout="constrained")

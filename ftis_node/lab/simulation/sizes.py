@@ -1,4 +1,4 @@
-"""Bytes that one entry of a policy's state takes in this interpreter: measured, by making many of them."""
+"""Bytes of one entry of each policy's state in this interpreter, measured by creating many."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ftis_node.replay.lifecycle import Candidate
-from ftis_node.swarm.allowance import Allowance
-from ftis_node.swarm.numbers import Heard
-from ftis_node.swarm.quotas import QuotaLimits, Quotas
-from ftis_node.swarm.reputation import BanRules, Conduct, Reputation
-from ftis_node.swarm.unconfirmed import Unconfirmed
-from ftis_node.swarm.wants import Want, Wants
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
+from ftis_node.swarm.pulling.sequence import SequenceTracker
+from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas
+from ftis_node.swarm.reputation.score import BanRules, Behaviour, Reputation
+from ftis_node.swarm.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,15 +23,17 @@ NUM_MADE = 512
 
 @cache
 def entry_bytes() -> dict[str, int]:
-    """By kind of entry, with the ids that belong to it."""
+    """Return the bytes by kind of entry, including the ids in it."""
     makers: dict[str, Callable[[], object]] = {
         "wants": _wants,
-        "heard": lambda: {_peer(number): Heard(at=1.0 + number) for number in range(NUM_MADE)},
+        "heard": lambda: {_peer(number): SequenceTracker(at=1.0 + number) for number in range(NUM_MADE)},
         "unconfirmed": _unconfirmed,
         "members": lambda: frozenset(_peer(number) for number in range(NUM_MADE)),
         "reputations": _reputations,
         "quotas": _quotas,
-        "budgets": lambda: {_peer(number): Allowance(rate_per_s=1.0, burst=2.0 + number) for number in range(NUM_MADE)},
+        "budgets": lambda: {
+            _peer(number): TokenBucket(rate_per_s=1.0, burst=2.0 + number) for number in range(NUM_MADE)
+        },
         "buffer": lambda: {_id(number): _candidate(number) for number in range(NUM_MADE)},
     }
     return {kind: _measure(make) for kind, make in makers.items()}
@@ -59,16 +61,16 @@ def _id(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-def _wants() -> Wants:
-    wants = Wants(capacity=NUM_MADE)
+def _wants() -> PullQueue:
+    queue = PullQueue(capacity=NUM_MADE)
     for number in range(NUM_MADE):
-        want = Want(id=_id(number), sender=_peer(number), number=number, num_bytes=30000, created_at=1.0 + number)
-        wants.add(want, holder=want.sender)
-    return wants
+        item = PullItem(id=_id(number), sender=_peer(number), number=number, num_bytes=30000, created_at=1.0 + number)
+        queue.add(item, holder=item.sender)
+    return queue
 
 
-def _unconfirmed() -> Unconfirmed:
-    unconfirmed = Unconfirmed(first_wait_s=1.0)
+def _unconfirmed() -> PendingConfirmations:
+    unconfirmed = PendingConfirmations(first_wait_s=1.0)
     for number in range(NUM_MADE):
         unconfirmed.announced(_id(number), now=1.0 + number)
     return unconfirmed
@@ -77,14 +79,14 @@ def _unconfirmed() -> Unconfirmed:
 def _reputations() -> dict[str, Reputation]:
     rules = BanRules()
     return {
-        _peer(number): Reputation().after(Conduct.TAUGHT, now=1.0 + number, rules=rules) for number in range(NUM_MADE)
+        _peer(number): Reputation().after(Behaviour.TAUGHT, now=1.0 + number, rules=rules) for number in range(NUM_MADE)
     }
 
 
 def _quotas() -> Quotas:
     quotas = Quotas(QuotaLimits())
     for number in range(NUM_MADE):
-        quotas.spend(_peer(number), 3600, is_stranger=True, now=1.0 + number)
+        quotas.spend(_peer(number), 3600, is_new_peer=True, now=1.0 + number)
     return quotas
 
 

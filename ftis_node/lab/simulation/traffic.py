@@ -15,8 +15,8 @@ class Kind(IntEnum):
     DIRECTORY = 4
 
 
-class Traffic:
-    """Of one host."""
+class ByteCounts:
+    """Bytes sent and received by kind."""
 
     __slots__ = ("received", "sent")
 

@@ -1,7 +1,7 @@
-"""The whole swarm: who is there, who comes and goes, and how announcements spread.
+"""The simulated swarm: participants, churn, and how announcements spread.
 
-An announcement is one event: all readers of its shard hear it at the same moment, after a delay that is drawn for each
-announcement, less those that lose it, who are drawn one by one. Everything else happens between two peers.
+An announcement is one event: all readers of its shard receive it at the same time, after a random delay. Each reader
+loses it with the same probability. Everything else happens between two peers.
 """
 
 from __future__ import annotations
@@ -10,53 +10,54 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from ftis_node.lab.simulation.announcement import AnnouncedGroup, AnnouncementEvent
 from ftis_node.lab.simulation.attackers import KINDS
-from ftis_node.lab.simulation.census import Census
 from ftis_node.lab.simulation.events import Events
-from ftis_node.lab.simulation.figures import Figures, make_figures
-from ftis_node.lab.simulation.news import Call, News
-from ftis_node.lab.simulation.node import Node
+from ftis_node.lab.simulation.member_views import MemberViews
+from ftis_node.lab.simulation.node import SimulatedNode
 from ftis_node.lab.simulation.observed import ObservedNode
-from ftis_node.lab.simulation.peer import Peer, Role
-from ftis_node.lab.simulation.settings import SimulationSettings, copies_of
+from ftis_node.lab.simulation.settings import Role, SimulationSettings, copies_of
 from ftis_node.lab.simulation.traffic import Kind
 from ftis_node.lab.simulation.transfers import Transfers
-from ftis_node.swarm.duty import ENOUGH_PER_SHARD
-from ftis_node.swarm.shards import NUM_MEMBER_BUCKETS, shard_of
+from ftis_node.swarm.pulling.assignment import MIN_MEMBERS_PER_SHARD
+from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ftis_node.lab.simulation.environment import Reader
+    from ftis_node.lab.simulation.peer import Peer
+
 GOSSIP_SPREAD = 0.5  # sigma of the logarithm of the delay
 NUM_ASKED_BY_NEWCOMER: Final = 3
-NOBODYS: Final = 1 << 30  # readers of a shard that is not simulated: it is chosen last
+NOT_SIMULATED: Final = 1 << 30  # readers of a shard that is not simulated, so that it is chosen last
 NUM_REPLICAS: Final = 5  # of a directory record
 
 
 class World:
-    """Everything. `peers` are those that are there now, by id."""
+    """The simulated swarm. `peers` are the present participants by id."""
 
     def __init__(self, settings: SimulationSettings) -> None:
         self.settings = settings
         self.random = Random(settings.seed)
         self.events = Events()
         self.peers: dict[str, Peer] = {}
-        self.gone: list[Node] = []
-        self.news: dict[bytes, News] = {}
-        self.readers: list[dict[str, Node]] = [{} for _ in range(settings.num_shards)]
-        self.census = [Census(record_lives_s=settings.record_lives_s) for _ in range(settings.num_shards)]
+        self.gone: list[SimulatedNode] = []
+        self.groups: dict[bytes, AnnouncedGroup] = {}
+        self.readers: list[dict[str, Reader]] = [{} for _ in range(settings.num_shards)]
+        self.member_views = [MemberViews(record_lives_s=settings.record_lives_s) for _ in range(settings.num_shards)]
         self.transfers = Transfers(self)
         self.num_elsewhere = 0  # peers of shards that are not simulated
         self._num_made = 0
         elsewhere = range(settings.num_simulated_shards, settings.num_shards)
-        self._num_readers = dict.fromkeys(elsewhere, NOBODYS)
+        self._num_readers = dict.fromkeys(elsewhere, NOT_SIMULATED)
         self._num_lost_before = self._draw_gap()
 
     def populate(self) -> None:
-        """Everybody who is there at the start; they have known each other for long."""
+        """Create the participants of the start, who have known each other for long."""
         num_attackers = round(self.settings.num_nodes * self.settings.attackers_share)
         num_honest = self.settings.num_nodes - num_attackers
-        kinds: list[Callable[[World, str], Peer]] = [Node] * num_honest
+        kinds: list[Callable[[World, str], Peer]] = [SimulatedNode] * num_honest
         kinds += [KINDS[number % len(KINDS)] for number in range(num_attackers)]
         made: list[Peer] = []
         for kind in kinds:
@@ -64,46 +65,50 @@ class World:
             if not self._is_simulated(peer_id):
                 self.num_elsewhere += 1
                 continue
-            is_observed = kind is Node and len(made) < self.settings.num_observed
+            is_observed = kind is SimulatedNode and len(made) < self.settings.num_observed
             made.append(self._make(ObservedNode if is_observed else kind, peer_id))
-        for census in self.census:
-            census.begin()
+        for views_of_shard in self.member_views:
+            views_of_shard.begin()
         for peer in made:
             peer.begin()
-        self.events.after(self.settings.census_s, self._look)
+        self.events.after(self.settings.listing_period_s, self._look)
         self._wait_for_churn()
 
-    def announce(self, news: News, *, attempt: int) -> None:
-        """Its readers hear of it after a while."""
-        self.news[news.id] = news
+    def announce(self, group: AnnouncedGroup, *, attempt: int) -> None:
+        """Deliver a group's announcement to its readers after a delay."""
+        self.groups[group.id] = group
         delay_s = self.random.lognormvariate(math.log(self.settings.gossip_delay_s), GOSSIP_SPREAD)
-        self.events.after(delay_s, self._deliver, news, attempt)
+        self.events.after(delay_s, self._deliver, group, attempt)
 
-    def pulled(self, news: News, node: Node) -> None:
-        """A node has checked and stored a group."""
+    def pulled(self, group: AnnouncedGroup, node: SimulatedNode) -> None:
+        """Note that a node has validated and stored a group."""
         if node.role is not Role.HONEST:
             return
-        news.num_pulls += 1
-        if news.pulled_at is None:
-            news.pulled_at = self.events.now
-            news.attempt_pulled = news.call.attempt if news.call else 0
+        group.num_pulls += 1
+        if group.pulled_at is None:
+            group.pulled_at = self.events.now
+            group.attempt_pulled = group.call.attempt if group.call else 0
 
     def new_id(self) -> bytes:
-        """Of a group."""
+        """Return a new group id."""
         return self.random.randbytes(32)
 
     def some_members(self, shard: int, count: int) -> list[str]:
-        """Members of a shard at random, as they were known lately."""
-        members = list(self.census[shard].views[0])
+        """Return random members of a shard, as last listed."""
+        members = list(self.member_views[shard].views[0])
         members.sort()
         return self.random.sample(members, min(count, len(members)))
 
     def known_readers(self) -> dict[int, int]:
-        """How many read each shard, as the directory lately showed. Nobody chooses one that is not simulated."""
+        """Return the number of readers of each shard, as last listed. Shards that are not simulated are never
+        chosen.
+        """
         return self._num_readers
 
-    def count_directory(self, node: Node, *, num_members: int) -> None:
-        """One period of the directory: its record stored, its shard's members read; as much is served to others."""
+    def count_directory(self, node: SimulatedNode, *, num_members: int) -> None:
+        """Count one period of directory traffic: store the record, read the shard's members, serve as much to
+        others.
+        """
         settings = self.settings
         num_hops = math.ceil(math.log2(max(2, self.num_peers)) / 2)
         num_buckets = NUM_MEMBER_BUCKETS // settings.num_shards
@@ -114,25 +119,24 @@ class World:
 
     @property
     def num_peers(self) -> int:
-        """All that are there, simulated or not."""
+        """Number of participants, simulated or not."""
         return len(self.peers) + self.num_elsewhere
 
-    def honest(self) -> list[Node]:
-        """The honest nodes that are there."""
-        return [peer for peer in self.peers.values() if isinstance(peer, Node) and peer.role is Role.HONEST]
+    def honest(self) -> list[SimulatedNode]:
+        return [peer for peer in self.peers.values() if isinstance(peer, SimulatedNode) and peer.role is Role.HONEST]
 
     def reset(self) -> None:
-        """The warm-up is over: what is counted of nodes is counted from here."""
+        """End the warm-up: restart all counters."""
         for node in self.honest():
             node.traffic.reset()
             node.announcement_bytes = node.policy_s = 0.0
             node.num_heard = node.num_steps = node.num_full_steps = 0
 
-    def _deliver(self, news: News, attempt: int) -> None:
-        now, readers = self.events.now, self.readers[news.shard]
+    def _deliver(self, group: AnnouncedGroup, attempt: int) -> None:
+        now, readers = self.events.now, self.readers[group.shard]
         num_bytes = self.settings.announcement_bytes * copies_of(len(readers))
-        call = self._call(news, attempt=attempt, num_bytes=num_bytes)
-        news.call = call
+        call = self._call(group, attempt=attempt, num_bytes=num_bytes)
+        group.call = call
         until_lost = self._num_lost_before
         for node in readers.values():
             if until_lost == 0:
@@ -140,24 +144,24 @@ class World:
                 continue
             until_lost -= 1
             node.announcement_bytes += num_bytes
-            node.hear(news, call, now)
+            node.receive(group, call, now)
         self._num_lost_before = until_lost
 
-    def _call(self, news: News, *, attempt: int, num_bytes: float) -> Call:
-        """With the circle that shares the duty, as `duty_circle` has it."""
-        views, shard = self.census[news.shard].views, news.shard
-        is_small = self.num_peers - 1 < ENOUGH_PER_SHARD * self.settings.num_shards
+    def _call(self, group: AnnouncedGroup, *, attempt: int, num_bytes: float) -> AnnouncementEvent:
+        """Return the announcement with the members among whom it is assigned, as in `eligible_members`."""
+        views, shard = self.member_views[group.shard].views, group.shard
+        is_small = self.num_peers - 1 < MIN_MEMBERS_PER_SHARD * self.settings.num_shards
         if is_small:
             views = tuple(
-                frozenset().union(*of_shards) for of_shards in zip(*(c.views for c in self.census), strict=True)
+                frozenset().union(*of_shards) for of_shards in zip(*(c.views for c in self.member_views), strict=True)
             )
-        return Call(
-            news.id, news.sender, views,
+        return AnnouncementEvent(
+            group.id, group.sender, views,
             shard=None if is_small else shard, attempt=attempt, num_bytes=num_bytes,
         )  # fmt: skip
 
     def _draw_gap(self) -> int:
-        """How many arrive before the next that is lost."""
+        """Return how many deliveries succeed before the next lost one."""
         if not self.settings.loss:
             return 1 << 62
         return int(math.log(1.0 - self.random.random()) / math.log(1.0 - self.settings.loss))
@@ -172,15 +176,15 @@ class World:
     def _make(self, kind: Callable[[World, str], Peer], peer_id: str) -> Peer:
         peer = kind(self, peer_id)
         self.peers[peer.peer_id] = peer
-        self.census[peer.shard].join(peer.peer_id)
+        self.member_views[peer.shard].join(peer.peer_id)
         return peer
 
     def _look(self) -> None:
-        for census in self.census:
-            census.look(now=self.events.now)
+        for views_of_shard in self.member_views:
+            views_of_shard.look(now=self.events.now)
         for shard, readers in enumerate(self.readers[: self.settings.num_simulated_shards]):
             self._num_readers[shard] = len(readers)
-        self.events.after(self.settings.census_s, self._look)
+        self.events.after(self.settings.listing_period_s, self._look)
 
     def _wait_for_churn(self) -> None:
         rate_per_s = (self.settings.num_nodes - self.num_elsewhere) * self.settings.leave_share_per_hour / 3600
@@ -188,46 +192,34 @@ class World:
             self.events.after(self.random.expovariate(rate_per_s), self._churn)
 
     def _churn(self) -> None:
-        """One honest node goes without a word, another comes."""
+        """Remove one honest node without notice, and add another."""
         honest = self.honest()
         if len(honest) > 1:
             node = honest[self.random.randrange(len(honest))]
             node.is_gone = True
-            node.readership.leave()
+            node.shard_reader.leave()
             del self.peers[node.peer_id]
-            self.census[node.shard].leave(node.peer_id, now=self.events.now)
+            self.member_views[node.shard].leave(node.peer_id, now=self.events.now)
             self.gone.append(node)
         while not self._is_simulated(peer_id := self._new_peer_id()):
             continue
-        newcomer = self._make(Node, peer_id)
+        newcomer = self._make(SimulatedNode, peer_id)
         newcomer.begin()
-        if isinstance(newcomer, Node):
+        if isinstance(newcomer, SimulatedNode):
             self._catch_up(newcomer)
         self._wait_for_churn()
 
-    def _catch_up(self, newcomer: Node) -> None:
-        """Asks a few members of its shard for what they made lately."""
+    def _catch_up(self, newcomer: SimulatedNode) -> None:
+        """Query a few members of the shard for recent groups."""
         settings = self.settings
         for peer_id in self.some_members(newcomer.shard, NUM_ASKED_BY_NEWCOMER):
             peer = self.peers.get(peer_id)
             if peer is None or peer is newcomer:
                 continue
-            told = peer.answer([(1, peer.last_number)])
+            answer = peer.answer([(1, peer.last_number)])
             newcomer.send(peer, Kind.QUESTIONS, settings.request_bytes)
-            num_bytes = settings.request_bytes + settings.told_announcement_bytes * len(told)
+            num_bytes = settings.request_bytes + settings.answered_announcement_bytes * len(answer)
             peer.send(newcomer, Kind.QUESTIONS, num_bytes)
-            for news in told:
-                if news.call is not None:
-                    newcomer.hear(news, news.call, self.events.now)
-
-
-def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> Figures:
-    """Runs one swarm; `progress` is called with the virtual time about every ten seconds of it."""
-    world = World(settings)
-    world.populate()
-    world.events.run_until(settings.warm_up_s)
-    world.reset()
-    while world.events.now < settings.end_s:
-        world.events.run_until(min(settings.end_s, world.events.now + 10.0))
-        progress(world.events.now)
-    return make_figures(world)
+            for group in answer:
+                if group.call is not None:
+                    newcomer.receive(group, group.call, self.events.now)

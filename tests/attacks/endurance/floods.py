@@ -10,14 +10,14 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import MAX_ANSWERS
-from ftis_node.gossip.control import Refused
-from ftis_node.gossip.entries import EntryKind, pack_member, seal
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service, bucket_key, record_key
+from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.gossip.interface import MAX_ANSWERS
+from ftis_node.gossip.p2pd.client import P2pdError
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import RpcService, bucket_key, record_key
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.shards import bucket_of
+from ftis_node.swarm.topology.shards import bucket_of
 from tests.attacks import test_directory_addresses, test_http, test_numbers, test_streams
 from tests.attacks.test_bodies import SERVERS
 
@@ -29,7 +29,7 @@ NUM_NOTHING, AT_ONCE = 4_000, 8
 NUM_RUBBISH, NUM_REQUESTS, NUM_QUESTIONS, NUM_STREAMS = 12, 300, 60, 30
 NUM_SLOW, NUM_HANDS, NUM_UNREAL, NUM_CONNECTIONS = 4, 100, 200, 50
 STAY_S, SLOW_S, CONNECTED_S = 8.0, 12.0, 4.0
-GONE = (OSError, EOFError, Refused)  # the node has had enough of us
+GONE = (OSError, EOFError, P2pdError)  # the node has had enough of us
 
 
 async def serve_wrongly(name: str, scene: Scene) -> int:
@@ -91,7 +91,7 @@ async def rubbish_on_streams(scene: Scene) -> int:
         sent = [*(data for data, _ in test_streams.RUBBISH.values()), os.urandom(2000), b""]
         for number in range(NUM_STREAMS):
             with suppress(*GONE):
-                async with member.stream(list(Service)[number % len(Service)]) as (reader, writer):
+                async with member.stream(list(RpcService)[number % len(RpcService)]) as (reader, writer):
                     writer.write(scene.rng.choice(sent))
                     writer.write_eof()
                     await asyncio.wait_for(reader.read(4096), STAY_S)
@@ -104,7 +104,7 @@ async def slow_requests(scene: Scene) -> int:
 
         async def dribble() -> None:
             with suppress(*GONE, TimeoutError):
-                async with asyncio.timeout(SLOW_S), member.stream(Service.FETCH) as (_, writer):
+                async with asyncio.timeout(SLOW_S), member.stream(RpcService.FETCH) as (_, writer):
                     for byte in HEADER.pack(Frame.REQUEST, 64) + bytes(64):
                         writer.write(bytes([byte]))
                         await asyncio.sleep(1.0)
@@ -148,8 +148,8 @@ async def records_of_others(scene: Scene) -> int:
     async with scene.member() as member:
         run_id, node = member.maker.manifest.run_id, member.link.directory._node
         soon, late = time.time() + 300, time.time() + 30 * 365 * 86400.0
-        entry = seal(member.identity, EntryKind.RECORD, run_id, b"x", expires_at=soon)
-        long = seal(member.identity, EntryKind.RECORD, run_id, b"x", expires_at=late)
+        entry = sign_entry(member.identity, EntryKind.RECORD, run_id, b"x", expires_at=soon)
+        long = sign_entry(member.identity, EntryKind.RECORD, run_id, b"x", expires_at=late)
         own, others = record_key(run_id, member.peer_id), record_key(run_id, member.victim_id)
         tried = [(own, bytes(3 << 20), soon), (own, long, late), (others, entry, soon), (own, os.urandom(500), soon)]
         for key, value, expires_at in tried:
@@ -172,7 +172,7 @@ async def unreal_members(scene: Scene) -> int:
         nobodies = [Identity.generate() for _ in range(NUM_UNREAL)]
         await member.link.directory._node.store_many(
             [bucket_key(run_id, bucket_of(one.peer_id)) for one in nobodies],
-            [seal(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in nobodies],
+            [sign_entry(one, EntryKind.MEMBER, run_id, payload, expires_at=expires_at) for one in nobodies],
             expires_at,
             subkeys=[one.peer_id for one in nobodies],
         )

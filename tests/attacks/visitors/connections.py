@@ -6,9 +6,9 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.control import Refused
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service, protocol
+from ftis_node.gossip.p2pd.client import P2pdError
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import RpcService, protocol
 from tests.attacks.visitors.host import DIAL_S, host
 from tests.attacks.visitors.visitor import Visitor
 
@@ -33,12 +33,12 @@ class ManyStreams(Visitor):
             await visitor.connect(target)
 
             async def hold(number: int) -> None:
-                name = protocol(target.run_id, list(Service)[number % len(Service)])
+                name = protocol(target.run_id, list(RpcService)[number % len(RpcService)])
                 async with limit:
                     stream = visitor.control.stream(target.peer_id, name, timeout_s=DIAL_S)
                     try:
                         _, writer = await held.enter_async_context(stream)
-                    except (OSError, EOFError, Refused):
+                    except (OSError, EOFError, P2pdError):
                         return  # libp2p's own limit
                 writer.write(HEADER.pack(Frame.REQUEST, 64) + bytes(10))
                 self.num_opened += 1
@@ -60,9 +60,9 @@ class SaysNothing(Visitor):
         num_opened = 0
         async with host(folder) as visitor, AsyncExitStack() as held:
             await visitor.connect(target)
-            for service in Service:
+            for service in RpcService:
                 name = protocol(target.run_id, service)
-                with suppress(OSError, EOFError, Refused):  # what is refused is no error of the visitor
+                with suppress(OSError, EOFError, P2pdError):  # what is refused is no error of the visitor
                     await held.enter_async_context(visitor.control.stream(target.peer_id, name, timeout_s=DIAL_S))
                     num_opened += 1
             await asyncio.sleep(self._hold_s)
@@ -83,7 +83,7 @@ class ComesAndGoes(Visitor):
     async def _once(visitor: Host, target: Target) -> int:
         try:
             await visitor.connect(target)
-        except Refused:  # its own p2pd waits after a failed dial
+        except P2pdError:  # its own p2pd waits after a failed dial
             await asyncio.sleep(1.0)
             return 0
         await visitor.disconnect(target)

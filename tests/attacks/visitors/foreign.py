@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.frames import HEADER, Frame
-from ftis_node.gossip.names import Service, protocol, topic
+from ftis_node.gossip.rpc.frames import HEADER, Frame
+from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.records.envelope import Announcement
 from tests.attacks.visitors.host import Host, host
 from tests.attacks.visitors.keys import KeyKind
@@ -35,10 +35,10 @@ class ForeignKeyHost(Visitor):
         async with host(folder, self._kind) as visitor:
             await visitor.connect(target)
             request = HEADER.pack(Frame.REQUEST, 32) + bytes(32)
-            for service in Service:
+            for service in RpcService:
                 await visitor.say(target, protocol(target.run_id, service), request)
             await asyncio.sleep(self._stay_s)
-        return 1 + len(Service)
+        return 1 + len(RpcService)
 
 
 class ForeignAuthor(Visitor):

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from ftis_node.gossip.bindings import P2P, DHTNode
+from ftis_node.gossip.p2pd.hivemind_bindings import P2P, DHTNode
 
 NUM_RECORDS = 4
 DHT_WAIT_S = 5.0

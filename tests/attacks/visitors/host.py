@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import base58
 
-from ftis_node.gossip import sockets
-from ftis_node.gossip.bindings import p2pd_pb2
-from ftis_node.gossip.control import Control, Refused
-from ftis_node.gossip.process import P2pdProcess
+from ftis_node.gossip.p2pd import sockets
+from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
+from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2
+from ftis_node.gossip.p2pd.process import P2pdProcess
 from ftis_node.records.identity import peer_id_from_text, write_private
 from tests.attacks.visitors.keys import KeyKind, private_key
 
@@ -54,7 +54,7 @@ class Host:
     """A running host. `peer_id` is its id as text, whatever the kind of its key."""
 
     process: P2pdProcess
-    control: Control
+    control: P2pdClient
     peer_id: str
     addresses: tuple[str, ...]
     folder: Path
@@ -66,7 +66,7 @@ class Host:
     async def disconnect(self, target: Target) -> None:
         """Closes all connections to the target."""
         request = p2pd_pb2.DisconnectRequest(peer=peer_id_from_text(target.peer_id))
-        with suppress(Refused):
+        with suppress(P2pdError):
             await self.control._call(Request(type=Request.DISCONNECT, disconnect=request))
 
     async def say(self, target: Target, protocol: str, message: bytes) -> bytes | None:
@@ -75,7 +75,7 @@ class Host:
             async with self.control.stream(target.peer_id, protocol, timeout_s=DIAL_S) as (reader, writer):
                 writer.write(message)
                 return bytes(await reader.read(4096))
-        except (OSError, EOFError, Refused):
+        except (OSError, EOFError, P2pdError):
             return None
 
 
@@ -95,7 +95,7 @@ async def host(folder: Path, kind: KeyKind = KeyKind.ED25519) -> AsyncIterator[H
         "-relay=0",
     ]
     process = await P2pdProcess.start(arguments, timeout_s=START_S, on_one_core=True)
-    control = Control(control_path, timeout_s=DIAL_S)
+    control = P2pdClient(control_path, timeout_s=DIAL_S)
     try:
         itself = (await control._call(Request(type=Request.IDENTIFY))).identify
         peer_id = base58.b58encode(itself.id).decode()

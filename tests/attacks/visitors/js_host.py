@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.names import Service, protocol
+from ftis_node.gossip.wire_names import RpcService, protocol
 from tests.attacks.visitors.visitor import Visitor, output_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class JsHost(Visitor):
     name = "js-libp2p host"
 
     async def visit(self, target: Target, folder: Path) -> int:
-        names = [protocol(target.run_id, service) for service in Service]
+        names = [protocol(target.run_id, service) for service in RpcService]
         command = ("node", str(FOLDER / "visit.mjs"), target.address, *names)
         spoken = json.loads(await output_of(self.name, *command, within_s=LIMIT_S))["spoken"]
         return 4 + len(spoken)

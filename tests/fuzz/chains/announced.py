@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import Announcement as Message
+from ftis_node.gossip.interface import GossipMessage as Message
 from ftis_node.node.hear import Members
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement

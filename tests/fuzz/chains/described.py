@@ -12,7 +12,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import PEER_DOMAIN
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.swarm.wants import Want
+from ftis_node.swarm.pulling.pull_queue import PullItem
 from tests.conftest import TOKENIZER
 from tests.fuzz.items import Item, join
 from tests.fuzz.targets import SEEDS_MADE_AT
@@ -46,7 +46,7 @@ async def chain(items: Sequence[Item]) -> None:
         loop._tell_changes([one.peer_id for one in HOSTILE])
         await made.pull._repair._fill_gaps()
         for one in HOSTILE:
-            made.pull._is_near(Want(bytes(32), one.peer_id, 1, 100, SEEDS_MADE_AT))
+            made.pull._is_near(PullItem(bytes(32), one.peer_id, 1, 100, SEEDS_MADE_AT))
             made.pull.ear._pulls(one.peer_id)
         made.pull._portions(4)
         open_peer_record(seal_peer_record(loop._own_record(), OWN))

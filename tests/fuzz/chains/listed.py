@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip import entries
-from ftis_node.gossip.base import GossipLimits
-from ftis_node.gossip.bindings import address_bytes, address_texts
-from ftis_node.gossip.crowding import block_of, crowded_out, thinned_out
-from ftis_node.gossip.dialling import believable_addresses
-from ftis_node.gossip.reachability import reachability_of
-from ftis_node.swarm.dials import choose_dials
-from ftis_node.swarm.neighbourhood import neighbourhood_of
-from ftis_node.swarm.shards import shard_of
+from ftis_node.gossip.directory import entries
+from ftis_node.gossip.directory.sybil_limits import address_block, choose_evicted, sample_by_block
+from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip.membership.dialler import usable_addresses
+from ftis_node.gossip.membership.reachability import reachability_of
+from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
+from ftis_node.swarm.reputation.rate_limits import subnet_of
+from ftis_node.swarm.topology.dials import choose_dials
+from ftis_node.swarm.topology.shards import shard_of
 from tests.fuzz.items import Item, join
 from tests.fuzz.world import HOSTILE, RUN
 
@@ -44,39 +44,39 @@ async def chain(items: Sequence[Item]) -> None:
         entries.run_of(raw)
         assert 1 <= entries.num_shards_of(raw) <= 64
         entries.claimed_addresses(raw)
-        entry = entries.unseal(raw, max_record_bytes=LIMITS.max_record_bytes)
+        entry = entries.verify_entry(raw, max_record_bytes=LIMITS.max_record_bytes)
         if entry is None:
             continue
         assert entry.key and entry.subkey != ""
-        entries.is_timely(entry, expires_at=entry.expires_at, now=EXPIRES_AT, max_ttl_s=LIMITS.max_record_ttl_s)
-        known[entry.peer_id] = believable_addresses(entry.peer_id, entries.unpack_addresses(entry.payload))
+        entries.has_valid_expiry(entry, expires_at=entry.expires_at, now=EXPIRES_AT, max_ttl_s=LIMITS.max_record_ttl_s)
+        known[entry.peer_id] = usable_addresses(entry.peer_id, entries.unpack_addresses(entry.payload))
     _dialled(known)
 
 
 def _sealed(item: Item) -> bytes:
     kind = list(entries.EntryKind)[(item.tag >> 2 & 3) % 3]
     identity = HOSTILE[(item.tag & WHO) % len(HOSTILE)]
-    return entries.seal(identity, kind, RUN.run_id, item.data, expires_at=EXPIRES_AT)
+    return entries.sign_entry(identity, kind, RUN.run_id, item.data, expires_at=EXPIRES_AT)
 
 
 def _told_by_p2pd(raw: bytes) -> None:
     """An address that is read as text can be written again, and reads the same."""
     for text in address_texts([raw]):
         assert address_texts([address_bytes(text)]) == (text,)
-        block_of([text]), neighbourhood_of([text]), reachability_of([text])
+        address_block([text]), subnet_of([text]), reachability_of([text])
 
 
 def _dialled(known: dict[str, list[str]]) -> None:
     rng = random.Random(0)
     chosen = choose_dials(
-        thinned_out(known, per_block=2, rng=rng), [], members=[], num_wanted=8, rng=rng, read=(0, 1), num_shards=2
+        sample_by_block(known, per_block=2, rng=rng), [], members=[], num_wanted=8, rng=rng, read=(0, 1), num_shards=2
     )
     for peer_id in chosen:
         shard_of(peer_id, 2)
         for address in known[peer_id]:
             _told_by_p2pd(address_bytes(address))
             address_bytes(f"{address}/p2p/{peer_id}")
-    crowded_out({peer_id: block_of(addresses) for peer_id, addresses in known.items()}, room=1)
+    choose_evicted({peer_id: address_block(addresses) for peer_id, addresses in known.items()}, room=1)
 
 
 def seeds() -> list[bytes]:
@@ -88,7 +88,7 @@ def seeds() -> list[bytes]:
     ]
     lines = [[f"{way}/p2p/{ids[who]}" for way in ways] for who in range(3)]
     payloads = [("shards=2\n" + "\n".join(some)).encode() for some in (lines[0][:3], lines[0][3:5], lines[0][5:])]
-    sealed = entries.seal(HOSTILE[0], entries.EntryKind.MEMBER, RUN.run_id, payloads[0], expires_at=EXPIRES_AT)
+    sealed = entries.sign_entry(HOSTILE[0], entries.EntryKind.MEMBER, RUN.run_id, payloads[0], expires_at=EXPIRES_AT)
     binary = [address_bytes(way) for way in ways[:3]]
     return [
         *(join([Item(4, payload)]) for payload in payloads),

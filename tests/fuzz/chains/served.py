@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftis_node.gossip.base import FetchOutcome
-from ftis_node.gossip.names import Service
+from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip.wire_names import RpcService
 from ftis_node.node.weights_offer import Held, OfferLoop
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.fuzz.world import World
 
-SERVICES = tuple(Service)
+SERVICES = tuple(RpcService)
 WHO = 0x18
 REFUSALS = {"ids", "size", "parse", "version", "malformed", "busy", "streams", "requests", "refused"}
 CHUNK_BYTES = 4
@@ -36,10 +36,10 @@ ENVELOPES = tuple(seal_group(group, OWN) for group in GROUPS)
 
 def kinds(tag: int) -> type | None:
     """What an item holds."""
-    return {Service.ASK: pb.Question, Service.WEIGHTS: pb.WeightsQuestion}.get(_service(tag))
+    return {RpcService.ASK: pb.Question, RpcService.WEIGHTS: pb.WeightsQuestion}.get(_service(tag))
 
 
-def _service(tag: int) -> Service:
+def _service(tag: int) -> RpcService:
     return SERVICES[(tag & 7) % len(SERVICES)]
 
 
@@ -52,7 +52,7 @@ async def chain(items: Sequence[Item]) -> None:
             peer_id = HOSTILE[(item.tag >> 3 & 3) % len(HOSTILE)].peer_id
             items_out = [one async for one in made.gossip.serve_stream(peer_id, _service(item.tag), item.data)]
             assert isinstance(items_out[-1], FetchOutcome)
-            if _service(item.tag) is Service.ASK:
+            if _service(item.tag) is RpcService.ASK:
                 for answer in items_out[:-1]:
                     assert isinstance(answer, bytes)
                     open_announcement(answer)
@@ -111,10 +111,10 @@ def seeds() -> list[bytes]:
         WeightsQuestion(WeightsPart.CHUNKS, file=file, first=2, count=64),
     ]
     tag = SERVICES.index
-    by_id = [Item(tag(service), ids) for service in (Service.FETCH, Service.FETCH_TEXT, Service.CONFIRM)]
+    by_id = [Item(tag(service), ids) for service in (RpcService.FETCH, RpcService.FETCH_TEXT, RpcService.CONFIRM)]
     return [
-        join([Item(tag(Service.HELLO), b""), *by_id]),
+        join([Item(tag(RpcService.HELLO), b""), *by_id]),
         join([by_id[0], *(one._replace(tag=one.tag | 8) for one in by_id[1:])]),
-        join([Item(tag(Service.ASK), replace(question).to_bytes()) for question in questions]),
-        join([Item(tag(Service.WEIGHTS), part.to_bytes()) for part in parts]),
+        join([Item(tag(RpcService.ASK), replace(question).to_bytes()) for question in questions]),
+        join([Item(tag(RpcService.WEIGHTS), part.to_bytes()) for part in parts]),
     ]

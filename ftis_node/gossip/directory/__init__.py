@@ -1,0 +1,3 @@
+"""The directory in the Kademlia DHT: signed entries, their validation, limits, look-ups."""
+
+from __future__ import annotations

@@ -1,0 +1,320 @@
+"""The directory: small records under their owners' keys, and buckets of a run's members, in hivemind's Kademlia DHT.
+
+The DHT node runs in the daemon's event loop and uses p2pd over one persistent control connection. It starts without
+peers; `join` connects it later. It caches nothing, because a record is read to see whether it has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.directory.entries import EntryKind, sign_entry, split_private, unpack_addresses, verify_entry
+from ftis_node.gossip.directory.manifests import pack_manifest, unpack_manifest
+from ftis_node.gossip.directory.own_entries import OwnEntries
+from ftis_node.gossip.directory.validators import (
+    MAX_STORED_KEYS,
+    EntryValidator,
+    RequestLimiter,
+    count_stored_runs,
+    entries_in,
+    unpack_bytes,
+)
+from ftis_node.gossip.encryption import NO_CIPHER
+from ftis_node.gossip.p2pd.cancellation import cancel_and_wait, shielded_call
+from ftis_node.gossip.p2pd.hivemind_bindings import (
+    DHTID,
+    AttachedP2P,
+    DHTNode,
+    DictionaryDHTValue,
+    Multiaddr,
+    PeerID,
+    dht_pb2,
+)
+from ftis_node.gossip.wire_names import bucket_key, manifest_key, record_key
+from ftis_node.records.identity import peer_id_from_text
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.topology.shards import bucket_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+    from pathlib import Path
+
+    from ftis_node.gossip.directory.entries import DirectoryEntry
+    from ftis_node.gossip.encryption import PayloadCipher
+    from ftis_node.gossip.interface import GossipCounters, GossipLimits
+    from ftis_node.records.identity import Identity
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+NUM_SKEWS = 9
+READ_BACK_EVERY = 10
+NUM_HOLDERS_ASKED = 5
+
+
+class Directory:
+    """This node's part of the DHT. Made by `attach`."""
+
+    def __init__(
+        self,
+        node: Any,
+        limiter: RequestLimiter,
+        *,
+        identity: Identity,
+        limits: GossipLimits,
+        timeout_s: float,
+        cipher: PayloadCipher = NO_CIPHER,
+        guard: PeerGuard | None = None,
+        on_duplicate_identity: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_duplicate_identity` is called when another node registers under this identity."""
+        self._node = node
+        self._limiter = limiter
+        self._cipher = cipher
+        self._identity = identity
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._skews_s: dict[str, float] = {}  # by peer, most recent last: its clock minus our monotonic clock
+        self._guard = guard or PeerGuard()
+        self._num_stored: dict[EntryKind, int] = {}
+        self._on_twin = on_duplicate_identity
+        self._own_entries = OwnEntries()
+
+    @classmethod
+    async def attach(
+        cls,
+        control_path: Path,
+        *,
+        identity: Identity,
+        limits: GossipLimits,
+        counters: GossipCounters,
+        rpc_timeout_s: float,
+        timeout_s: float,
+        cipher: PayloadCipher = NO_CIPHER,
+        guard: PeerGuard | None = None,
+        on_duplicate_identity: Callable[[], None] = lambda: None,
+    ) -> Directory:
+        """Start the DHT node over the p2pd at `control_path`."""
+        node_id = DHTID.generate(source=identity.peer)  # stable across restarts
+        guard = guard or PeerGuard()
+        limiter = RequestLimiter(node_id.to_bytes(), guard=guard)
+        validator = EntryValidator(
+            max_record_bytes=limits.max_record_bytes,
+            max_ttl_s=limits.max_record_ttl_s,
+            on_refusal=counters.count_refused_record,
+            guard=guard,
+        )
+        node = await DHTNode.create(
+            p2p=await AttachedP2P.replicate(Multiaddr(f"/unix{control_path}")),
+            node_id=node_id,
+            wait_timeout=rpc_timeout_s,
+            cache_locally=False,
+            cache_on_store=False,
+            cache_nearest=0,
+            cache_refresh_before_expiry=0,
+            cache_size=1,
+            record_validator=validator,
+            authorizer=limiter,
+        )
+        node.protocol.storage.maxsize = MAX_STORED_KEYS
+        limiter.storage = node.protocol.storage
+        return cls(
+            node,
+            limiter,
+            identity=identity,
+            limits=limits,
+            timeout_s=timeout_s,
+            cipher=cipher,
+            guard=guard,
+            on_duplicate_identity=on_duplicate_identity,
+        )
+
+    @property
+    def clock_skew_s(self) -> float | None:
+        """Median clock offset of the peers met last, in seconds (peer minus local): no single peer can set it."""
+        ours = time.time() - time.monotonic()  # computed now, so that a clock change is visible at once
+        return median(self._skews_s.values()) - ours if self._skews_s else None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this node stores entries for others and answers them."""
+        return self._limiter.is_serving
+
+    def serve(self, is_serving: bool) -> None:
+        """Store entries for others, or only query.
+
+        A node behind a relay only queries, because entries stored there would often be unreachable.
+        """
+        protocol = self._node.protocol
+        self._limiter.is_serving = is_serving
+        protocol.client_mode = not is_serving  # prevents storing at this node itself, too
+        protocol.node_info = (
+            dht_pb2.NodeInfo(node_id=self._node.node_id.to_bytes()) if is_serving else dht_pb2.NodeInfo()
+        )
+
+    async def join(self, peer_ids: Iterable[str]) -> int:
+        """Meet connected peers in the DHT and, through them, this node's neighbors; return how many answered."""
+        answered = await asyncio.gather(*map(self._meet_guarded, peer_ids))
+        if any(answered):
+            await self._call(self._node.find_nearest_nodes([self._node.node_id]))
+        return sum(answered)
+
+    async def publish_record(self, run_id: str, value: bytes, *, ttl_s: float) -> bool:
+        """Store this node's record under its own key; return whether a node accepted it."""
+        key = record_key(run_id, self._identity.peer_id)
+        return await self._store(EntryKind.RECORD, run_id, key, None, value, ttl_s=ttl_s)
+
+    async def get_record(self, run_id: str, peer_id: str) -> bytes | None:
+        """Return a peer's newest record."""
+        found = await self._call(self._node.get(record_key(run_id, peer_id), latest=True))
+        entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
+        return None if entry is None else self._decrypted(entry)
+
+    async def publish_manifest(self, run_id: str, canonical: bytes, *, ttl_s: float) -> bool:
+        """Store the run's manifest under the run's key; return whether a node accepted it."""
+        key = manifest_key(run_id)
+        return await self._store(EntryKind.MANIFEST, run_id, key, None, pack_manifest(canonical), ttl_s=ttl_s)
+
+    async def get_manifest(self, run_id: str) -> bytes | None:
+        """Return the canonical text of a run's manifest."""
+        found = await self._call(self._node.get(manifest_key(run_id), latest=True))
+        entry = None if found is None else verify_entry(found.value, max_record_bytes=self._limits.max_record_bytes)
+        return None if entry is None else unpack_manifest(entry.payload, run_id=run_id)
+
+    async def register(self, run_id: str, payload: bytes, *, ttl_s: float) -> bool:
+        """Register this node among the run's members; return whether a node accepted it."""
+        peer_id = self._identity.peer_id
+        key = bucket_key(run_id, bucket_of(peer_id))
+        if self._own_entries.has_any:
+            with suppress(TimeoutError):
+                await self._look_for_duplicate(key)  # before our next entry replaces the other node's
+        return await self._store(EntryKind.MEMBER, run_id, key, peer_id, payload, ttl_s=ttl_s)
+
+    async def members(self, run_id: str, buckets: Iterable[int]) -> dict[str, list[str]]:
+        """Return the members registered in some of a run's buckets, and the addresses that each claims."""
+        keys = [bucket_key(run_id, bucket) for bucket in buckets]
+        found = await self._call(self._node.get_many(keys, sufficient_expiration_time=float("inf")))
+        members: dict[str, list[str]] = {}
+        for bucket in found.values():
+            for subkey, data in entries_in(bucket):
+                with self._guard.work_for(subkey, Place.DIRECTORY):
+                    self._add_member(members, data)
+        return members
+
+    async def _look_for_duplicate(self, key: str) -> None:
+        """Check whether another node registers under this identity, in the bucket with this key."""
+        found = await self._call(self._node.get_many([key], sufficient_expiration_time=float("inf")))
+        raw = dict(entries_in(found[key])).get(self._identity.peer_id, b"")
+        entry = verify_entry(raw, max_record_bytes=self._limits.max_record_bytes)
+        if entry is not None and self._own_entries.is_of_another(entry.expires_at):
+            self._on_twin()
+
+    def _add_member(self, members: dict[str, list[str]], data: bytes) -> None:
+        """Add a member and the addresses that its entry claims; skip invalid entries and this node's own."""
+        entry = verify_entry(data, max_record_bytes=self._limits.max_record_bytes)
+        if entry is None or entry.peer_id == self._identity.peer_id:
+            return
+        if (claimed := self._decrypted(entry)) is not None:
+            members[entry.peer_id] = unpack_addresses(claimed)
+
+    def stored_runs(self) -> dict[str, int]:
+        """Return the runs with members stored at this node, and the number of shards of each.
+
+        The number is the maximum over some of the members: one that claims fewer must not hide the other shards.
+        """
+        return count_stored_runs(self._node.protocol.storage, guard=self._guard)
+
+    async def lost(self) -> None:
+        """Wait until the connection to p2pd has ended or its reader has failed."""
+        await asyncio.wait([self._node.p2p._client.control._read_task])
+
+    async def close(self) -> None:
+        """Disconnect from p2pd, which exits when its last client disconnects."""
+        self._node.is_alive = False
+        control = self._node.p2p._client.control
+        await self._node.p2p.shutdown()
+        await cancel_and_wait(control._read_task, control._write_task, *control._handler_tasks.values())
+
+    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a DHT call. Raises TimeoutError after a time-out or a failure of hivemind."""
+        try:
+            return await shielded_call(work, timeout_s=self._timeout_s)
+        except (OSError, EOFError):
+            raise
+        except Exception as error:  # many kinds: hivemind uses assertions on peers' answers
+            logger.warning("directory call failed: %r", error)
+            raise TimeoutError(f"directory call failed: {error!r}") from error
+
+    async def _meet_guarded(self, peer_id: str) -> bool:
+        with self._guard.work_for(peer_id, Place.DIRECTORY, passes=(OSError, EOFError)):
+            return await self._meet(PeerID(peer_id_from_text(peer_id)))
+        return False
+
+    async def _meet(self, peer: Any) -> bool:
+        protocol = self._node.protocol
+        sent_at = time.monotonic()
+        try:
+            ping = dht_pb2.PingRequest(peer=protocol.node_info)
+            pinging = protocol.get_stub(peer).rpc_ping(ping, timeout=protocol.wait_timeout)
+            response = await shielded_call(pinging, timeout_s=self._timeout_s)
+        except Exception as error:  # hivemind raises many kinds of exceptions for a peer that does not answer
+            logger.debug("no answer from %s to the directory ping: %r", peer, error)
+            return False
+        if response is None or not response.peer.node_id:
+            return False
+        self._skews_s.pop(str(peer), None)
+        self._skews_s[str(peer)] = response.dht_time - (sent_at + time.monotonic()) / 2
+        for met_before in list(self._skews_s)[:-NUM_SKEWS]:
+            del self._skews_s[met_before]
+        noting = protocol.update_routing_table(DHTID.from_bytes(response.peer.node_id), peer, responded=True)
+        await shielded_call(noting, timeout_s=self._timeout_s)
+        return True
+
+    def _decrypted(self, entry: DirectoryEntry) -> bytes | None:
+        """Return an entry's payload; None if it was not encrypted with this run's secret."""
+        try:
+            first, private = split_private(entry.kind, entry.payload)
+            return first + self._cipher.decrypt(private, entry.kind.name, entry.peer_id)
+        except RecordError:
+            logger.debug("cannot decrypt the directory entry of %s with this run's secret", entry.peer_id)
+            return None
+
+    async def _store(
+        self, kind: EntryKind, run_id: str, key: str, subkey: str | None, payload: bytes, *, ttl_s: float
+    ) -> bool:
+        """Store an entry. Every tenth is read back: `store` returns True even if no node can read the entry."""
+        expires_at = time.time() + ttl_s
+        if kind is EntryKind.MEMBER:
+            self._own_entries.note(expires_at)
+        first, private = split_private(kind, payload)
+        ciphertext = self._cipher.encrypt(private, kind.name, self._identity.peer_id)
+        entry = sign_entry(self._identity, kind, run_id, first + ciphertext, expires_at=expires_at)
+        num_before = self._num_stored.get(kind, 0)
+        self._num_stored[kind] = num_before + 1
+        storing = self._node.store(key, entry, expires_at, subkey=subkey, exclude_self=not self.is_serving)
+        kept = await self._call(storing)
+        if kept and num_before % READ_BACK_EVERY == 0:
+            kept = await self._call(self._is_held(DHTID.generate(source=key), entry, subkey))
+        return bool(kept)
+
+    async def _is_held(self, key: Any, entry: bytes, subkey: str | None) -> bool:
+        """Return whether a responsible node has an entry; True if no other node is responsible."""
+        nearest = (await self._node.find_nearest_nodes([key], exclude_self=True))[key]
+        if not nearest:
+            return self.is_serving
+        for peer in list(nearest.values())[:NUM_HOLDERS_ASKED]:
+            found = (await self._node.protocol.call_find(peer, [key]) or {}).get(key, (None, {}))[0]
+            value = found.value if found is not None else None
+            if subkey is not None and isinstance(value, DictionaryDHTValue):
+                value = value.get(subkey).value if subkey in value else None
+            if isinstance(value, bytes) and unpack_bytes(value) == entry:
+                return True
+        logger.warning("directory entry was accepted but cannot be read back")
+        return False

@@ -1,0 +1,153 @@
+"""Directory entries that only their owner can write.
+
+The DHT itself lets any peer overwrite any key and set any expiry. Therefore each entry carries its owner's peer id, its
+expiry and a signature. Every node that stores or reads an entry verifies it, and checks that it is under its owner's
+key:
+
+    entry = kind (1) + peer id (38) + expiry (8, Unix time as float64) + signature (64)
+            + length of the run id (1) + run id + payload
+
+A `RECORD` has a key of its own. A run's `MANIFEST` is under the run's key, with the same contents from every node that
+stores it. A `MEMBER` is in one of the run's buckets, with the peer id as subkey. A joining node reads buckets until it
+knows enough members, and no bucket grows beyond the size of a reply. A node that stores entries, such as a bootstrap
+node, need not know the run.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
+from ftis_node.gossip.wire_names import RUN_ID, bucket_key, manifest_key, record_key
+from ftis_node.records.identity import peer_id_text, verify
+from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of
+
+if TYPE_CHECKING:
+    from ftis_node.records.identity import Identity
+
+DIRECTORY_DOMAIN = b"ftis-node/directory/1\n"
+MAX_MEMBER_BYTES = 512
+CLOCK_SLACK_S = 60.0
+SHARDS_MARK = "shards="
+_HEAD = struct.Struct(">B38sd64sB")
+
+
+class EntryKind(IntEnum):
+    """Kind of an entry, which determines its key."""
+
+    RECORD = 1
+    MEMBER = 2
+    MANIFEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryEntry:
+    """A verified entry. `expires_at` is Unix time in seconds."""
+
+    kind: EntryKind
+    run_id: str
+    peer_id: str
+    expires_at: float
+    payload: bytes
+
+    @property
+    def key(self) -> str:
+        """The directory key under which this entry is stored."""
+        if self.kind is EntryKind.RECORD:
+            return record_key(self.run_id, self.peer_id)
+        if self.kind is EntryKind.MANIFEST:
+            return manifest_key(self.run_id)
+        return bucket_key(self.run_id, bucket_of(self.peer_id))
+
+    @property
+    def subkey(self) -> str | None:
+        """The subkey under which this entry is stored."""
+        return self.peer_id if self.kind is EntryKind.MEMBER else None
+
+
+def sign_entry(identity: Identity, kind: EntryKind, run_id: str, payload: bytes, *, expires_at: float) -> bytes:
+    """Return the signed bytes of an entry."""
+    signature = identity.sign(DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at))
+    run = run_id.encode()
+    return _HEAD.pack(kind, identity.peer, expires_at, signature, len(run)) + run + payload
+
+
+def run_of(raw: bytes) -> str | None:
+    """Return the run that an entry names, not verified; None if it names none."""
+    if len(raw) < _HEAD.size:
+        return None
+    num_run_bytes = raw[_HEAD.size - 1]
+    run = raw[_HEAD.size : _HEAD.size + num_run_bytes]
+    if not run.isascii() or RUN_ID.fullmatch(run.decode("ascii")) is None:
+        return None
+    return run.decode("ascii")
+
+
+def verify_entry(raw: bytes, *, max_record_bytes: int) -> DirectoryEntry | None:
+    """Return the entry in `raw`; None if it is malformed, too large or not signed by the named peer."""
+    run_id = run_of(raw)
+    if run_id is None:
+        return None
+    code, peer, expires_at, signature, num_run_bytes = _HEAD.unpack_from(raw)
+    payload = raw[_HEAD.size + num_run_bytes :]
+    if code not in tuple(EntryKind):
+        return None
+    kind = EntryKind(code)
+    if len(payload) > (MAX_MEMBER_BYTES if kind is EntryKind.MEMBER else max_record_bytes):
+        return None
+    if not verify(peer, DIRECTORY_DOMAIN, _signed(kind, run_id, payload, expires_at), signature):
+        return None
+    return DirectoryEntry(kind=kind, run_id=run_id, peer_id=peer_id_text(peer), expires_at=expires_at, payload=payload)
+
+
+def has_valid_expiry(entry: DirectoryEntry, *, expires_at: float, now: float, max_ttl_s: float) -> bool:
+    """Return whether the DHT's expiry equals the signed one and is at most `max_ttl_s` (and some slack) ahead."""
+    return entry.expires_at == expires_at <= now + max_ttl_s + CLOCK_SLACK_S
+
+
+def pack_member(addresses: list[str], *, num_shards: int) -> bytes:
+    """Return a member's payload: the number of shards of its run, and as many addresses as fit, in the given order.
+
+    Space is left for the encryption of the addresses.
+    """
+    max_bytes = MAX_MEMBER_BYTES - MAX_OVERHEAD_BYTES
+    packed = f"{SHARDS_MARK}{num_shards}\n".encode()
+    for address in addresses:
+        line = address.encode() + b"\n"
+        if len(packed) + len(line) > max_bytes:
+            break
+        packed += line
+    return packed
+
+
+def split_private(kind: EntryKind, payload: bytes) -> tuple[bytes, bytes]:
+    """Split a payload: the open part that bootstrap nodes read (a member's first line), and the part to encrypt."""
+    end = payload.find(b"\n") + 1 if kind is EntryKind.MEMBER else 0
+    return payload[:end], payload[end:]
+
+
+def unpack_addresses(payload: bytes) -> list[str]:
+    """Return the addresses of a member entry, not validated."""
+    return [line for line in payload.decode("ascii", errors="replace").split() if not line.startswith(SHARDS_MARK)]
+
+
+def claimed_addresses(raw: bytes) -> list[str]:
+    """Return the addresses in a member entry that is not verified; none if it is malformed."""
+    return unpack_addresses(raw[_HEAD.size + raw[_HEAD.size - 1] :]) if len(raw) >= _HEAD.size else []
+
+
+def num_shards_of(raw: bytes) -> int:
+    """Return the number of shards that a member's entry claims for its run; 1 if there is no valid number."""
+    if len(raw) < _HEAD.size:
+        return 1
+    first, _, _ = raw[_HEAD.size + raw[_HEAD.size - 1] :].partition(b"\n")
+    text = first.decode("ascii", errors="replace").removeprefix(SHARDS_MARK)
+    return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= NUM_MEMBER_BUCKETS else 1
+
+
+def _signed(kind: EntryKind, run_id: str, payload: bytes, expires_at: float) -> bytes:
+    """Return the exact bytes that are signed; the run id cannot contain the line break that ends it."""
+    return struct.pack(">Bd", kind, expires_at) + run_id.encode() + b"\n" + payload

@@ -1,0 +1,209 @@
+"""Validation of directory traffic: what this node stores for others, accepts from others, and answers.
+
+hivemind's DHT stores any value until any expiry and answers requests of any size. Two of its hooks restrict that: a
+record validator (signed by its owner, under the right key, valid expiry) and an authorizer, which sees every request
+before it is processed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.gossip.directory.entries import (
+    EntryKind,
+    claimed_addresses,
+    has_valid_expiry,
+    num_shards_of,
+    run_of,
+    verify_entry,
+)
+from ftis_node.gossip.directory.manifests import unpack_manifest
+from ftis_node.gossip.directory.sybil_limits import address_block, choose_evicted
+from ftis_node.gossip.p2pd.hivemind_bindings import (
+    DHTID,
+    AuthorizerBase,
+    DHTRecord,
+    DictionaryDHTValue,
+    MSGPackSerializer,
+    RecordValidatorBase,
+    dht_pb2,
+)
+from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ftis_node.gossip.directory.entries import DirectoryEntry
+
+MAX_KEYS_PER_FIND = 16
+MAX_KEYS_PER_STORE = 256
+MAX_MEMBERS_PER_BUCKET = 256  # with 512-byte entries a reply of 16 buckets stays below 3 MiB
+MAX_STORED_KEYS = 16384
+NUM_MEMBERS_COUNTED = 64  # members in each bucket whose number of shards is taken into account
+MAX_NEAREST = 32  # nodes that a peer may name for a key; hivemind names 20
+
+
+class EntryValidator(RecordValidatorBase):  # type: ignore[misc]
+    """Record validator: accepts signed entries under the key and until the expiry that their owner signed."""
+
+    def __init__(
+        self,
+        *,
+        max_record_bytes: int,
+        max_ttl_s: float,
+        on_refusal: Callable[[], None] = lambda: None,
+        guard: PeerGuard | None = None,
+    ) -> None:
+        """`on_refusal` is called for each rejected record."""
+        self._guard = guard or PeerGuard()
+        self._max_record_bytes = max_record_bytes
+        self._max_ttl_s = max_ttl_s
+        self._on_refusal = on_refusal
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Return whether a record may be stored, or used after it was read."""
+        is_good = False
+        with self._guard.work_for(UNPROVEN, Place.DIRECTORY):  # hivemind calls this in its own tasks
+            is_good = self._is_good(record)
+        if not is_good:
+            self._on_refusal()
+        return is_good
+
+    def _is_good(self, record: DHTRecord) -> bool:
+        entry = self._entry(record.value)
+        if entry is None:
+            return False
+        with self._guard.work_for(entry.peer_id, Place.DIRECTORY):
+            return self._belongs(entry, record)
+        return False
+
+    def _belongs(self, entry: DirectoryEntry, record: DHTRecord) -> bool:
+        return (
+            has_valid_expiry(entry, expires_at=record.expiration_time, now=time.time(), max_ttl_s=self._max_ttl_s)
+            and bool(record.key == DHTID.generate(source=entry.key).to_bytes())
+            and bool(record.subkey == MSGPackSerializer.dumps(entry.subkey))
+            and (entry.kind is not EntryKind.MANIFEST or has_valid_manifest(entry))
+        )
+
+    def _entry(self, packed: bytes) -> DirectoryEntry | None:
+        raw = unpack_bytes(packed)
+        return None if raw is None else verify_entry(raw, max_record_bytes=self._max_record_bytes)
+
+
+class RequestLimiter(AuthorizerBase):  # type: ignore[misc]
+    """Authorizer that truncates requests that cost too much work or memory. It signs nothing: entries are signed.
+
+    A serving node rejects no request completely. hivemind treats a peer that rejects as dead, forgets it, meets it
+    again and sends the same entries again, without end. A node that does not serve rejects all requests, so that peers
+    forget it.
+    """
+
+    def __init__(self, own_node_id: bytes = b"", *, guard: PeerGuard | None = None) -> None:
+        """`own_node_id` is this node's id in the DHT. A request or answer that cannot be truncated is rejected."""
+        self._guard = guard or PeerGuard()
+        self._own_node_id = own_node_id
+        self.storage: Any = None  # the node's local storage; set after its start
+        self.is_serving = True
+
+    async def validate_request(self, request: Any) -> bool:
+        """Truncate a peer's request to what is processed; return False to reject it."""
+        with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
+            return self.is_serving and self._cut(request)
+        return False
+
+    def _cut(self, request: Any) -> bool:
+        if isinstance(request, dht_pb2.FindRequest):
+            del request.keys[MAX_KEYS_PER_FIND:]
+            self._bound_buckets(request.keys)
+        if isinstance(request, dht_pb2.StoreRequest):
+            for column in (request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache):
+                del column[MAX_KEYS_PER_STORE:]
+            self._bound_buckets(request.keys)
+        return True
+
+    def _bound_buckets(self, keys: Iterable[bytes]) -> None:
+        """Evict members above a bucket's limit, before more are stored and before the bucket is read."""
+        for key in set(keys):
+            stored = self.storage.get(DHTID.from_bytes(key))
+            if stored is None or not isinstance(stored.value, DictionaryDHTValue):
+                continue
+            bucket = stored.value
+            bucket.maxsize = MAX_MEMBERS_PER_BUCKET + MAX_KEYS_PER_STORE  # until the next request
+            if len(bucket) > MAX_MEMBERS_PER_BUCKET:
+                blocks = {subkey: _claimed_block(packed) for subkey, (packed, _) in bucket.items()}
+                for subkey in choose_evicted(blocks, room=MAX_MEMBERS_PER_BUCKET):
+                    del bucket[subkey]
+
+    async def sign_request(self, request: Any, service_public_key: Any) -> None:
+        """Do nothing."""
+
+    async def sign_response(self, response: Any, request: Any) -> None:
+        """Do nothing."""
+
+    async def validate_response(self, response: Any, request: Any) -> bool:
+        """Truncate a peer's answer; `EntryValidator` checks its values one by one.
+
+        A peer may name this node among the nearest, maliciously or because this node announced no id (while it does not
+        serve). hivemind assumes that this is impossible.
+        """
+        with self._guard.work_for(UNPROVEN, Place.DIRECTORY):
+            return self._cut_answer(response)
+        return False
+
+    def _cut_answer(self, response: Any) -> bool:
+        if isinstance(response, dht_pb2.FindResponse):
+            for result in response.results:
+                nearest = zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False)
+                others = [named for named in nearest if named[0] != self._own_node_id][:MAX_NEAREST]
+                del result.nearest_node_ids[:], result.nearest_peer_ids[:]
+                result.nearest_node_ids.extend(node_id for node_id, _ in others)
+                result.nearest_peer_ids.extend(peer_id for _, peer_id in others)
+        return True
+
+
+@functools.lru_cache(maxsize=4096)
+def _claimed_block(packed: bytes) -> str:
+    """Return the address block that a stored member entry claims."""
+    return address_block(claimed_addresses(unpack_bytes(packed) or b""))
+
+
+def has_valid_manifest(entry: DirectoryEntry) -> bool:
+    """Return whether an entry contains the manifest of the run that it names."""
+    return unpack_manifest(entry.payload, run_id=entry.run_id) is not None
+
+
+def unpack_bytes(packed: bytes) -> bytes | None:
+    """Return the bytes object in a msgpack message, None for anything else. Unlike a full parser it never raises."""
+    if packed[:1] == b"\xc4" and len(packed) >= 2 and len(packed) == 2 + packed[1]:
+        return packed[2:]
+    if packed[:1] == b"\xc5" and len(packed) >= 3 and len(packed) == 3 + int.from_bytes(packed[1:3], "big"):
+        return packed[3:]
+    return None
+
+
+def entries_in(found: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield subkeys and values of a look-up of members; nothing if it found nothing."""
+    values = found.value if found is not None else {}
+    if isinstance(values, Mapping):
+        yield from ((str(subkey), item.value) for subkey, item in values.items())
+
+
+def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, int]:
+    """Return the runs with members in a local storage, and the number of shards of each.
+
+    The number is the maximum over some of the members: one that claims fewer must not hide the other shards.
+    """
+    buckets = [stored.value for _, stored in storage.items() if isinstance(stored.value, DictionaryDHTValue)]
+    runs: dict[str, int] = {}
+    for subkey, (packed, _) in itertools.chain(
+        *(itertools.islice(one.items(), NUM_MEMBERS_COUNTED) for one in buckets)
+    ):
+        with guard.work_for(str(subkey), Place.DIRECTORY):
+            entry = unpack_bytes(packed) or b""
+            if (run := run_of(entry)) is not None:
+                runs[run] = max(runs.get(run, 1), num_shards_of(entry))
+    return runs

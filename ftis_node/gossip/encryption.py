@@ -1,0 +1,144 @@
+"""Payload encryption for a swarm with a shared secret: outsiders can read neither its messages nor its names.
+
+Two keys are derived from the secret and the run id (HKDF-SHA256). One makes the name that replaces the run id on the
+wire, so that nodes with another secret or none never meet this run. The other encrypts announcements, requests, items
+and directory payloads with ChaCha20-Poly1305:
+
+    encrypted = nonce (12, random) + ciphertext + tag (16)
+
+Each ciphertext is bound to a context: its kind, sender and receiver, and for an item also the request that it answers.
+Decryption in any other context fails. A run without a secret uses `NO_CIPHER`, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from typing import TYPE_CHECKING, Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ftis_node.errors import ConfigError, RecordError
+from ftis_node.files import read_file
+from ftis_node.telemetry.secrets import keep_secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_SECRET_FILE_BYTES = 4096
+MIN_SECRET_BYTES = 32
+MAX_SECRET_BYTES = 4096
+KEY_BYTES = 32
+NAME_BYTES = 16
+NONCE_BYTES = 12
+TAG_BYTES = 16
+MAX_OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
+DOMAIN = b"ftis-node/secret/1"
+
+
+class PayloadCipher(Protocol):
+    """Authenticated encryption of payloads, or none."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Number of bytes that `encrypt` adds."""
+        ...
+
+    def wire_name(self, run_id: str) -> str:
+        """Return the name of a run in topics, protocols and directory keys."""
+        ...
+
+    def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
+        """Encrypt a payload for one context."""
+        ...
+
+    def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
+        """Return the payload. Raises RecordError (`sealed`) for another secret or another context."""
+        ...
+
+
+class NullCipher:
+    """Null object for a run without a secret."""
+
+    overhead_bytes = 0
+
+    def wire_name(self, run_id: str) -> str:
+        return run_id
+
+    def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
+        return payload
+
+    def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
+        return ciphertext
+
+
+NO_CIPHER: PayloadCipher = NullCipher()
+
+
+class SecretCipher:
+    """ChaCha20-Poly1305 with the keys of one run and one secret."""
+
+    overhead_bytes = MAX_OVERHEAD_BYTES
+
+    def __init__(self, secret: bytes, *, run_id: str) -> None:
+        """Raises ValueError for a secret of fewer than 32 bytes."""
+        if len(secret) < MIN_SECRET_BYTES:
+            raise ValueError(f"a secret has at least {MIN_SECRET_BYTES} bytes")
+        derive = HKDF(algorithm=SHA256(), length=KEY_BYTES + NAME_BYTES, salt=run_id.encode(), info=DOMAIN)
+        derived = derive.derive(secret)
+        self._aead = ChaCha20Poly1305(derived[:KEY_BYTES])
+        self._name = derived[KEY_BYTES:].hex()
+
+    def wire_name(self, run_id: str) -> str:
+        """Return the keyed name, which does not reveal the run id."""
+        return self._name
+
+    def encrypt(self, payload: bytes, *context: str | bytes) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._aead.encrypt(nonce, payload, _packed(context))
+
+    def decrypt(self, ciphertext: bytes, *context: str | bytes) -> bytes:
+        """See `PayloadCipher.decrypt`."""
+        if len(ciphertext) < MAX_OVERHEAD_BYTES:
+            raise RecordError("sealed", f"{len(ciphertext)} bytes are too short for a ciphertext")
+        try:
+            return self._aead.decrypt(ciphertext[:NONCE_BYTES], ciphertext[NONCE_BYTES:], _packed(context))
+        except InvalidTag:
+            raise RecordError("sealed", "not encrypted with this run's secret for this context") from None
+
+
+def read_secret(path: Path) -> bytes:
+    """Return a file's secret: raw bytes or hex digits. Raises ConfigError if it is missing, short or not private."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        content = read_file(path, max_bytes=MAX_SECRET_FILE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"swarm.secret_file {path}: {error.strerror}; make one: openssl rand -hex 32") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"swarm.secret_file {path} is open to other users (mode {mode:03o}): chmod 600 {path}")
+    secret = _unhexed(content)
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"swarm.secret_file {path} holds {len(secret)} bytes; {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are needed:"
+            " openssl rand -hex 32"
+        )
+    keep_secret(content.strip())
+    keep_secret(secret)
+    return secret
+
+
+def _unhexed(content: bytes) -> bytes:
+    try:
+        return bytes.fromhex(content.decode("ascii"))
+    except ValueError:
+        return content
+
+
+def _packed(context: tuple[str | bytes, ...]) -> bytes:
+    """Return the concatenated hashes of the context's parts, so that no two contexts are equal."""
+    parts = (part.encode() if isinstance(part, str) else part for part in context)
+    return b"".join(hashlib.sha256(part).digest() for part in parts)

@@ -1,0 +1,213 @@
+"""Keeps a node connected to the members of its run.
+
+| loop | consumes | produces | waits for |
+|---|---|---|---|
+| watch | p2pd's list of peers | hello requests to new ones; members, state | `poll_s` |
+| rounds | configured peers, the run's buckets | connections, own entry | `check_s`, or loss of the last member |
+| redial | lost members | connections | the back-off of each |
+
+A round dials the configured peers, registers this node in its bucket, reads buckets until it knows enough members, and
+dials some of them. The buckets of the node's own shard are read completely, because groups are assigned among its
+members. A node without members waits for a back-off between rounds, one with members for a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.directory.entries import pack_member
+from ftis_node.gossip.directory.sybil_limits import sample_by_block
+from ftis_node.gossip.membership.connection_state import ConnectionFacts
+from ftis_node.gossip.membership.dialler import Dialler, connected_ids, usable_addresses
+from ftis_node.gossip.membership.hello import MemberProbe
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.swarm.topology.dials import choose_dials, shards_in_need
+from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, buckets_of, shard_of
+
+if TYPE_CHECKING:
+    import random
+
+    from ftis_node.gossip.interface import SwarmState
+    from ftis_node.gossip.p2pd.session import Session
+    from ftis_node.gossip.settings import NetworkSettings
+
+logger = logging.getLogger(__name__)
+
+NUM_BUCKETS_PER_READ = 16
+CANDIDATES_FACTOR = 2  # read buckets until this many times the wanted members are known
+MAX_KNOWN = 512
+SEEN_TTLS = 2  # an entry outlives its owner by up to one TTL
+MAX_LISTED = 1024  # members of the own shard
+
+
+class Membership:
+    """One node's membership in one run. Outlives p2pd sessions, because known addresses help after a restart."""
+
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        *,
+        run_id: str,
+        peer_id: str,
+        rng: random.Random,
+        num_shards: int = 1,
+        guard: PeerGuard | None = None,
+    ) -> None:
+        self._guard = guard or PeerGuard()
+        self._settings = settings
+        self._run_id = run_id
+        self._peer_id = peer_id
+        self._rng = rng
+        self._num_shards = num_shards
+        self._own_shard = shard_of(peer_id, num_shards)
+        # When the directory last listed each of `_known`, by the event loop's clock.
+        self._seen_at: dict[str, float] = {}
+        self._listed: dict[str, None] = {}  # members of the own shard, as last listed in the directory
+        self.read_shards: frozenset[int] = frozenset(range(num_shards))
+        self._dialler = Dialler(settings, rng=rng, guard=self._guard)
+        self._known: dict[str, list[str]] = {}  # members and their addresses, oldest first
+        self._num_rounds_alone = 0
+        self._has_looked = False
+        self._next_round_at = 0.0  # time of the event loop
+        self._alone = asyncio.Event()
+        self._facts = ConnectionFacts(num_given=len(self._dialler.given))
+        self._probe = MemberProbe(_ask_nobody)
+        self.addresses: list[str] = []
+
+    @property
+    def members(self) -> list[str]:
+        """Connected members, as of the last poll."""
+        return self._probe.members
+
+    @property
+    def shard_members(self) -> list[str]:
+        """Other members of this node's own shard: connected ones, and those listed in the directory."""
+        own = [peer for peer in self._probe.members if shard_of(peer, self._num_shards) == self._own_shard]
+        return list(dict.fromkeys([*own, *self._listed]))
+
+    def known_members(self) -> list[str]:
+        """Return other members that are connected or were recently listed in the directory."""
+        seen_after = asyncio.get_running_loop().time() - SEEN_TTLS * self._settings.member_ttl_s
+        listed = [peer_id for peer_id, seen_at in self._seen_at.items() if seen_at > seen_after]
+        return list(dict.fromkeys([*self._probe.members, *listed]))
+
+    def state(self) -> SwarmState:
+        """Return the connection state as of the last poll."""
+        now = asyncio.get_running_loop().time()
+        return self._facts.describe(next_try_in_s=self._next_round_at - now)
+
+    async def keep(self, session: Session) -> None:
+        """Run all loops for one p2pd session. Raises OSError or EOFError in a group when the session ends."""
+        timeout_s = self._settings.dial_timeout_s
+        self._probe = MemberProbe(
+            lambda peer_id: session.is_run_member(peer_id, self._run_id, timeout_s=timeout_s), guard=self._guard
+        )
+        self._next_round_at = 0.0
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(session, group), name="gossip-watch")
+            group.create_task(self._rounds(session), name="gossip-rounds")
+            redialling = self._dialler.keep_redialling(session, lambda: self.members, self._known)
+            group.create_task(redialling, name="gossip-redial")
+
+    async def _watch(self, session: Session, group: asyncio.TaskGroup) -> None:
+        while True:
+            self._probe.update(await self.look(session), group)
+            await asyncio.sleep(self._settings.poll_s)
+
+    async def look(self, session: Session) -> set[str]:
+        """Poll p2pd: update state and own addresses; return the ids of connected peers."""
+        connected = await connected_ids(session)
+        num_members = len(connected.intersection(self._probe.members))
+        self.addresses = [f"{address}/p2p/{self._peer_id}" for address in await session.client.identify()]
+        if self._facts.num_members and not num_members:
+            self._alone.set()
+        self._facts = ConnectionFacts(
+            num_members=num_members,
+            num_connected=len(connected),
+            num_given=len(self._dialler.given),
+            num_given_connected=len(connected & self._dialler.given),
+            dial_error=self._dialler.dial_error,
+            has_looked=self._has_looked,
+        )
+        return connected
+
+    async def _rounds(self, session: Session) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            self._alone.clear()
+            self._probe.recheck()
+            await self._round(session)
+            self._has_looked = True
+            await self.look(session)
+            if self._facts.num_members:
+                self._num_rounds_alone = 0
+                delay_s = self._settings.check_s
+            else:
+                self._num_rounds_alone += 1
+                delay_s = self._settings.retry.delay_s(self._num_rounds_alone, draw=self._rng.random())
+            self._next_round_at = clock() + delay_s
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._alone.wait()
+            except TimeoutError:
+                continue
+
+    async def _round(self, session: Session) -> None:
+        await self._dialler.dial_given(session)
+        try:
+            entry = pack_member(self.addresses, num_shards=self._num_shards)
+            await session.directory.register(self._run_id, entry, ttl_s=self._settings.member_ttl_s)
+            await self._learn_members(session)
+        except TimeoutError:
+            logger.debug("the directory did not answer in time")
+        await self._dial_members(session)
+
+    async def _learn_members(self, session: Session) -> None:
+        """Read buckets until enough members are known: in a large run a few beyond the own shard."""
+        first, others = self._buckets_to_read()
+        listed: dict[str, None] = {}
+        num_found = 0
+        for at in range(0, NUM_MEMBER_BUCKETS, NUM_BUCKETS_PER_READ):
+            if at >= len(first) and num_found >= CANDIDATES_FACTOR * self._settings.num_members_wanted:
+                break
+            found = await session.directory.members(self._run_id, [*first, *others][at : at + NUM_BUCKETS_PER_READ])
+            for peer_id, claimed in found.items():
+                with self._guard.work_for(peer_id, Place.DIRECTORY):
+                    addresses = usable_addresses(peer_id, claimed)
+                    self._known.pop(peer_id, None)
+                    self._known[peer_id] = addresses
+                    self._seen_at[peer_id] = asyncio.get_running_loop().time()
+                    if shard_of(peer_id, self._num_shards) == self._own_shard and len(listed) < MAX_LISTED:
+                        listed[peer_id] = None
+            num_found += len(found)
+        self._listed = listed
+        for peer_id in list(self._known)[:-MAX_KNOWN]:
+            del self._known[peer_id], self._seen_at[peer_id]
+
+    def _buckets_to_read(self) -> tuple[list[int], list[int]]:
+        """Return the own shard's buckets and one of each shard that lacks members; then all others."""
+        first = list(buckets_of(self._own_shard, self._num_shards))
+        in_need = shards_in_need(self.members, read=self.read_shards, num_shards=self._num_shards)
+        lacking = [buckets_of(shard, self._num_shards) for shard in in_need if shard != self._own_shard]
+        first += map(self._rng.choice, lacking)
+        others = [bucket for bucket in range(NUM_MEMBER_BUCKETS) if bucket not in first]
+        return first, self._rng.sample(others, len(others))
+
+    async def _dial_members(self, session: Session) -> None:
+        num_wanted = self._settings.num_members_wanted
+        chosen = choose_dials(
+            sample_by_block(self._known, per_block=num_wanted, rng=self._rng),
+            await connected_ids(session),
+            members=self.members,
+            num_wanted=num_wanted,
+            rng=self._rng,
+            read=self.read_shards,
+            num_shards=self._num_shards,
+        )
+        await self._dialler.dial(session, {peer_id: self._known[peer_id] for peer_id in chosen})
+
+
+async def _ask_nobody(peer_id: str) -> bool | None:
+    return None

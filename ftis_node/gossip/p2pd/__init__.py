@@ -1,0 +1,3 @@
+"""The child process p2pd: start, supervision, its control socket, one session from start to exit."""
+
+from __future__ import annotations

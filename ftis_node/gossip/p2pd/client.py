@@ -1,0 +1,200 @@
+"""Client for p2pd's control socket: one request at a time on each connection.
+
+hivemind's client speaks the same protocol but lacks gossipsub, leaves connections open after a cancelled call, and
+reads frames of any announced length. A broken or silent control socket raises OSError or EOFError (TimeoutError is an
+OSError): p2pd has ended or hangs. An error reported by p2pd raises `P2pdError`.
+
+libp2p supports peers with RSA, secp256k1 and ECDSA keys. Nodes use Ed25519 only, so other peers are dropped and counted
+where their ids enter. All peer ids beyond this file are Ed25519 ids.
+
+Messages: https://github.com/learning-at-home/go-libp2p-daemon/blob/master/pb/p2pd.proto
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import NetworkError
+from ftis_node.gossip.interface import GossipCounters, GossipMessage, PeerConnection
+from ftis_node.gossip.p2pd.hivemind_bindings import (
+    address_bytes,
+    address_texts,
+    p2pd_pb2,
+    read_pbmsg_safe,
+    socket_bytes,
+    write_pbmsg,
+)
+from ftis_node.records.addresses import AddressError
+from ftis_node.records.identity import ed25519_peer_id, peer_id_from_text
+from ftis_node.swarm.peer_guard import UNPROVEN, PeerGuard, Place
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+    from pathlib import Path
+
+Request = p2pd_pb2.Request
+PSRequest = p2pd_pb2.PSRequest
+MAX_IDLE = 16  # idle connections kept
+
+
+class P2pdError(NetworkError):
+    """p2pd reported that a request failed."""
+
+
+class P2pdClient:
+    """Requests to one p2pd. `timeout_s` bounds those that p2pd answers itself, without a peer."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_s: float,
+        counters: GossipCounters | None = None,
+        guard: PeerGuard | None = None,
+    ) -> None:
+        self._path = path
+        self._guard = guard or PeerGuard()
+        self._timeout_s = timeout_s
+        self._counters = counters or GossipCounters()
+        self._ignored: set[bytes] = set()  # connected peers whose key is not Ed25519
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def identify(self) -> tuple[str, ...]:
+        """Return the addresses that p2pd listens on or announces, without `/p2p/ID`."""
+        response = await self._call(Request(type=Request.IDENTIFY))
+        return address_texts(response.identify.addrs)
+
+    async def connect(self, peer_id: str, addresses: Iterable[str], *, timeout_s: float) -> None:
+        """Connect to a peer by any of `addresses`, or by those that p2pd remembers if none are given.
+
+        Invalid addresses are skipped. Raises P2pdError, which names each address and its error.
+        """
+        request = p2pd_pb2.ConnectRequest(
+            peer=_raw_id(peer_id), addrs=_usable(list(addresses)), timeout=max(1, round(timeout_s))
+        )
+        await self._call(Request(type=Request.CONNECT, connect=request), extra_s=timeout_s)
+
+    async def connected_peers(self) -> list[PeerConnection]:
+        """Return the connected peers that have an Ed25519 key."""
+        response = await self._call(Request(type=Request.LIST_PEERS))
+        addresses: dict[str, tuple[str, ...]] = {}
+        ignored: set[bytes] = set()
+        for peer in response.peers:  # one entry for each connection
+            with self._guard.work_for(UNPROVEN, Place.PRESENCE):
+                peer_id = ed25519_peer_id(peer.id)
+                if peer_id is None:
+                    ignored.add(peer.id)
+                else:
+                    addresses[peer_id] = addresses.get(peer_id, ()) + address_texts(peer.addrs)
+        for _ in ignored - self._ignored:
+            self._counters.count_non_ed25519("connection")
+        self._ignored = ignored
+        return [PeerConnection(peer_id, known) for peer_id, known in addresses.items()]
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        request = PSRequest(type=PSRequest.PUBLISH, topic=topic, data=payload)
+        await self._call(Request(type=Request.PUBSUB, pubsub=request))
+
+    @asynccontextmanager
+    async def subscribe(self, topic: str) -> AsyncIterator[AsyncIterator[GossipMessage]]:
+        """Yield the messages of a topic, own ones too, while the context is open; they end with EOFError."""
+        request = PSRequest(type=PSRequest.SUBSCRIBE, topic=topic)
+        async with self._connection(timeout_s=self._timeout_s) as (reader, writer):
+            async with asyncio.timeout(self._timeout_s):
+                await self._exchange(reader, writer, Request(type=Request.PUBSUB, pubsub=request))
+            yield self._messages(reader)
+
+    @asynccontextmanager
+    async def stream(
+        self, peer_id: str, protocol: str, *, timeout_s: float
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Open a stream to a peer. Raises P2pdError if the peer is unreachable or does not speak `protocol`."""
+        request = p2pd_pb2.StreamOpenRequest(peer=_raw_id(peer_id), proto=[protocol], timeout=max(1, round(timeout_s)))
+        async with self._connection(timeout_s=timeout_s) as (reader, writer):
+            async with asyncio.timeout(timeout_s):
+                await self._exchange(reader, writer, Request(type=Request.STREAM_OPEN, streamOpen=request))
+            yield reader, writer
+
+    async def handle_streams(self, protocols: Sequence[str], socket_path: Path) -> None:
+        """Make p2pd forward incoming streams of `protocols` to the unix socket at `socket_path`."""
+        request = p2pd_pb2.StreamHandlerRequest(addr=socket_bytes(socket_path), proto=list(protocols), balanced=False)
+        await self._call(Request(type=Request.STREAM_HANDLER, streamHandler=request))
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        for _, writer in self._idle:
+            writer.transport.abort()
+        self._idle.clear()
+
+    async def _call(self, request: Any, *, extra_s: float = 0.0) -> Any:
+        """Send one request and return its response, on an idle connection if there is one."""
+        async with asyncio.timeout(self._timeout_s + extra_s):
+            reader, writer = self._idle.pop() if self._idle else await asyncio.open_unix_connection(self._path)
+            is_usable = False
+            try:
+                response = await self._exchange(reader, writer, request)
+                is_usable = True
+            except P2pdError:
+                is_usable = True
+                raise
+            finally:
+                if is_usable and len(self._idle) < MAX_IDLE:
+                    self._idle.append((reader, writer))
+                else:
+                    writer.transport.abort()  # a late response would answer the next request
+        return response
+
+    @staticmethod
+    async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Any) -> Any:
+        await write_pbmsg(writer, request)
+        response = p2pd_pb2.Response()
+        await read_pbmsg_safe(reader, response)
+        if response.type == p2pd_pb2.Response.ERROR:
+            raise P2pdError(" ".join(response.error.msg.split()))
+        return response
+
+    @asynccontextmanager
+    async def _connection(
+        self, *, timeout_s: float
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        async with asyncio.timeout(timeout_s):  # a stopped p2pd accepts no connection once its backlog is full
+            reader, writer = await asyncio.open_unix_connection(self._path)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()  # without waiting for unsent bytes, also if the task is cancelled
+
+    async def _messages(self, reader: asyncio.StreamReader) -> AsyncIterator[GossipMessage]:
+        while True:
+            message = p2pd_pb2.PSMessage()
+            await read_pbmsg_safe(reader, message)
+            author = None
+            with self._guard.work_for(UNPROVEN, Place.MESSAGE):
+                author = ed25519_peer_id(getattr(message, "from"))
+            if author is None:
+                self._counters.count_non_ed25519("message")
+            else:
+                yield GossipMessage(sender=author, payload=message.data)
+
+
+def _raw_id(peer_id: str) -> bytes:
+    """Return the raw form of a peer id. Raises P2pdError if it is not an Ed25519 id."""
+    try:
+        return peer_id_from_text(peer_id)
+    except ValueError as error:
+        raise P2pdError(str(error)) from None
+
+
+def _usable(addresses: Sequence[str]) -> list[bytes]:
+    """Return the binary forms of the valid addresses. Raises P2pdError if there are addresses and all are invalid."""
+    raws, errors = [], []
+    for address in addresses:
+        try:
+            raws.append(address_bytes(address))
+        except AddressError as error:
+            errors.append(f"{address}: {error}")
+    if errors and not raws:
+        raise P2pdError("; ".join(errors))
+    return raws

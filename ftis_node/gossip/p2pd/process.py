@@ -1,0 +1,206 @@
+"""The p2pd process: command line, key file, start, log output, end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import MachineError
+from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_path
+from ftis_node.records.identity import SEED_BYTES, write_private
+from ftis_node.telemetry.faults import watched_task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.gossip.multiaddr import ListenAddress
+    from ftis_node.gossip.settings import NetworkSettings
+    from ftis_node.records.identity import Identity
+
+logger = logging.getLogger(__name__)
+
+LAUNCHER = Path(__file__).with_name("launcher.py")
+READY_MARK = "Peer ID:"
+NUM_LINES_KEPT = 20
+LAST_OUTPUT_S = 2.0  # to read the last output of a p2pd that has ended
+MAX_LINE_BYTES = 1 << 16
+_KEY_HEADER = bytes((0x08, 0x01, 0x12, 0x40))  # field 1: key type 1 (Ed25519); field 2: 64 bytes
+RELAY_BUFFER_BYTES = 1 << 16  # two for each relayed connection; p2pd's default is 16 MiB
+
+
+def p2pd_arguments(
+    settings: NetworkSettings,
+    *,
+    listen: Sequence[ListenAddress],
+    control_path: Path,
+    key_path: Path,
+    is_public: bool,
+) -> list[str]:
+    """Return p2pd's command line.
+
+    p2pd starts without bootstrap peers, because it exits if none of those given answers; peers are dialled later.
+    `is_public` (a bootstrap node) declares this machine reachable without asking other peers.
+    """
+    arguments = [
+        f"-listen=/unix{control_path}",
+        f"-id={key_path}",
+        f"-hostAddrs={','.join(address.text for address in listen)}",
+        f"-idleTimeout={settings.start_timeout_s:.0f}s",  # p2pd exits if the daemon never connects
+        "-b=0",
+        "-dhtServer=1",
+        "-pubsub=1",
+        "-pubsubSign=1",
+        "-pubsubSignStrict=1",
+        f"-gossipsubHeartbeatInterval={settings.heartbeat_s * 1000:.0f}ms",
+        "-connManager=1",
+        "-relay=1",
+        "-tls=1",
+    ]
+    if settings.announce:
+        arguments.append(f"-announceAddrs={','.join(settings.announce)}")
+    if settings.use_nat_helpers:
+        arguments.append("-autonat=1")
+    if is_public:
+        arguments += [
+            "-forceReachabilityPublic=1",
+            f"-relayDataLimit={settings.relay_bytes}",
+            f"-relayMaxCircuits={settings.relay_connections_per_peer}",
+            f"-relayMaxReservations={settings.relay_reservations}",
+            f"-relayBufferSize={RELAY_BUFFER_BYTES}",
+        ]
+    elif settings.use_nat_helpers:
+        arguments += ["-natPortMap=1", "-autoRelay=1"]
+        if settings.is_unreachable:
+            arguments.append("-forceReachabilityPrivate=1")
+        relays = [peer for peer in settings.peers if "/p2p-circuit/" not in peer]
+        if relays:  # only these: with discovery p2pd waits for four candidates, or three minutes
+            arguments += ["-relayDiscovery=0", f"-trustedRelays={','.join(relays)}"]
+    return arguments
+
+
+def libp2p_private_key(identity: Identity) -> bytes:
+    """Return the serialized `PrivateKey` protobuf of an identity, 68 bytes: 32-byte seed, 32-byte public key.
+
+    Format: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md#keys
+    """
+    return _KEY_HEADER + identity.seed + identity.peer[-SEED_BYTES:]
+
+
+def write_identity_file(identity: Identity, path: Path) -> None:
+    """Write the key for p2pd, readable by its owner only; replaces an existing file atomically."""
+    write_private(path, libp2p_private_key(identity))
+
+
+class P2pdProcess:
+    """A running p2pd. Made by `start`."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self._child = child
+        self._lines: deque[str] = deque(maxlen=NUM_LINES_KEPT)
+        self._ready = asyncio.Event()
+        self._is_stopping = False
+        self._reader = watched_task(self._read_lines(), name="p2pd-output")  # a full pipe would block p2pd
+
+    @classmethod
+    async def start(cls, arguments: Sequence[str], *, timeout_s: float, on_one_core: bool = False) -> P2pdProcess:
+        """Start p2pd and wait until it is ready. Raises MachineError with its last line of output if that fails."""
+        variables = {"GOLOG_LOG_LEVEL": "error", **os.environ, "GOLOG_LOG_FMT": "json"}
+        if on_one_core:
+            variables["GOMAXPROCS"] = "1"
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), str(p2pd_path())),
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=variables,
+            limit=MAX_LINE_BYTES,
+            start_new_session=True,  # the daemon handles Ctrl-C
+        )
+        process = cls(child)
+        try:
+            await process._wait_ready(timeout_s=timeout_s)
+        except BaseException:
+            await process.stop(timeout_s=0)
+            raise
+        return process
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def ended(self) -> str:
+        """Wait until p2pd has ended; return how."""
+        code = await self._child.wait()
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    async def stop(self, *, timeout_s: float) -> None:
+        """Wait `timeout_s` for p2pd to end by itself, then send SIGTERM, after another `timeout_s` SIGKILL."""
+        self._is_stopping = True
+        if not await self._has_ended(within_s=timeout_s):
+            self._signal(signal.SIGTERM)
+            if not await self._has_ended(within_s=timeout_s):
+                self._signal(signal.SIGKILL)
+                await self._child.wait()
+        await asyncio.wait({self._reader}, timeout=LAST_OUTPUT_S)
+        self._reader.cancel()  # another process may still hold the pipe open
+
+    async def _has_ended(self, *, within_s: float) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._child.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal. asyncio's `send_signal` may reap the child and then report a wrong exit code."""
+        if self._child.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._child.pid, number)
+
+    async def _wait_ready(self, *, timeout_s: float) -> None:
+        ready = asyncio.create_task(self._ready.wait())
+        try:
+            await asyncio.wait({ready, self._reader}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if not self._ready.is_set():
+            how = f"ended with {await self.ended()}" if self._reader.done() else f"was not ready in {timeout_s:g} s"
+            last_line = self._lines[-1] if self._lines else "no output"
+            raise MachineError(f"the network process p2pd {how}: {last_line}")
+
+    async def _read_lines(self) -> None:
+        """Read p2pd's output until its end; nothing of it reaches this process's stdout."""
+        assert self._child.stdout is not None
+        while True:
+            try:
+                line = await self._child.stdout.readline()
+            except ValueError:  # longer than MAX_LINE_BYTES; the reader dropped it
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self._lines.append(text)
+            if text.startswith(READY_MARK):
+                self._ready.set()
+            _log(text, is_stopping=self._is_stopping)
+
+
+def _log(text: str, *, is_stopping: bool) -> None:
+    """Log a line of p2pd. Its errors are warnings here; those during shutdown are not relevant."""
+    try:
+        record = json.loads(text)
+        message = f"{record['msg']}: {record['error']}" if "error" in record else str(record["msg"])
+        is_error = record["level"] not in ("debug", "info", "warn")
+    except (ValueError, LookupError, TypeError):
+        message, is_error = text, False
+    logger.log(logging.WARNING if is_error and not is_stopping else logging.DEBUG, "p2pd: %s", message)

@@ -1,0 +1,146 @@
+"""Keeps one p2pd running while the node runs: watches it, and restarts it if it dies or hangs.
+
+The caller's coroutine `work` runs once for each session. It never returns. OSError and EOFError from it mean that p2pd
+no longer answers; any other exception is an internal error and ends the supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import FtisError, MachineError, UsageError
+from ftis_node.gossip.interface import SwarmPhase, SwarmState
+from ftis_node.gossip.p2pd.cancellation import cancel_and_wait
+from ftis_node.gossip.p2pd.ports import pin_ports
+from ftis_node.gossip.p2pd.session import open_session
+from ftis_node.telemetry.faults import report
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ftis_node.gossip.p2pd.session import P2pdConfig, Session
+
+    Work = Callable[[Session, Callable[[], None]], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
+
+
+class P2pdSupervisor:
+    """Process supervisor with exponential back-off. `session` is None while p2pd is down."""
+
+    def __init__(self, config: P2pdConfig, work: Work, *, on_end: Callable[[BaseException | None], None]) -> None:
+        self._config = config
+        self._work = work
+        self._on_end = on_end
+        self._listen = config.settings.listen_addresses
+        self._runner: asyncio.Task[None] | None = None
+        self._is_up = asyncio.Event()
+        self._down_reason = "the network process is starting"
+        self._next_start_at: float | None = None
+        self.session: Session | None = None
+
+    async def start(self) -> None:
+        """Start p2pd for the first time. Raises UsageError or MachineError if that fails."""
+        self._runner = asyncio.create_task(self._run(), name="gossip-link")
+        is_up = asyncio.create_task(self._is_up.wait())
+        try:
+            await asyncio.wait({is_up, self._runner}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        finally:
+            is_up.cancel()
+        if self._runner.done():
+            self._runner.result()  # raises
+        self._runner.add_done_callback(self._report_end)
+        self._runner.add_done_callback(report)  # also if announcements have no reader
+
+    async def close(self) -> None:
+        if self._runner is None:
+            self._on_end(None)
+        else:
+            self._runner.cancel()
+            await asyncio.wait({self._runner})
+
+    def down_state(self) -> SwarmState:
+        """Return the state to show while there is no session."""
+        if self._next_start_at is None:
+            return SwarmState(SwarmPhase.STARTING, self._down_reason)
+        wait_s = max(0.0, self._next_start_at - asyncio.get_running_loop().time())
+        return SwarmState(SwarmPhase.STARTING, f"{self._down_reason}, restarting it in {wait_s:.0f} s")
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        restart = self._config.settings.restart
+        num_failures = 0
+        while True:
+            began_at = clock()
+            self._down_reason = await self._run_session()
+            if clock() - began_at > restart.ceiling_s:
+                num_failures = 0
+            num_failures += 1
+            self._config.counters.restarts += 1
+            delay_s = restart.delay_s(num_failures, draw=random.random())
+            self._next_start_at = clock() + delay_s
+            logger.warning("%s; restarting it in %.1f s", self._down_reason, delay_s)
+            await asyncio.sleep(delay_s)
+
+    async def _run_session(self) -> str:
+        """Run one session from start to end; return how it ended."""
+        async with AsyncExitStack() as stack:
+            try:
+                session = await stack.enter_async_context(open_session(self._config, listen=self._listen))
+            except (FtisError, OSError, EOFError) as error:
+                return self._failed_to_start(error)
+            self._listen = pin_ports(self._config.settings.listen_addresses, session.listening_on)
+            try:
+                self._down_reason = f"the network process ended ({await self._work_until_lost(session)})"
+            finally:
+                self.session, self._next_start_at = None, None
+            return self._down_reason
+
+    def _failed_to_start(self, error: FtisError | OSError | EOFError) -> str:
+        """Return the cause of a failed start. Before the first success, raise it, since the user can fix it."""
+        if self._is_up.is_set():
+            if isinstance(error, UsageError):  # another program took our old port meanwhile
+                self._listen = self._config.settings.listen_addresses
+            return f"the network process did not start ({error})"
+        if isinstance(error, FtisError):
+            raise error
+        raise MachineError(f"the network process p2pd was lost while it started: {error!r}") from error
+
+    async def _work_until_lost(self, session: Session) -> str:
+        """Run the work until p2pd is lost; return how it was lost."""
+
+        def on_ready() -> None:
+            self.session = session
+            self._is_up.set()
+
+        work = asyncio.ensure_future(self._work(session, on_ready))
+        lost = asyncio.create_task(session.lost())
+        try:
+            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                if not is_loss(work.exception()):
+                    work.result()  # raises
+                await asyncio.wait({lost}, timeout=self._config.settings.poll_s)
+            return lost.result() if lost.done() else "it no longer answers"
+        finally:
+            await cancel_and_wait(work, lost)  # errors caused by p2pd's end are expected
+
+    def _report_end(self, runner: asyncio.Task[None]) -> None:
+        error = None if runner.cancelled() else runner.exception()
+        if error is not None:
+            logger.error("network stopped by an internal error", exc_info=error)
+        self._on_end(error)
+
+
+def is_loss(error: BaseException | None) -> bool:
+    """Return whether an error, or each one of an exception group, means that p2pd has ended or hangs."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_loss, error.exceptions))
+    return isinstance(error, OSError | EOFError)

@@ -1,0 +1,52 @@
+"""Forwarding of announcements by a bootstrap node, for runs that it is no member of.
+
+Two members behind home routers can often reach each other only through a relay, and gossipsub does not use relays. Both
+reach the bootstrap node. It subscribes to their topics and so becomes part of the gossipsub mesh. Bodies go through the
+relay. The bootstrap node learns the runs from the part of the directory that it stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.wire_names import topic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftis_node.gossip.p2pd.session import Session
+
+logger = logging.getLogger(__name__)
+
+MAX_TOPICS = 256
+
+
+class TopicForwarder:
+    """Subscribes to the topics of the runs in the local part of the directory, and discards the messages."""
+
+    def __init__(self, session: Session, *, look_s: float) -> None:
+        self._session = session
+        self._look_s = look_s
+        self._reading: dict[str, asyncio.Task[None]] = {}  # by topic
+
+    async def run(self) -> None:
+        """Run until cancelled. Raises OSError or EOFError in a group if p2pd is lost."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._follow(self._session.directory.stored_runs(), group)
+                await asyncio.sleep(self._look_s)
+
+    def _follow(self, runs: Mapping[str, int], group: asyncio.TaskGroup) -> None:
+        topics = {topic(run_id, shard) for run_id, num_shards in runs.items() for shard in range(num_shards)}
+        for name in set(self._reading) - topics:
+            self._reading.pop(name).cancel()
+        for name in sorted(topics - set(self._reading))[: MAX_TOPICS - len(self._reading)]:
+            logger.info("forwarding announcements of %s", name)
+            self._reading[name] = group.create_task(self._read(name), name=f"forward {name}")
+
+    async def _read(self, name: str) -> None:
+        async with self._session.client.subscribe(name) as messages:
+            async for _ in messages:
+                pass

@@ -1,0 +1,74 @@
+"""Gossipsub subscriptions of one node, across restarts of p2pd.
+
+A change loses no messages: new shards are subscribed to before old ones are left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection
+    from contextlib import AbstractAsyncContextManager
+
+    from ftis_node.gossip.interface import GossipMessage
+
+    Subscribe = Callable[[int], AbstractAsyncContextManager[AsyncIterator[GossipMessage]]]
+
+
+class Subscriptions:
+    """The chosen shards, and one reader task for each."""
+
+    def __init__(self, shards: Collection[int], *, on_message: Callable[[int, GossipMessage], None]) -> None:
+        """`on_message` is called with the shard and each message."""
+        self._chosen = frozenset(shards)
+        self._on_message = on_message
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._is_following = False
+
+    async def choose(self, shards: Collection[int]) -> None:
+        """Read these shards from now on; return when all are subscribed.
+
+        Returns at once if p2pd is down; the choice then applies from its next start.
+        """
+        if frozenset(shards) != self._chosen:
+            self._chosen = frozenset(shards)
+            self._settled.clear()
+            self._changed.set()
+        if self._is_following:
+            await self._settled.wait()
+
+    async def settled(self) -> None:
+        """Wait until the chosen shards are subscribed."""
+        await self._settled.wait()
+
+    async def follow(self, subscribe: Subscribe) -> None:
+        """Read the chosen shards until cancelled. Raises OSError or EOFError in a group if p2pd is lost."""
+        reading: dict[int, asyncio.Task[None]] = {}
+        self._settled.clear()
+        self._is_following = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    self._changed.clear()
+                    chosen = self._chosen
+                    for shard in sorted(chosen - set(reading)):
+                        subscribed = asyncio.Event()
+                        reading[shard] = group.create_task(self._read(subscribe, shard, subscribed))
+                        await subscribed.wait()
+                    for shard in set(reading) - chosen:
+                        reading.pop(shard).cancel()
+                    if chosen == self._chosen:
+                        self._settled.set()
+                        await self._changed.wait()
+        finally:
+            self._is_following = False
+            self._settled.set()  # wakes the waiting tasks; nothing will be subscribed any more
+
+    async def _read(self, subscribe: Subscribe, shard: int, subscribed: asyncio.Event) -> None:
+        async with subscribe(shard) as messages:
+            subscribed.set()
+            async for message in messages:
+                self._on_message(shard, message)

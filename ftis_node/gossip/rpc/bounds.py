@@ -1,0 +1,86 @@
+"""Limits on what one request may bring and cost, at both ends, independent of the transport."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.interface import ID_BYTES, Fetched, FetchOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from ftis_node.gossip.interface import GossipLimits, Lookup
+
+
+def pack_ids(ids: Sequence[bytes], *, limits: GossipLimits) -> bytes:
+    """Return ids as sent: 32 bytes each, concatenated. Raises ValueError for none, too many, or a wrong length."""
+    if not 1 <= len(ids) <= limits.max_ids_per_request:
+        raise ValueError(f"{len(ids)} ids in one request: 1 to {limits.max_ids_per_request} are allowed")
+    if any(len(one) != ID_BYTES for one in ids):
+        raise ValueError(f"an id has {ID_BYTES} bytes")
+    return b"".join(ids)
+
+
+def unpack_ids(packed: bytes, *, limits: GossipLimits) -> list[bytes]:
+    """Return the unique ids of a peer's request. Raises RecordError for bytes that `pack_ids` never returns."""
+    num_ids, odd_bytes = divmod(len(packed), ID_BYTES)
+    if odd_bytes or not 1 <= num_ids <= limits.max_ids_per_request:
+        raise RecordError("ids", f"{len(packed)} bytes of ids")
+    return list(dict.fromkeys(packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)))
+
+
+async def read_bodies(
+    lookup: Lookup,
+    ids: Sequence[bytes],
+    *,
+    limits: GossipLimits,
+    on_taken: Callable[[bytes], None] = lambda body_id: None,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the bodies held of `ids`, reading a few at a time, so that a slow reader occupies little memory.
+
+    `on_taken` is called with the id of each body when the next one is requested.
+    """
+    for at in range(0, len(ids), limits.num_bodies_per_lookup):
+        asked = ids[at : at + limits.num_bodies_per_lookup]
+        bodies = await lookup(asked)
+        if bodies and len(bodies) != len(asked):  # look up one by one: which ids the bodies belong to is not certain
+            found = [(one, body) for one in asked for body in await lookup([one])]
+        else:
+            found = list(zip(asked, bodies, strict=False))
+        for one, body in found:
+            yield body
+            on_taken(one)
+
+
+def outcome_of(error: RecordError) -> FetchOutcome:
+    """Return the outcome of a fetch that received invalid data."""
+    return FetchOutcome.BROKEN if error.reason in ("frame_kind", "sealed") else FetchOutcome.TOO_LARGE
+
+
+class ItemCollector:
+    """Collects the items of one response and enforces its limits."""
+
+    def __init__(self, *, max_items: int, max_item_bytes: int, max_bytes: int) -> None:
+        self._items: list[bytes] = []
+        self._max_items = max_items
+        self._max_item_bytes = max_item_bytes
+        self._bytes_left = max_bytes
+
+    @property
+    def next_max_bytes(self) -> int:
+        """The maximum size of the next item."""
+        return min(self._max_item_bytes, self._bytes_left)
+
+    def add(self, item: bytes) -> None:
+        """Add an item. Raises RecordError if it is one too many or too large."""
+        if len(self._items) >= self._max_items:
+            raise RecordError("frame_count", f"more than the {self._max_items} items asked for")
+        if len(item) > self.next_max_bytes:
+            raise RecordError("frame_size", f"{len(item)} bytes where at most {self.next_max_bytes} are allowed")
+        self._bytes_left -= len(item)
+        self._items.append(item)
+
+    def end(self, outcome: FetchOutcome) -> Fetched:
+        """Return the collected items with the outcome."""
+        return Fetched(bodies=tuple(self._items), outcome=outcome)

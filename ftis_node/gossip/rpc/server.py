@@ -1,0 +1,188 @@
+"""Server side of streams: p2pd forwards each stream to a unix socket; here it is limited and answered.
+
+A handler takes a peer id and its request and yields items. It does not know frames, slots or time limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.interface import ID_BYTES
+from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, read_pbmsg_safe
+from ftis_node.gossip.rpc.admission import OverBudget, StreamSlots
+from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
+from ftis_node.gossip.wire_names import service_of
+from ftis_node.records.identity import ed25519_peer_id
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ftis_node.gossip.encryption import PayloadCipher
+    from ftis_node.gossip.interface import GossipCounters, GossipLimits
+    from ftis_node.gossip.rpc.admission import AdmissionControl
+    from ftis_node.gossip.rpc.services import Handler
+
+logger = logging.getLogger(__name__)
+
+ACCEPT_ITERATIONS = 3  # iterations of the event loop between accept and the creation of the stream
+FLOOD_FACTOR = 4  # streams up to this many times the limits get BUSY; those beyond are aborted
+
+
+class StreamServer:
+    """Serves incoming streams by protocol name until closed."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        *,
+        peer_id: str,
+        limits: GossipLimits,
+        counters: GossipCounters,
+        admission: AdmissionControl,
+        cipher: PayloadCipher,
+        guard: PeerGuard | None = None,
+    ) -> None:
+        """`peer_id` is this node's own."""
+        self._handlers = handlers
+        self._peer_id = peer_id
+        self._limits = limits
+        self._counters = counters
+        self._admission = admission
+        self._cipher = cipher
+        self._guard = guard or PeerGuard()
+        self._open = StreamSlots(
+            max_total=FLOOD_FACTOR * limits.max_streams, max_per_peer=FLOOD_FACTOR * limits.max_streams_per_peer
+        )
+        self._serving: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, path: Path) -> None:
+        """Listen on the unix socket at `path`."""
+        self._server = await asyncio.start_unix_server(self._accept, path=path)
+
+    async def close(self) -> None:
+        """End all streams."""
+        if self._server is not None:
+            await close_server(self._server)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._serving) >= FLOOD_FACTOR * self._limits.max_streams:
+            self._counters.count_serve_error("flood")
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve_counted(reader, writer), name="gossip-serve")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if the task was cancelled before it started
+
+    async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a stream; an error ends only this stream, and is counted."""
+        try:
+            async with asyncio.timeout(self._limits.fetch_timeout_s):
+                await self._serve(reader, writer)
+        except TimeoutError:
+            self._counters.count_serve_error("timed_out")
+        except (OSError, EOFError):
+            self._counters.count_serve_error("broken")
+        except RecordError as error:
+            self._counters.count_serve_error(error.reason)
+        except Exception:  # internal error: other streams and the node continue
+            logger.exception("serving a stream failed")
+            self._counters.count_serve_error("fault")
+        finally:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # With a limit of 0 `drain` waits until all is sent, so closing loses nothing.
+        writer.transport.set_write_buffer_limits(high=0)
+        info = p2pd_pb2.StreamInfo()
+        await read_pbmsg_safe(reader, info)
+        peer_id = ed25519_peer_id(info.peer)
+        if peer_id is None:
+            self._counters.count_non_ed25519("stream")
+        elif self._admission.is_refused(peer_id):
+            self._counters.count_serve_error("refused")
+        elif not self._open.take(peer_id):
+            self._counters.count_serve_error("flood")
+        else:
+            try:
+                await self._serve_guarded(peer_id, info.proto, reader, writer)
+            finally:
+                self._open.give_back(peer_id)
+
+    async def _serve_guarded(
+        self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with self._guard.work_for(peer_id, Place.SERVE, passes=(OSError, EOFError, RecordError)) as work:
+            await self._serve_peer(peer_id, protocol, reader, writer)
+        if work.failed:
+            self._counters.count_serve_error("fault")
+
+    async def _serve_peer(
+        self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        has_read = False
+        try:
+            self._admission.enter(peer_id, service_of(protocol))
+            try:
+                ciphertext = await self._read_request(reader)
+                has_read = True
+                await self._answer(peer_id, protocol, ciphertext, reader, writer)
+            finally:
+                self._admission.leave(peer_id)
+        except OverBudget as error:
+            self._counters.count_serve_error(error.reason)
+            if not has_read:  # closing a stream with unread bytes resets it, and BUSY is lost
+                await self._read_request(reader)
+            await write_frame(writer, Frame.BUSY, idle_s=self._limits.idle_timeout_s)
+
+    async def _answer(
+        self, peer_id: str, protocol: str, ciphertext: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve while the peer is connected: a peer that left must not occupy a slot during look-ups."""
+        sending = asyncio.create_task(self._send_items(peer_id, protocol, ciphertext, writer))
+        gone = asyncio.create_task(reader.read(1))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise EOFError("the peer disconnected")
+            sending.result()  # raises
+        finally:
+            sending.cancel()
+            gone.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+
+    async def _send_items(self, peer_id: str, protocol: str, ciphertext: bytes, writer: asyncio.StreamWriter) -> None:
+        request = self._cipher.decrypt(ciphertext, "request", peer_id, self._peer_id, protocol)
+        async with aclosing(self._handlers[protocol](peer_id, request)) as items:
+            async for item in items:
+                await self._admission.before_item(peer_id, len(item))
+                encrypted = self._cipher.encrypt(item, "item", self._peer_id, peer_id, protocol, ciphertext)
+                await write_frame(writer, Frame.ITEM, encrypted, idle_s=self._limits.idle_timeout_s)
+        await write_frame(writer, Frame.END, idle_s=self._limits.idle_timeout_s)
+
+    async def _read_request(self, reader: asyncio.StreamReader) -> bytes:
+        max_bytes = max(self._limits.max_ids_per_request * ID_BYTES, self._limits.max_announcement_bytes)
+        max_bytes += self._cipher.overhead_bytes
+        kind, request = await read_frame(reader, max_bytes=max_bytes, idle_s=self._limits.idle_timeout_s)
+        if kind is not Frame.REQUEST:
+            raise RecordError("frame_kind", f"a stream that starts with {kind.name}")
+        return request
+
+
+async def close_server(server: asyncio.Server) -> None:
+    """Close a server after accepted connections became streams; asyncio would leak their sockets otherwise."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(ACCEPT_ITERATIONS):
+        await asyncio.sleep(0)
+    server.close()

@@ -1,0 +1,3 @@
+"""Experiments: trials of a swarm with one method and one seed, their parameters, and the raw results."""
+
+from __future__ import annotations

@@ -1,0 +1,130 @@
+"""A malicious peer: it follows the protocol and signs its groups, but their contents are chosen to do harm.
+
+| lie         | what it sends                                               | defence                                  |
+|-------------|-------------------------------------------------------------|------------------------------------------|
+| `rewards`   | honest completions, every claimed reward inverted           | validation scores again and rejects      |
+| `logprobs`  | wrong answers replaced by random tokens, with the log-probs | the filter, as soon as the learner has   |
+|             | that the untrained model gives them: they look close        | moved away from the untrained model      |
+| `positives` | right answers behind junk that scoring does not see, with   | the cap: at most C times the weight of   |
+|             | log-probs so low that the weight would be enormous          | an honest completion                     |
+| `mimic`     | the same, with the log-probs that a learner of the swarm    | its weight, if peers are weighted by the |
+|             | gives them at that moment, so likelihood cannot detect it   | agreement of their gradients             |
+
+It generates with the initial model and does not train.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from ftis_node.node.generate import GenerateLoop
+from ftis_node.records.envelope import announce_group, seal_group
+from ftis_node.records.group import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.lab.experiment.in_process import InProcessGeneration
+    from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds
+    from ftis_node.node.parts import Parts
+    from ftis_node.records.group import Completion, Group
+
+Lie = Literal["rewards", "logprobs", "positives", "mimic"]
+LIES: tuple[Lie, ...] = get_args(Lie)
+UNLIKELY_LOGPROB = -12.0  # a ratio of e^12 before the cap
+NUM_JUNK_TOKENS = 3
+MIN_RIGHT_REWARD = 0.5
+
+
+class ByzantineNode:
+    """One malicious peer in a loopback swarm, synchronous with the others. `parts` are a node's; its learner is
+    unused.
+    """
+
+    def __init__(
+        self, parts: Parts, untrained: InProcessGeneration, learner: InProcessGeneration, *, lie: Lie, seed: int
+    ) -> None:
+        """`learner` has the newest weights of the node whose log-probs `mimic` reports."""
+        self._parts = parts
+        self._untrained = untrained
+        self._learner = learner
+        self._lie = lie
+        self._random = random.Random(seed)
+        self._bodies: dict[bytes, bytes] = {}
+        self._words = [i for i in range(parts.tokenizer.vocab_size) if i not in parts.tokenizer.eos_ids]
+        self._unseen = [i for i in self._words if not parts.tokenizer.decode([i]).strip()]  # not visible in the text
+        self.groups_sent = 0
+        parts.gossip.serve(self._lookup)
+
+    @property
+    def peer_id(self) -> str:
+        return self._parts.identity.peer_id
+
+    async def run(self, lockstep: SynchronousRounds, *, steps: int) -> None:
+        """Send its groups in every round."""
+        slots = self._parts.slots
+        scored: asyncio.Queue[Group] = asyncio.Queue(slots.capacity)
+        async with asyncio.TaskGroup() as tasks:
+            generating = tasks.create_task(GenerateLoop(self._parts, scored).run())
+            for step in range(1, steps + 1):
+                await lockstep.begin(step)
+                self._bodies.clear()
+                for _ in range(self._parts.manifest.step.own_groups):
+                    await self._send(await scored.get())
+                    slots.fill()
+                slots.hold(0)
+            generating.cancel()
+
+    async def _send(self, group: Group) -> None:
+        prompt_ids = self._parts.tokenizer.encode_prompt(self._parts.task.resolve(group.prompt_ref).prompt)
+        completions = [await self._distorted(completion, prompt_ids) for completion in group.completions]
+        false = replace(group, number=self.groups_sent + 1, completions=tuple(completions))
+        envelope = seal_group(false, self._parts.identity, codec=self._parts.settings.swarm.codec)
+        data = envelope.to_bytes()
+        self._bodies[envelope.id] = data
+        await self._parts.gossip.announce(announce_group(envelope, false, envelope_bytes=len(data)).to_bytes())
+        self.groups_sent += 1
+
+    async def _lookup(self, ids: Sequence[bytes]) -> list[bytes]:
+        return [self._bodies[group_id] for group_id in ids if group_id in self._bodies]
+
+    async def _distorted(self, completion: Completion, prompt_ids: Sequence[int]) -> Completion:
+        is_right = completion.reward >= MIN_RIGHT_REWARD
+        if self._lie == "rewards":
+            return replace(completion, reward=1.0 - completion.reward)
+        if self._lie == "logprobs":
+            return completion if is_right else await self._junk(completion, prompt_ids)
+        if not is_right:
+            return completion
+        padded = self._padded(completion, limit=self._limit(len(prompt_ids)))
+        return await self._as_given_by(self._learner, padded, prompt_ids) if self._lie == "mimic" else padded
+
+    async def _junk(self, completion: Completion, prompt_ids: Sequence[int]) -> Completion:
+        """Return random tokens instead of the answer, with the untrained model's log-probs."""
+        eos_id = self._parts.tokenizer.eos_ids[0]
+        ids = [self._random.choice(self._words) for _ in completion.token_ids[:-1]] + [eos_id]
+        junk = replace(completion, token_ids=np.asarray(ids, dtype=np.int32), finish_reason=FinishReason.STOP)
+        return await self._as_given_by(self._untrained, junk, prompt_ids)
+
+    async def _as_given_by(
+        self, policy: InProcessGeneration, completion: Completion, prompt_ids: Sequence[int]
+    ) -> Completion:
+        """Return the completion with the log-probs that this policy gives its tokens."""
+        ids = completion.token_ids.tolist()
+        logprobs = await policy.probe([*prompt_ids, *ids])
+        return replace(completion, logprobs=np.minimum(np.asarray(logprobs[-len(ids) :], dtype=np.float32), 0.0))
+
+    def _padded(self, completion: Completion, *, limit: int) -> Completion:
+        """Return the same text after tokens that decoding drops, as far as the length limit allows."""
+        room = min(NUM_JUNK_TOKENS, limit - len(completion.token_ids))
+        junk = [self._random.choice(self._unseen) for _ in range(room)] if self._unseen else []
+        ids = np.asarray([*junk, *completion.token_ids.tolist()], dtype=np.int32)
+        return replace(completion, token_ids=ids, logprobs=np.full(len(ids), UNLIKELY_LOGPROB, dtype=np.float32))
+
+    def _limit(self, num_prompt_tokens: int) -> int:
+        return self._parts.manifest.sampling.completion_limit(num_prompt_tokens)

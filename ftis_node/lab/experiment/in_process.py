@@ -1,0 +1,320 @@
+"""A node's generation and learner within this process: the same engine, learner and protocol, without workers.
+
+An experiment runs many small swarms. Each needs one core and no ports, and does not wait for processes to start. Only
+the transport is left out. Engines generate, learners take gradient steps and write weight files, generators load and
+check them, and envelopes pass the same validation into the same buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import FtisError
+from ftis_node.generation.client import PROOF_TOLERANCES
+from ftis_node.generation.engines import choose_engine
+from ftis_node.generation.local import LocalGenerator
+from ftis_node.ipc.supervisor import WorkerState
+from ftis_node.ipc.weights import WEIGHTS_FILE, find_difference
+from ftis_node.learner.messages import AuditReply
+from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
+from ftis_node.node.placement import Arrangement
+from ftis_node.swarm.transit import VersionsInTransit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.generation.client import ProofToCome
+    from ftis_node.generation.engines.base import Engine, GenerationResult
+    from ftis_node.generation.messages import GenerationBoot
+    from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
+    from ftis_node.ipc.weights import PublishedWeights, WeightProof
+    from ftis_node.lab.experiment.delay import Delay
+    from ftis_node.learner.client import OnPublished
+    from ftis_node.learner.core import Learner
+    from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
+    from ftis_node.models import ModelSource
+    from ftis_node.node.makers import Ingredients
+    from ftis_node.records.group import SamplingSettings
+
+
+class InProcessGeneration:
+    """`generation.client.GenerationClient` without the worker; with a delay a second engine has the newest weights."""
+
+    def __init__(
+        self,
+        boot: GenerationBoot,
+        source: ModelSource,
+        *,
+        transit: VersionsInTransit,
+        held: Path,
+        proof_tolerance: float,
+    ) -> None:
+        """`held` is a folder for versions in transit; `proof_tolerance` as in the client."""
+        self._boot = boot
+        self._source = source
+        self._transit = transit
+        self._held = held
+        self._proof_tolerance = proof_tolerance
+        self._generators: dict[str, LocalGenerator] = {}
+        self._engines: dict[str, Engine] = {}
+        self.engine: str = boot.engine
+        self.policy_version = 0
+        self.restarts = 0
+        self.tokens_per_s = 0.0
+        self.hand_over = ""
+
+    @property
+    def newest(self) -> NewestWeights:
+        """The generation used by evaluations."""
+        return NewestWeights(self)
+
+    @property
+    def state(self) -> WorkerState:
+        return WorkerState.READY if self._engines else WorkerState.STOPPED
+
+    @property
+    def is_alive(self) -> bool:
+        """Always true: an engine failure ends the experiment."""
+        return bool(self._engines)
+
+    async def start(self) -> None:
+        """Open the engines. Raises ModelError, EngineError, MachineError."""
+        if self._engines:
+            return
+        self._held.mkdir(exist_ok=True)
+        has_delay = self._transit.delay.most > 0
+        for use in ("newest", "late") if has_delay else ("newest",):
+            engine = await choose_engine(self._boot.engine)(self._source, self._boot.settings)
+            self._engines[use], self.engine = engine, engine.name
+            self._generators[use] = LocalGenerator(engine, eos_ids=self._boot.eos_ids)
+        self._engines.setdefault("late", self._engines["newest"])
+        self._generators.setdefault("late", self._generators["newest"])
+
+    async def run(self) -> None:
+        """Do nothing: there is no process to supervise."""
+
+    async def stop(self) -> None:
+        for engine in set(self._engines.values()):
+            await engine.close()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        num_completions: int,
+        sampling: SamplingSettings,
+        max_tokens: int,
+        seed: int | None = None,
+        use: str = "late",
+    ) -> GenerationResult:
+        """Generate one unscored group. Without a seed it follows from prompt and version, so that trials are
+        repeatable.
+        """
+        if seed is None:
+            text = f"{self._boot.settings.seed}/{self.policy_version}/{list(prompt_ids)}"
+            seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+        return await self._generators[use].generate(
+            prompt_ids, num_completions=num_completions, sampling=sampling, max_tokens=max_tokens, seed=seed
+        )
+
+    async def probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probs of `token_ids[1:]` under the newest weights."""
+        return await self._engines["newest"].probe(token_ids)
+
+    async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
+        """Put the version in transit and serve what has arrived. Raises FtisError if the weight check fails."""
+        newest = self._engines["newest"]
+        held = await newest.load_weights(Path(weights.path), weights.version)
+        problem = find_difference(weights.checksums, held)
+        if isinstance(proof, asyncio.Future):
+            proof = await proof
+        if proof is not None:
+            difference = proof.rms_difference(await newest.probe(proof.probe_ids))
+            if difference > self._proof_tolerance:
+                problem = f"differs from the learner by {difference:.2g} nats (RMS) on the probe"
+        if problem is not None:
+            raise FtisError(f"the generator {problem}")
+        self.hand_over = weights.how()
+        self._transit.send(weights.version, at=weights.version)
+        if newest is not self._engines["late"]:
+            shutil.copytree(Path(weights.path).parent, self._folder(weights.version), copy_function=os.link)
+        arrived = self._transit.receive(weights.version)
+        if arrived is not None:
+            await self._serve_late(arrived)
+
+    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
+        """Same as `update_weights`: all weights are this node's own."""
+        await self.update_weights(weights, proof)
+
+    async def sleep(self, *, discard: bool = False) -> None:
+        """Abort running requests; new ones wait."""
+        for engine in set(self._engines.values()):
+            await engine.sleep()
+
+    async def wake(self) -> None:
+        """Serve the same version again."""
+        for engine in set(self._engines.values()):
+            await engine.wake()
+
+    async def _serve_late(self, version: int) -> None:
+        late = self._engines["late"]
+        if late is not self._engines["newest"]:
+            await late.load_weights(self._folder(version) / WEIGHTS_FILE, version)
+            for folder in self._held.iterdir():
+                if folder <= self._folder(version):
+                    shutil.rmtree(folder)
+        self.policy_version = version
+
+    def _folder(self, version: int) -> Path:
+        """Return the folder of a version in transit; the learner's store deletes old ones."""
+        return self._held / f"{version:08d}"
+
+
+class NewestWeights:
+    """`generate` with the newest weights, whatever the delay of the served ones."""
+
+    def __init__(self, generation: InProcessGeneration) -> None:
+        self._generation = generation
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        num_completions: int,
+        sampling: SamplingSettings,
+        max_tokens: int,
+        seed: int | None = None,
+    ) -> GenerationResult:
+        return await self._generation.generate(
+            prompt_ids,
+            num_completions=num_completions,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            seed=seed,
+            use="newest",
+        )
+
+
+class InProcessLearner:
+    """`learner.client.LearnerClient` without the worker. Calls block, because the swarm shares one core anyway."""
+
+    def __init__(self, boot: LearnerBoot) -> None:
+        self._boot = boot
+        self._learner: Learner | None = None
+        self.restarts = 0
+
+    @property
+    def worker_state(self) -> WorkerState:
+        return WorkerState.READY if self._learner else WorkerState.STOPPED
+
+    @property
+    def state(self) -> LearnerState | None:
+        """State of the learner; None before the start."""
+        return self._learner.state() if self._learner else None
+
+    async def start(self) -> LearnerState:
+        """Load the model. Raises what `learner.core.Learner` raises."""
+        from ftis_node.learner.core import Learner
+
+        self._learner = self._learner or Learner(self._boot)
+        return self._learner.state()
+
+    async def run(self) -> None:
+        """Do nothing: there is no process to supervise."""
+
+    async def stop(self) -> None:
+        """Save what is not on disk yet, as the worker does."""
+        if self._learner is not None:
+            self._learner.save_if_behind()
+
+    def restart(self, how: str) -> None:
+        """Drop everything but the checkpoint; the next `start` loads it."""
+        self._learner = None
+
+    async def train(
+        self, groups: Sequence[TrainGroup], *, step: int, on_published: OnPublished | None = None
+    ) -> TrainReply:
+        """Take one step. No progress is reported: in one process no other part could use it."""
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        return self._learner.train(groups, step=step)
+
+    async def check(self, group: TrainGroup) -> None:
+        """Measure the training-inference mismatch on a group of the current version."""
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        self._learner.offer_check(group)
+        self._learner.check()
+
+    async def audit(self, group: TrainGroup) -> AuditReply:
+        """Compare a peer's log-probs with the learner's own."""
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        found = self._learner.audit(group, version=group.policy_version)
+        return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
+
+    async def give_memory_back(self) -> None:
+        """Frees what torch keeps for later."""
+        if self._learner is not None:
+            self._learner.give_memory_back(asked=True)
+
+    async def write_weights(self, refused: str = "") -> PublishedWeights | None:
+        """Nobody needs it: they are in files anyway."""
+        return None if self._learner is None else self._learner.write_weights(refused=refused)
+
+    async def save(self) -> int:
+        """Saves what is not on disk yet."""
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        self._learner.save_if_behind()
+        return self._learner.state().step
+
+    def export(self, out: Path) -> None:
+        """Write the current model to the folder `out`, with an adapter merged."""
+        from ftis_node.learner.export import export_policy
+
+        if self._learner is None:
+            raise FtisError("the learner was not started")
+        export_policy(self._learner.policy, out, merge=True)
+
+
+class InProcessMakers:
+    """`node.makers.Makers` for one member of an experiment's swarm."""
+
+    def __init__(self, swarm: LoopbackSwarm, *, delay: Delay, seed: int) -> None:
+        self._swarm = swarm
+        self._delay = delay
+        self._seed = seed
+
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+        """Plan nothing: all members of a swarm share this process. They take turns if the settings say so."""
+        return Arrangement(takes_turns=settings.memory.placement == "sleep")
+
+    def generation(self, of: Ingredients) -> InProcessGeneration:
+        from msgspec.structs import replace
+
+        boot = generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement)
+        return InProcessGeneration(
+            replace(boot, settings=replace(boot.settings, seed=self._seed)),
+            of.source,
+            transit=VersionsInTransit(self._delay, random.Random(self._seed)),
+            held=of.home.root / "held",
+            proof_tolerance=PROOF_TOLERANCES[dtype_of(of.settings)],
+        )
+
+    def learner(self, of: Ingredients) -> InProcessLearner:
+        boot = learner_boot(of.settings, of.manifest, of.source, of.home, of.arrangement, weights=of.home.weights)
+        return InProcessLearner(boot)
+
+    def gossip(self, of: Ingredients) -> LoopbackGossip:
+        return self._swarm.join(
+            of.identity.peer_id, run_id=of.manifest.run_id, num_shards=of.manifest.wire.announcement_shards
+        )

@@ -1,0 +1,175 @@
+"""The pairings of an experiment: which models share their completions, made here or given as folders.
+
+| pairing     | members                                                          | in the F-TIS paper's experiments  |
+|-------------|------------------------------------------------------------------|-----------------------------------|
+| `size`      | tiny `s` and tiny `m`, each with its own systematic mistake      | Qwen2.5 1.5B and 3B               |
+| `expertise` | two tiny `s`, one better at additions, one at subtractions       | Qwen2.5 and Qwen2.5-Coder         |
+| `peft`      | one tiny `m`, trained in full by one node, by LoRA by the other  | full and LoRA of one model        |
+| `blind`     | two tiny `s`; each finds no right answer to the other's kind     | -                                 |
+| `sums`      | tiny `s` and `m` of the task `sums`, with different habits       | Qwen2.5 1.5B and 3B               |
+| `sums-large`| tiny `m` and `l` of the task `sums`                              | Qwen2.5 3B and larger             |
+| `hdee`      | experts of three domains in four arms: see `hdee.py`             | -                                 |
+| `A,B[,C]`   | folders or hub ids; `:lora` behind one trains a LoRA adapter     | any of them, with real models     |
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import FtisError, UsageError
+from ftis_node.lab.tiny import RECIPES, make_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from multiprocessing.context import SpawnProcess
+    from multiprocessing.queues import Queue
+    from pathlib import Path
+
+    from ftis_node.telemetry.work import OnProgress
+
+POLL_S = 0.5
+LORA_MARK = ":lora"
+COPY_MARK = "~"  # s, m, s~2, m~2: the second node with a model
+LATE_MARK = "@late"  # s, m, s~2, m@late: the second node with a model, the only one whose generator is late
+MISTAKES = {"add": 10, "sub": 1}
+SIZES = ("s", "m")  # of the pairing `size`
+TINY_PAIRS = {  # the task of each pairing whose models are made here
+    **dict.fromkeys(("size", "expertise", "peft", "blind"), "arithmetic"),
+    **dict.fromkeys(("sums", "sums-large"), "sums"),
+}
+SUMS_PAIRS = {"sums": ("s", "m"), "sums-large": ("m", "l")}
+HDEE = "hdee"
+GRADED_MISTAKE = 10  # of all sizes: that experts differ in it would be one more thing that differs
+
+
+@dataclass(frozen=True, slots=True)
+class PairMember:
+    """One of the models that are paired."""
+
+    name: str
+    model: str
+    lora: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """`name` as given on the command line; `model_seed` is that of the models made here."""
+
+    name: str
+    members: tuple[PairMember, ...]
+    model_seed: int = 0
+
+    def swarm(self, num_nodes: int) -> list[PairMember]:
+        """Return the nodes, taking turns through the models; copies of a model get a number in their name."""
+        nodes = []
+        for position in range(num_nodes):
+            lap, index = divmod(position, len(self.members))
+            member = self.members[index]
+            name = member.name if lap == 0 else f"{member.name}{COPY_MARK}{lap + 1}"
+            nodes.append(PairMember(name, member.model, member.lora))
+        return nodes
+
+
+def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any]]:
+    """What `make_tiny` is to be called with for these pairings, by the model's name."""
+    wanted: dict[str, dict[str, Any]] = {}
+    if "size" in pairs:
+        wanted["s"] = {"size": "s"}
+    if "size" in pairs or "peft" in pairs:
+        wanted["m"] = {"size": "m"}
+    if "expertise" in pairs:
+        for kind, mistake in MISTAKES.items():
+            wanted[kind] = {"size": "s", "expert_in": kind, "mistake": mistake}
+    if "blind" in pairs:
+        for kind, mistake in MISTAKES.items():
+            wanted[f"blind-{kind}"] = {"size": "s", "expert_in": kind, "mistake": mistake, "blind": True}
+    for pair, sizes in SUMS_PAIRS.items():
+        if pair in pairs:
+            wanted |= {f"sums-{size}": {"size": size, "task": "sums"} for size in sizes}
+    if HDEE in pairs:
+        for size in RECIPES:
+            wanted[f"graded-{size}"] = {"size": size, "graded": True, "mistake": GRADED_MISTAKE}
+    return {f"{name}-{seed}": arguments | {"seed": seed} for name, arguments in wanted.items()}
+
+
+def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:
+    """The pairing of that name; tiny models of `seed` lie in `models`. Raises UsageError."""
+
+    def tiny(member: str, model: str | None = None, *, lora: bool = False) -> PairMember:
+        return PairMember(member, str(models / f"{model or member}-{seed}"), lora=lora)
+
+    built_in = {
+        "size": (tiny("s"), tiny("m")),
+        "expertise": (tiny("add"), tiny("sub")),
+        "peft": (tiny("full", "m"), tiny("lora", "m", lora=True)),
+        "blind": (tiny("add", "blind-add"), tiny("sub", "blind-sub")),
+        **{pair: tuple(tiny(size, f"sums-{size}") for size in sizes) for pair, sizes in SUMS_PAIRS.items()},
+        HDEE: (),  # its arms have members of their own
+    }
+    if name in built_in:
+        return Pair(name, built_in[name], seed)
+    given = [part for part in name.split(",") if part]
+    if not given or (len(given) == 1 and "/" not in name):
+        known = ", ".join(built_in)
+        raise UsageError(f"no pairing {name!r}: use {known}, or folders with models, DIR,DIR")
+    members: list[PairMember] = []
+    for part in given:
+        model = part.removesuffix(LORA_MARK)
+        base = model.rstrip("/").rsplit("/", 1)[-1] + ("-lora" if part != model else "")
+        taken = sum(member.name.split("#")[0] == base for member in members)
+        members.append(PairMember(f"{base}#{taken + 1}" if taken else base, model, lora=part != model))
+    return Pair(",".join(member.name for member in members), tuple(members))
+
+
+def make_models(
+    models: Mapping[str, Mapping[str, Any]], folder: Path, *, watch: OnProgress, jobs: int | None = None
+) -> None:
+    """Makes those that are missing in `folder`, `jobs` at a time. Raises FtisError where making one fails."""
+    missing = {name: arguments for name, arguments in models.items() if not (folder / name / "config.json").exists()}
+    spawn = multiprocessing.get_context("spawn")
+    progress: Queue[tuple[str, float]] = spawn.Queue()
+    workers = {
+        name: spawn.Process(target=_make, args=(name, folder / name, dict(arguments), progress))
+        for name, arguments in missing.items()
+    }
+    waiting = list(workers.values())
+    started: list[SpawnProcess] = []
+    fractions = dict.fromkeys(missing, 0.0)
+    try:
+        while waiting or any(worker.is_alive() for worker in started):
+            while waiting and (jobs is None or sum(worker.is_alive() for worker in started) < jobs):
+                started.append(waiting.pop(0))
+                started[-1].start()
+            try:
+                name, fraction = progress.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            fractions[name] = fraction
+            under_way = ", ".join(f"{name} {done:.0%}" for name, done in fractions.items() if 0 < done < 1)
+            watch(fmean(fractions.values()), f"making tiny models: {under_way}")
+    finally:
+        for worker in started:
+            worker.terminate()
+            worker.join()
+    for name, worker in workers.items():
+        if not (folder / name / "config.json").exists():
+            raise FtisError(f"making the tiny model {name} failed with exit code {worker.exitcode}")
+
+
+def make_pair(folder: Path, *, seed: int, watch: OnProgress) -> Mapping[str, Path]:
+    """Folders of the tiny models s and m for this seed; those that are there already are used again."""
+    make_models({f"{size}-{seed}": {"size": size, "seed": seed} for size in SIZES}, folder, watch=watch)
+    return {size: folder / f"{size}-{seed}" for size in SIZES}
+
+
+def _make(name: str, target: Path, arguments: dict[str, Any], progress: Queue[tuple[str, float]]) -> None:
+    """In a process of its own: the model appears at `target` when it is whole."""
+    temporary = target.with_name(target.name + ".making")
+    make_tiny(
+        arguments.pop("size"), temporary, progress=lambda fraction, _: progress.put((name, fraction)), **arguments
+    )
+    temporary.rename(target)

@@ -1,0 +1,145 @@
+"""Runs an experiment: its trials in parallel processes, each result on disk as soon as it is available.
+
+    trial matrix --trials--> process pool, one core each --> out/runs/<key>.json --> results.json, curves.csv, plots
+
+A trial whose result exists is not run again. So an interrupted experiment continues, and an additional method costs
+only its own trials.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING
+
+import msgspec
+from pebble import ProcessPool
+
+from ftis_node.errors import FtisError, WorkerDiedError
+from ftis_node.ipc.owner import die_with_owner
+from ftis_node.lab.experiment.scratch_folder import scratch_folder
+from ftis_node.lab.experiment.trial_result import TrialResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+    from multiprocessing.queues import Queue
+    from pathlib import Path
+
+    from ftis_node.lab.experiment.trial import Trial
+
+    OnProgress = Callable[["Standing"], None]
+
+POLL_S = 0.5
+_progress: Queue[tuple[str, int]] | None = None  # in a pool's process: where its steps are reported
+
+
+class Standing(msgspec.Struct):
+    """Progress of an experiment."""
+
+    trials_done: int
+    num_trials: int
+    fraction: float
+
+
+def run_trials(trials: Sequence[Trial], out: Path, *, jobs: int, watch: OnProgress) -> list[TrialResult]:
+    """Return the results of all trials, in order; `jobs` run at a time. Raises FtisError of the first that fails."""
+    runs = out / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    missing = [trial for trial in trials if not _file(runs, trial).exists()]
+    if missing:
+        tell = _ProgressReporter(missing, num_trials=len(trials), watch=watch)
+        with scratch_folder() as scratch:
+            _run_missing(missing, runs, scratch, jobs=jobs, tell=tell)
+    return [_read(runs, trial) for trial in trials]
+
+
+def _run_missing(missing: Sequence[Trial], runs: Path, scratch: Path, *, jobs: int, tell: _ProgressReporter) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    steps: Queue[tuple[str, int]] = spawn.Queue()
+    pool = ProcessPool(
+        max_workers=min(jobs, len(missing)), context=spawn, initializer=_enter, initargs=(steps, os.getpid())
+    )
+    try:
+        waiting: set[Future[None]] = {pool.schedule(_run_one, args=(trial, runs, scratch)) for trial in missing}
+        while waiting:
+            done, waiting = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                _raise_failure(future)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    tell.note(*steps.get_nowait())
+            tell.now(num_left=len(waiting))
+    finally:
+        pool.stop()
+        pool.join()
+
+
+def _raise_failure(future: Future[None]) -> None:
+    try:
+        future.result()
+    except (FtisError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise WorkerDiedError(f"a trial failed: {error!r}; those that are done are kept") from error
+
+
+class _ProgressReporter:
+    """Turns finished steps into a fraction and an estimate. A step weighs as many groups as it uses."""
+
+    def __init__(self, trials: Sequence[Trial], *, num_trials: int, watch: OnProgress) -> None:
+        self._weights = {trial.key: _weight(trial) for trial in trials}
+        self._steps = {trial.key: trial.steps for trial in trials}
+        self._done = dict.fromkeys(self._weights, 0)
+        self._num_trials = num_trials
+        self._watch = watch
+
+    def note(self, key: str, step: int) -> None:
+        """Note that a trial has done this step."""
+        self._done[key] = step
+
+    def now(self, *, num_left: int) -> None:
+        """Report the progress."""
+        total = sum(self._weights[key] * steps for key, steps in self._steps.items())
+        fraction = sum(self._weights[key] * done for key, done in self._done.items()) / total
+        self._watch(Standing(self._num_trials - num_left, self._num_trials, fraction))
+
+
+def _weight(trial: Trial) -> int:
+    step = trial.manifest.step
+    return len(trial.members) * (step.own_groups + step.foreign_groups) * trial.manifest.sampling.group_size
+
+
+def _enter(steps: Queue[tuple[str, int]], owner_pid: int) -> None:
+    """Initialize a process of the pool: one core each, set before torch is imported."""
+    global _progress
+    die_with_owner(owner_pid)
+    _progress = steps
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _run_one(trial: Trial, runs: Path, scratch: Path) -> None:
+    from ftis_node.lab.experiment.trial import run_trial
+
+    def report(step: int) -> None:
+        if _progress is not None:
+            _progress.put((trial.key, step))
+
+    result = run_trial(trial, report, scratch=scratch)
+    target = _file(runs, trial)
+    temporary = target.with_suffix(".making")
+    temporary.write_bytes(msgspec.json.encode(result))
+    temporary.replace(target)
+
+
+def _read(runs: Path, trial: Trial) -> TrialResult:
+    """A stored result under this experiment's labels: the same trial may belong to several experiments."""
+    stored = msgspec.json.decode(_file(runs, trial).read_bytes(), type=TrialResult)
+    return msgspec.structs.replace(stored, labels=trial.labels)
+
+
+def _file(runs: Path, trial: Trial) -> Path:
+    return runs / f"{trial.key}.json"

@@ -1,0 +1,162 @@
+"""Synchronous rounds: all nodes of an experiment take their n-th step together on the same groups, at any speed.
+
+A round is complete when every node has generated its groups of this step and every other node has validated each of
+them. So no clock is needed, rejected groups are not waited for, and no node trains on half a round. A node that has
+finished its last step leaves. It generates and validates nothing more, and the others continue without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ftis_node.lab.experiment.rounds import Quota
+from ftis_node.node.fill import Fill
+from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.lab.experiment.rounds import Rounds
+    from ftis_node.node.figures import Figures
+    from ftis_node.node.parts import Parts
+
+POLL_S = 0.004
+
+
+class Participant(Protocol):
+    """A node that sends groups."""
+
+    @property
+    def peer_id(self) -> str: ...
+    @property
+    def groups_sent(self) -> int: ...
+
+
+class Enrollment(NamedTuple):
+    """A sender in the rounds up to `last_step`; with `figures`, one that validates the others' groups."""
+
+    sender: Participant
+    last_step: int
+    quota: Quota
+    figures: Figures | None
+
+    def due(self, step: int) -> int:
+        """Return the groups that it has generated when this step's round is complete."""
+        return self.quota.due(min(step, self.last_step))
+
+
+class SynchronousRounds:
+    """Barrier for the rounds of one swarm."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds = rounds
+        self._enrolled: list[Enrollment] = []
+        self._begun: dict[str, int] = {}  # by peer id: the step that it waits for; all before it are finished
+
+    def enter(
+        self, sender: Participant, figures: Figures | None = None, *, last_step: int, quota: Quota | None = None
+    ) -> None:
+        """Add a sender up to `last_step`; with `figures`, as a node that validates the others' groups."""
+        self._enrolled.append(Enrollment(sender, last_step, quota or Quota(self.rounds), figures))
+
+    def due(self, peer_id: str, step: int) -> int:
+        """Return the groups that this sender has generated when the round of `step` is complete."""
+        return next(place.due(step) for place in self._enrolled if place.sender.peer_id == peer_id)
+
+    async def wait(self, step: int) -> None:
+        """Wait until the round of `step` is complete."""
+        await _until(lambda: self._is_complete(step))
+
+    def arrive(self, peer_id: str, step: int) -> None:
+        """Note that this node has finished all before `step`, including the effects on its peers' reputations."""
+        self._begun[peer_id] = step
+
+    async def begin(self, step: int) -> None:
+        """Wait until every node has finished the previous step, or its last one.
+
+        A step's metrics are written before its bans. A group announced between them would be neither accepted nor
+        rejected.
+        """
+        validators = [place for place in self._enrolled if place.figures]
+        await _until(lambda: all(self._has_done(place, min(step - 1, place.last_step)) for place in validators))
+
+    def _has_done(self, place: Enrollment, step: int) -> bool:
+        if self._begun.get(place.sender.peer_id, 1) > step:
+            return True
+        return step == place.last_step and place.figures is not None and place.figures.step >= step
+
+    def _is_complete(self, step: int) -> bool:
+        if not all(place.quota.is_known(min(step, place.last_step)) for place in self._enrolled):
+            return False
+        due = [place.due(step) for place in self._enrolled]
+        if any(place.sender.groups_sent < number for place, number in zip(self._enrolled, due, strict=True)):
+            return False
+        return all(
+            _num_validated(place.figures) >= sum(due) - number
+            for place, number in zip(self._enrolled, due, strict=True)
+            if place.figures is not None and place.last_step >= step
+        )
+
+
+class RoundGate:
+    """A member's `node.gate.StepGate`: synchronous with the others, with no more groups than its rounds take.
+
+    If the run has `step.fill` it compensates for rejected groups: `quota` says what it generates in each round.
+    """
+
+    def __init__(self, lockstep: SynchronousRounds, parts: Parts, *, quota: Quota | None = None) -> None:
+        self._lockstep = lockstep
+        self._parts = parts
+        self._quota = quota or Quota(lockstep.rounds)
+        self._fill = Fill()
+        self._parts.slots.capacity = self._made(1)
+
+    async def wait(self, step: int) -> bool:
+        """Return True when the round is complete.
+
+        Its groups are generated once every node has finished the previous step. A node that takes that step late would
+        otherwise count them in its own round.
+        """
+        self._lockstep.arrive(self._parts.identity.peer_id, step)
+        await self._lockstep.begin(step)
+        self._parts.slots.resize(self._made(step))
+        await self._lockstep.wait(step)
+        if self._parts.manifest.step.fill:
+            self._plan(step)
+        self._parts.slots.resize(0)
+        return True
+
+    def shares(self, step: int) -> tuple[int, int]:
+        """Return the round's own and remote groups that the step takes."""
+        own, foreign = self._quota.shares(step)
+        drawn = self._parts.manifest.step
+        return (own, foreign) if drawn.generated_groups is None else (min(own, drawn.own_groups), foreign)
+
+    def _made(self, step: int) -> int:
+        """Return the own groups generated for the round."""
+        return self._quota.shares(step)[0]
+
+    def _plan(self, step: int) -> None:
+        """Generate in the next round what is missing in this one. Groups of the next round that are here already do not
+        count.
+        """
+        ready = self._parts.reader.ready_foreign()
+        senders = [sender for sender, number in ready if number <= self._lockstep.due(sender, step)]
+        self._fill.note(self.shares(step)[1], senders)
+        own, _ = self._fill.shares(*self._lockstep.rounds.shares(step + 1))
+        self._quota.plan(step + 1, own)
+
+
+def _num_validated(figures: Figures) -> int:
+    judged = 0
+    for peer in figures.peers.values():
+        refused_later = sum(peer.refused[reason] for reason in AFTER_VALIDATION)  # counted as accepted earlier
+        judged += peer.accepted + peer.refused.total() - refused_later
+    return judged
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    """Poll until the condition holds: it depends on many places, and the swarm works meanwhile."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)

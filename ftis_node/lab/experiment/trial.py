@@ -1,0 +1,259 @@
+"""One trial of an experiment: a swarm of nodes with one method and one seed, from step 0 to the last.
+
+    models --> members, each with the node's own loops --> loopback swarm --> event logs --> TrialResult
+                 generate -> publish -> pull -> intake (validation) -> replay buffer -> train
+
+There is no training loop here. The members are nodes whose parts run in this process (`in_process.py`), with a gate
+that makes them synchronous (`synchronous_rounds.py`). The results are read from their event logs, as in the demo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ftis_node.config.home import Home
+from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings, SwarmSection
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.experiment.byzantine import ByzantineNode
+from ftis_node.lab.experiment.final_evaluation import take_exam
+from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessMakers
+from ftis_node.lab.experiment.provenance import made_by
+from ftis_node.lab.experiment.rounds import Quota, Rounds
+from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
+from ftis_node.lab.experiment.trial_result import TrialResult, read_member
+from ftis_node.node.build import built_parts
+from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.node import rollout_loops
+from ftis_node.node.plan import RunPlan
+from ftis_node.node.pull import PullLoop
+from ftis_node.node.train import TrainLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.lab.experiment.byzantine import Lie
+    from ftis_node.lab.experiment.delay import Delay
+    from ftis_node.lab.experiment.final_evaluation import Exam
+    from ftis_node.lab.experiment.trial_result import ExamResult, MemberResult
+    from ftis_node.node.figures import Figures
+    from ftis_node.node.parts import Generation, Parts
+    from ftis_node.records.codec import CodecName
+
+NEVER = 100_000  # steps between checkpoints: a trial that is cut short is done again
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node of the swarm. `name` appears in the results; a node with a `lie` is malicious.
+
+    `domain` is the SPEC that it generates for, None: the whole task. `steps`: its last step, None: the trial's.
+    `delay`: delay of new weights at its generator, None: the trial's.
+    """
+
+    name: str
+    model: str
+    lora: bool = False
+    lie: Lie | None = None
+    domain: str | None = None
+    steps: int | None = None
+    delay: Delay | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Parameters of one trial. `manifest` says what a step takes and how it learns; the specs contain local paths.
+
+    `labels` are the trial's cell of the matrix, `key` its name among stored results. Members that are `apart` never
+    meet: each is a swarm of its own. The `exam` evaluates all of them together after training.
+    """
+
+    key: str
+    labels: dict[str, Any]
+    manifest: RunManifest
+    members: tuple[Member, ...]
+    task_spec: str
+    eval_specs: tuple[str, ...]
+    delay: Delay
+    seed: int
+    steps: int
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    lora_adapter: LoraSection = LoraSection()
+    max_batch: int = 256
+    codec: CodecName = "exact"
+    apart: bool = False
+    exam: Exam | None = None
+
+    def last_step(self, member: Member) -> int:
+        """Return the last step of a member."""
+        return self.steps if member.steps is None else member.steps
+
+    def delay_of(self, member: Member) -> Delay:
+        """Return the delay of new weights at a member's generator."""
+        return self.delay if member.delay is None else member.delay
+
+    def rounds(self, members: Sequence[Member]) -> Rounds:
+        """Return the rounds of these members, who share one swarm."""
+        step = self.manifest.step
+        return Rounds(step.num_generated, step.foreign_groups, tuple(map(self.last_step, members)))
+
+
+@dataclass(frozen=True, slots=True)
+class HonestSender:
+    """A member as the rounds count it."""
+
+    parts: Parts
+
+    @property
+    def peer_id(self) -> str:
+        return self.parts.identity.peer_id
+
+    @property
+    def groups_sent(self) -> int:
+        """Number of its groups announced so far."""
+        return self.parts.figures.groups_sent
+
+
+class Node(NamedTuple):
+    """A member that was built, the rounds that it keeps to, and what it makes of them."""
+
+    member: Member
+    parts: Parts
+    lockstep: SynchronousRounds
+    quota: Quota
+
+
+def run_trial(
+    trial: Trial, on_progress: Callable[[int], None] = lambda step: None, *, scratch: Path | None = None
+) -> TrialResult:
+    """Run a trial in this process; `on_progress` is called with the last step that a node has finished.
+
+    The nodes' homes are in a folder inside `scratch` and are removed at the end. Raises FtisError.
+    """
+    started_at = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="trial-", dir=scratch) as folder:
+        members, exam = asyncio.run(_run(trial, Path(folder), on_progress))
+    return TrialResult(
+        key=trial.key,
+        labels=trial.labels,
+        manifest=trial.manifest.model_dump(mode="json", exclude_none=True),
+        steps=trial.steps,
+        seed=trial.seed,
+        members=members,
+        seconds=round(time.monotonic() - started_at, 2),
+        exam=exam,
+        made_by=made_by(),
+    )
+
+
+async def _run(
+    trial: Trial, folder: Path, on_progress: Callable[[int], None]
+) -> tuple[list[MemberResult], list[ExamResult]]:
+    """Start all members, run their steps together, and read their results after the last has ended."""
+    async with AsyncExitStack() as stack:
+        nodes = []
+        together, swarm = SynchronousRounds(trial.rounds(trial.members)), LoopbackSwarm()
+        for index, member in enumerate(trial.members):
+            if trial.apart:
+                together, swarm = SynchronousRounds(trial.rounds([member])), LoopbackSwarm()
+            home = _make_home(folder / f"{index}-{member.name}", trial.seed, index)
+            plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs, domain_spec=member.domain)
+            seed = trial.seed * len(trial.members) + index
+            makers = InProcessMakers(swarm, delay=trial.delay_of(member), seed=seed)
+            parts = await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers))
+            quota = Quota(together.rounds, plans=trial.manifest.step.fill and member.lie is None)
+            nodes.append(Node(member, parts, together, quota))
+        await _run_together(trial, nodes, on_progress)
+        honest = [node for node in nodes if node.member.lie is None]
+        names = {node.parts.identity.peer_id: node.member.name for node in nodes}
+        results = [read_member(node.member.name, node.parts, due=node.lockstep.due, names=names) for node in honest]
+        if trial.exam is None:
+            return results, []
+        learners = {node.member.name: node.parts.learner for node in honest}
+        return results, await take_exam(trial.exam, learners, folder / "trained")
+
+
+async def _run_together(trial: Trial, nodes: Sequence[Node], on_progress: Callable[[int], None]) -> None:
+    """Wait until the last member has ended; the first failure ends all and is raised."""
+    for node in nodes:
+        if node.member.lie is None:
+            last_step = trial.last_step(node.member)
+            sender = HonestSender(node.parts)
+            node.lockstep.enter(sender, node.parts.figures, last_step=last_step, quota=node.quota)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(_watch([node.parts.figures for node in nodes], on_progress))
+            lives = [
+                tasks.create_task(_live(trial, node, index, learner=nodes[0].parts.generation), name=node.member.name)
+                for index, node in enumerate(nodes)
+            ]
+            await asyncio.wait(lives)
+            watching.cancel()
+    except BaseExceptionGroup as group:
+        raise first_error(group) from group
+
+
+async def _live(trial: Trial, node: Node, index: int, *, learner: Generation) -> None:
+    member, parts, lockstep, quota = node
+    last_step = trial.last_step(member)
+    if member.lie is not None:
+        assert isinstance(parts.generation, InProcessGeneration)
+        assert isinstance(learner, InProcessGeneration)
+        liar = ByzantineNode(parts, parts.generation, learner, lie=member.lie, seed=trial.seed + index)
+        lockstep.enter(liar, last_step=last_step)
+        await liar.run(lockstep, steps=last_step)
+        return
+    intake = IntakeLoop(parts)
+    loops = rollout_loops(parts, intake, PullLoop(parts, intake))
+    gate = RoundGate(lockstep, parts, quota=quota)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(loop, name=name) for name, loop in loops.items()]
+        await TrainLoop(parts, gate, last_step=last_step).run()
+        for task in running:
+            task.cancel()
+
+
+async def _watch(figures: list[Figures], on_progress: Callable[[int], None]) -> None:
+    while True:
+        on_progress(max(each.step for each in figures))
+        await asyncio.sleep(POLL_S)
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the innermost error of nested exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _make_home(root: Path, seed: int, index: int) -> Home:
+    """Make a home whose identity, and with it the order of prompts, follows from the seed."""
+    home = Home(root)
+    home.create()
+    home.identity.touch(mode=0o600)
+    home.identity.write_text(hashlib.sha256(f"{seed}/{index}".encode()).hexdigest() + "\n")
+    return home
+
+
+def _settings(trial: Trial, member: Member) -> NodeSettings:
+    step = trial.manifest.step
+    return NodeSettings(
+        model=member.model,
+        name=member.name,
+        engine="torch",
+        lora=member.lora,
+        device=trial.device,
+        seed=trial.seed,
+        generation=GenerationSection(groups_in_flight=max(1, step.num_generated), max_batch=trial.max_batch, threads=1),
+        learner=LearnerSection(threads=1, checkpoint_every_steps=NEVER),
+        lora_adapter=trial.lora_adapter,
+        swarm=SwarmSection(codec=trial.codec),
+    )

@@ -1,0 +1,296 @@
+"""The trials of an experiment: all combinations of pairing, method, sharing, delay, number of nodes, lie and seed.
+
+Fairness: in every trial an update takes the same number of completions. `alone` generates all of them itself. In a
+swarm of n nodes each generates 1/n and receives the others. The controls (`baseline.py`) generate as much as a node of
+the swarm and have no peers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from ftis_node.algorithms import find_method, method_parameters
+from ftis_node.config.manifest import MethodSection, RunManifest, first_problem
+from ftis_node.errors import UsageError
+from ftis_node.lab.experiment.baseline import ALONE, CONTROLS, is_alone, parse_alone
+from ftis_node.lab.experiment.byzantine import LIES
+from ftis_node.lab.experiment.delay import delay_alone, parse_delays
+from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
+from ftis_node.lab.experiment.trial import Member, Trial
+from ftis_node.records.codec import CODECS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ftis_node.config.node import LoraSection
+    from ftis_node.lab.experiment.pairs import Pair
+
+SAPO = re.compile(r"sapo:(\d+)/(\d+)(?:/(\d+))?")  # own and remote groups drawn, and own ones generated
+CHOICE = re.compile(r"(newest|useful)(?::(\d+))?")  # vertical; number of remote groups taken
+FILLED = "filled"  # vertical, and own groups replace rejected remote ones
+DIVIDED = "divided"  # vertical, and each node generates more of the parts where it has an advantage
+NOT_OF_THE_LOSS = ("advantage_scale", "peer_weights")  # parameters of every method, besides those of the loss
+FILTER_PARAMETERS = ("kl_estimator", "kl_threshold", "filter", "keep_share")
+FOREVER_VERSIONS, FOREVER_S = 100_000, 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Parameters of `compare`. Axes with one value do not appear in the labels of the results."""
+
+    base: RunManifest
+    pairs: tuple[Pair, ...]
+    methods: tuple[str, ...]
+    task_spec: str
+    eval_specs: tuple[str, ...]
+    steps: int
+    seeds: range
+    lora_adapter: LoraSection
+    shares: tuple[str, ...] = ("vertical",)
+    delays: tuple[str, ...] = ("none",)
+    num_nodes: tuple[int, ...] = (2,)
+    lies: tuple[str, ...] = ("none",)
+    num_liars: int = 1
+    codecs: tuple[str, ...] = ("exact",)
+    controls: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @property
+    def completions_per_update(self) -> int:
+        """Completions per update of one learner, in every trial but those of a SAPO split."""
+        step = self.base.step
+        return (step.own_groups + step.foreign_groups) * self.base.sampling.group_size
+
+    def trials(self) -> list[Trial]:
+        """Return all trials without duplicates, seeds outermost, so that early results show all methods.
+
+        Raises UsageError for a setting that does not fit.
+        """
+        found: dict[str, Trial] = {}
+        for seed, setting in product(self.seeds, list(self._settings())):
+            for trial in setting.trials(seed):
+                found.setdefault(trial.key, trial)
+        return list(found.values())
+
+    @property
+    def all_methods(self) -> tuple[str, ...]:
+        """The given methods, after the controls if those are requested and a swarm is among the methods."""
+        has_swarm = any(not is_alone(method) for method in self.methods)
+        controls = (ALONE, *CONTROLS) if self.controls and has_swarm else ()
+        return tuple(dict.fromkeys((*controls, *self.methods)))
+
+    def _settings(self) -> Iterator[Setting]:
+        for pair, method, delay in product(self.pairs, self.all_methods, self.delays):
+            if is_alone(method):
+                own_delay = delay_alone(delay)
+                if not parse_alone(method).own:
+                    yield Setting(self, pair, method, own_delay)
+                    continue
+                for share, num_nodes in product(self.shares, self.num_nodes):
+                    yield Setting(self, pair, method, own_delay, share=share, num_nodes=num_nodes)
+                continue
+            for share, num_nodes, lie, codec in product(self.shares, self.num_nodes, self.lies, self.codecs):
+                yield Setting(self, pair, method, delay, share=share, num_nodes=num_nodes, lie=lie, codec=codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One cell of the trial matrix."""
+
+    experiment: Experiment
+    pair: Pair
+    method: str
+    delay: str
+    share: str = "vertical"
+    num_nodes: int = 1
+    lie: str = "none"
+    codec: str = "exact"
+    labels: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.lie not in ("none", *LIES):
+            raise UsageError(f"no lie {self.lie!r}: use none, {', '.join(LIES)}")
+        if self.codec not in CODECS:
+            raise UsageError(f"no codec {self.codec!r}: use {', '.join(CODECS)}")
+        labels = {
+            "pair": self.pair.name,
+            "method": self.method,
+            "share": self.share,
+            "delay": self.delay,
+            "nodes": self.num_nodes,
+            "lie": self.lie,
+            "codec": self.codec,
+            "model_seed": self.pair.model_seed,
+        }
+        object.__setattr__(self, "labels", labels)
+
+    def trials(self, seed: int) -> Iterator[Trial]:
+        """Yield one swarm, or for `alone` one run for every model of the pairing."""
+        if is_alone(self.method):
+            for member in self.pair.members:
+                yield self.trial([Member(member.name, member.model, member.lora)], seed)
+            return
+        members = [Member(node.name, node.model, node.lora) for node in self.pair.swarm(self.num_nodes)]
+        if self.lie != "none":
+            num_honest = self.num_nodes - self.experiment.num_liars
+            if num_honest < 1:
+                raise UsageError(
+                    f"--liars {self.experiment.num_liars}: one node at least of {self.num_nodes} is honest"
+                )
+            for index, node in enumerate(members[num_honest:], start=num_honest):
+                members[index] = Member("liar", node.model, node.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
+        members[-1] = self._late(members[-1])
+        yield self.trial(members, seed)
+
+    def _late(self, last: Member) -> Member:
+        """Return the last node with its own delay, if any. A copy of another node's model gets its own name."""
+        _, delay = parse_delays(self.delay)
+        if delay is None:
+            return last
+        if last.lie is not None:
+            raise UsageError(f"{self.delay} with --lies {self.lie}: the last node lies, and a liar has no new weights")
+        model, mark, _ = last.name.partition(COPY_MARK)
+        return replace(last, name=model + LATE_MARK if mark else model, delay=delay)
+
+    def trial(self, members: Sequence[Member], seed: int) -> Trial:
+        experiment = self.experiment
+        trial = Trial(
+            key="",
+            labels=self.labels,
+            manifest=self._manifest(),
+            members=tuple(members),
+            task_spec=experiment.task_spec,
+            eval_specs=experiment.eval_specs,
+            delay=parse_delays(self.delay)[0],
+            seed=seed,
+            steps=experiment.steps,
+            device=experiment.device,
+            lora_adapter=experiment.lora_adapter,
+            codec=self.codec,  # type: ignore[arg-type]  # checked
+        )
+        return with_key(trial)
+
+    def _manifest(self) -> RunManifest:
+        base = self.experiment.base
+        step = base.step.model_dump() | {
+            "steps_ahead": 0,
+            "max_version_lag": FOREVER_VERSIONS,
+            "max_age_s": FOREVER_S,
+        }
+        sampling = base.sampling.model_dump()
+        optimizer = base.optimizer.model_dump()
+        self._share_out(step, sampling)
+        if is_alone(self.method):
+            own = step.pop("generated_groups", None) or step["own_groups"]
+            step.update(own_groups=own, foreign_groups=0, share="vertical", choice="newest", fill=False, divide="even")
+            optimizer["updates_per_batch"] = parse_alone(self.method).updates or base.optimizer.updates_per_batch
+        document = base.model_dump() | {
+            "step": step,
+            "sampling": sampling,
+            "optimizer": optimizer,
+            "method": self._method().model_dump(),
+        }
+        document["wire"] = base.wire.model_dump() | {"codecs": (*base.wire.codecs, self.codec)}
+        try:
+            return RunManifest.model_validate(document)
+        except ValidationError as error:
+            raise UsageError(f"{self.method} with {self.num_nodes} nodes: {first_problem(error)}") from None
+
+    def _share_out(self, step: dict[str, Any], sampling: dict[str, Any]) -> None:
+        """Set how much of an update each node generates."""
+        base, nodes = self.experiment.base, self.num_nodes
+        total = base.step.own_groups + base.step.foreign_groups
+        if match := SAPO.fullmatch(self.share):
+            if int(match[1]) == 0:
+                raise UsageError(f"{self.share}: every node must generate something, so I is at least 1")
+            step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), choice="sapo")
+            if match[3]:
+                step.update(generated_groups=int(match[3]))
+        elif match := CHOICE.fullmatch(self.share):
+            self._share_evenly(step)
+            made, wanted = step["foreign_groups"], int(match[2] or step["foreign_groups"])
+            if wanted > made:
+                raise UsageError(f"{self.share}: the others of {nodes} nodes make {made} groups an update")
+            step.update(foreign_groups=wanted, choice=match[1])
+        elif self.share == "horizontal":
+            if sampling["group_size"] % nodes:
+                raise UsageError(f"{nodes} nodes cannot share groups of {sampling['group_size']} completions evenly")
+            sampling["group_size"] //= nodes
+            step.update(own_groups=total, foreign_groups=total * (nodes - 1), share="horizontal")
+        elif self.share in ("vertical", FILLED, DIVIDED):
+            self._share_evenly(step)
+            divide = "advantage" if self.share == DIVIDED else base.step.divide
+            step.update(fill=base.step.fill or self.share == FILLED, divide=divide)
+        else:
+            known = f"vertical, {FILLED}, {DIVIDED}, horizontal, newest:J, useful:J or sapo:I/J[/G]"
+            raise UsageError(f"no sharing {self.share!r}: use {known}")
+
+    def _share_evenly(self, step: dict[str, Any]) -> None:
+        """Let each node generate 1/n of an update's prompts and receive the others."""
+        total = self.experiment.base.step.own_groups + self.experiment.base.step.foreign_groups
+        if total % self.num_nodes:
+            raise UsageError(f"{self.num_nodes} nodes cannot share {total} prompts an update evenly")
+        own = total // self.num_nodes
+        step.update(own_groups=own, foreign_groups=total - own)
+
+    def _method(self) -> MethodSection:
+        method = parse_alone(self.method).method if is_alone(self.method) else self.method
+        return parse_method(method, self.experiment.base.method)
+
+
+def parse_method(text: str, base: MethodSection) -> MethodSection:
+    """Parse `NAME` or `NAME:parameter=value:...`. Raises UsageError.
+
+    Parameters of the base apply to every method that has them, those of the filter to methods that filter.
+    """
+    name, *pairs = text.split(":")
+    try:
+        filtered = find_method(name).filtered
+        known = [*NOT_OF_THE_LOSS, *method_parameters(name)]
+        settings = base.given() | {name: getattr(base, name) for name in NOT_OF_THE_LOSS}
+        given: dict[str, Any] = {
+            key: value for key, value in settings.items() if key in known and (filtered or key not in FILTER_PARAMETERS)
+        }
+        for pair in pairs:
+            key, separator, value = pair.partition("=")
+            if not separator or key not in known:
+                raise UsageError(f"{text!r}: {key!r} is no parameter of {name}; it takes {', '.join(known)}")
+            given[key] = value
+        return MethodSection.model_validate({"name": name} | given)
+    except ValidationError as error:
+        raise UsageError(f"{text!r}: {first_problem(error)}") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def with_key(trial: Trial) -> Trial:
+    """Return the trial with a key derived from all that determines its result."""
+    described = {
+        "manifest": trial.manifest.model_dump(mode="json"),
+        "members": [_given(member) for member in trial.members],
+        "specs": [trial.task_spec, *trial.eval_specs],
+        "delay": asdict(trial.delay),
+        "seed": trial.seed,
+        "steps": trial.steps,
+        "adapter": trial.lora_adapter.model_dump(),
+        "codec": trial.codec,
+    }
+    if trial.apart:
+        described["apart"] = True
+    if trial.exam is not None:
+        described["exam"] = asdict(trial.exam)
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+    fields = {name: getattr(trial, name) for name in Trial.__slots__}
+    return Trial(**fields | {"key": f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}"})
+
+
+def _given(member: Member) -> dict[str, Any]:
+    """Return a member's fields. Fields added later are left out if unset, so that old keys stay valid."""
+    return {name: value for name, value in asdict(member).items() if value is not None or name == "lie"}

@@ -1,0 +1,187 @@
+"""Result of a trial: the metrics of each member, read from its event log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ftis_node.learner.senders import SenderFigures, add_up
+from ftis_node.telemetry.events import read_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ftis_node.node.parts import Parts
+
+STEP_FIGURES = (
+    *("reward_mean", "own_reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "entropy"),
+)
+SIDES = ("own", "foreign")
+SHARES = tuple(SenderFigures("", False).shares())
+SENDER_FIGURES = tuple(f"{side}_{name}" for side in SIDES for name in SHARES)
+TRAINED_COST, GENERATED_COST = 6, 2  # operations a parameter and token: forward and backward, and forward alone
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """One point of a curve. `tokens_generated` and `tokens_received` count completion tokens up to this step."""
+
+    step: int
+    task: str
+    pass_at_1: float
+    n: int
+    reward_mean: float | None
+    tokens_generated: int
+    tokens_received: int
+
+
+class LogRatios(msgspec.Struct, frozen=True):
+    """Histogram of the tokens of a step by log rho (learner minus generator), for A > 0 and A < 0 separately.
+
+    The bins are those between `algorithms.diagnostics.LOG_RATIO_EDGES`; there are none if no token was counted.
+    """
+
+    step: int
+    side: str
+    positives: tuple[int, ...]
+    negatives: tuple[int, ...]
+
+
+class MemberResult(msgspec.Struct, frozen=True):
+    """One node's trial. `steps` holds a list of values a step for each of STEP_FIGURES and SENDER_FIGURES.
+
+    `peer_weights` has a step's weights of the other members by name, where the method weighs them.
+    `division` has a step's shares of the task's parts in what it generates, where the run has `step.divide`.
+    `refused` counts by reason. `log_ratios` are those of the first step, one in the middle, and the last.
+    `tokens_generated` and `tokens_trained` are completion tokens of all its steps; `domain` is None where it generated
+    for the whole task.
+    """
+
+    name: str
+    model: str
+    parameters: int
+    trainable_parameters: int
+    own_groups: int
+    foreign_groups: int
+    bytes_received: int
+    refused: dict[str, int]
+    evaluations: list[Evaluation]
+    steps: dict[str, list[float | None]]
+    domain: str | None = None
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    log_ratios: list[LogRatios] = []
+    peer_weights: list[dict[str, float]] = []
+    division: list[dict[str, float]] = []
+
+    @property
+    def compute(self) -> float:
+        """Floating-point operations, counted as usual: 6 a parameter and trained token, 2 a generated one."""
+        return self.parameters * (TRAINED_COST * self.tokens_trained + GENERATED_COST * self.tokens_generated)
+
+    def curve(self, task: str) -> list[Evaluation]:
+        """The points of one task."""
+        return [point for point in self.evaluations if point.task == task]
+
+
+class ExamResult(msgspec.Struct, frozen=True):
+    """What the trained members together answer rightly of a task's held-out problems, in one mode of the ensemble."""
+
+    task: str
+    mode: str
+    pass_at_1: float
+    n: int
+    generated_tokens: int
+    forward_tokens: int
+
+
+class TrialResult(msgspec.Struct, frozen=True):
+    """A finished trial. `labels` are its place in the experiment: pair, method, delay, ...; `made_by` is its code."""
+
+    key: str
+    labels: dict[str, Any]
+    manifest: dict[str, Any]
+    steps: int
+    seed: int
+    members: list[MemberResult]
+    seconds: float
+    exam: list[ExamResult] = []
+    made_by: str = ""
+
+
+def read_member(name: str, parts: Parts, *, due: Callable[[str, int], int], names: Mapping[str, str]) -> MemberResult:
+    """The figures of a member that has ended.
+
+    `due`: how many groups a sender has made for the steps up to one. `names` of all members by peer id.
+    """
+    events = read_events(parts.home.events)
+    steps = [event for event in events if event["event"] == "step"]
+    admitted = [event for event in events if event["event"] == "admitted"]
+    rewards = {event["step"]: event["reward_mean"] for event in steps}
+
+    def tokens(step: int, *, own: bool) -> int:
+        """Of groups made for steps up to this one; later ones may be here already."""
+        return sum(
+            event["num_tokens"]
+            for event in admitted
+            if event["own"] == own and event["number"] <= due(event["sender"], step)
+        )
+
+    state = parts.learner.state
+    assert state is not None, "a learner that took steps has a state"
+    return MemberResult(
+        name=name,
+        model=parts.source.name,
+        parameters=state.parameters,
+        trainable_parameters=state.trainable_parameters,
+        own_groups=sum(event["own_groups"] for event in steps),
+        foreign_groups=sum(event["foreign_groups"] for event in steps),
+        bytes_received=parts.figures.envelope_bytes_received,
+        refused=dict(parts.figures.refused),
+        evaluations=[
+            Evaluation(
+                step=event["step"],
+                task=event["task"],
+                pass_at_1=event["pass_at_1"],
+                n=event["n"],
+                reward_mean=rewards.get(event["step"]),
+                tokens_generated=tokens(event["step"], own=True),
+                tokens_received=tokens(event["step"], own=False),
+            )
+            for event in events
+            if event["event"] == "eval"
+        ],
+        steps={figure: [event[figure] for event in steps] for figure in STEP_FIGURES} | _by_side(steps),
+        domain=parts.domain_name or None,
+        tokens_generated=tokens(state.step, own=True),
+        tokens_trained=sum(event["num_tokens"] for event in steps),
+        log_ratios=_log_ratios(steps),
+        peer_weights=[
+            {names[peer_id]: weight for peer_id, weight in event["weights"].items()}
+            for event in events
+            if event["event"] == "peer_weights"
+        ],
+        division=[event["shares"] for event in events if event["event"] == "division"],
+    )
+
+
+def _sides(event: dict[str, Any]) -> dict[str, SenderFigures]:
+    """Return the metrics of a step's own completions, and of all remote ones together."""
+    senders = msgspec.convert(event["by_sender"], list[SenderFigures])
+    return {side: add_up(each for each in senders if each.own == (side == "own")) for side in SIDES}
+
+
+def _by_side(steps: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """A list of values a step for each of SENDER_FIGURES."""
+    shares = [{side: figures.shares() for side, figures in _sides(event).items()} for event in steps]
+    return {f"{side}_{name}": [each[side][name] for each in shares] for side in SIDES for name in SHARES}
+
+
+def _log_ratios(steps: list[dict[str, Any]]) -> list[LogRatios]:
+    """Of the first step, one in the middle and the last; of fewer steps all."""
+    chosen = {place: steps[place] for place in (0, len(steps) // 2, len(steps) - 1) if steps}
+    return [
+        LogRatios(event["step"], side, figures.positive_log_ratios, figures.negative_log_ratios)
+        for event in chosen.values()
+        for side, figures in _sides(event).items()
+    ]

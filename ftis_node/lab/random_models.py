@@ -1,0 +1,76 @@
+"""Models with realistic shapes and random weights, for measurements without downloads.
+
+`12m`, `12m-wide` (fewer and wider layers, for the learner) and `110m` are for a CPU; `0.5b` and `3b` have the shapes of
+Qwen2.5's models. The tokenizer is that of the tiny models. It has an entry for each row of the embedding only on
+request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from ftis_node.lab.tiny.tokenizer import make_tokenizer
+from ftis_node.models.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+SHARD_SIZE: Final = "2GB"
+
+
+def _shape(
+    vocab_size: int, hidden_size: int, intermediate_size: int, layers: int, heads: int, kv: int
+) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "tie_word_embeddings": True,
+    }
+
+
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "12m": _shape(8192, 256, 1408, 8, 4, 2),
+    "12m-wide": _shape(8192, 256, 1920, 6, 4, 2),
+    "110m": _shape(32768, 768, 2048, 12, 12, 4),
+    "0.5b": _shape(151936, 896, 4864, 24, 14, 2),
+    "3b": _shape(151936, 2048, 11008, 36, 16, 2),
+}
+
+
+def save_random_model(
+    shape: str,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    vocab_size: int | None = None,
+    pads_tokenizer: bool = False,
+    device: str = "cpu",
+) -> int:
+    """Write a model folder of that shape in the hub's layout; `vocab_size` None: the shape's own.
+
+    The weights are made in `dtype` on `device`, so that memory holds them once. `pads_tokenizer`: any token id of the
+    embedding has a text, as in a real model. Return the number of parameters.
+    """
+    torch.manual_seed(0)
+    sizes = SHAPES[shape] | ({} if vocab_size is None else {"vocab_size": vocab_size})
+    tokenizer = make_tokenizer(sizes["vocab_size"] if pads_tokenizer else None)
+    config = Qwen2Config(**sizes, max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = Qwen2ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    with quiet_libraries():
+        model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
+        tokenizer.save_pretrained(folder)
+    return int(model.num_parameters())

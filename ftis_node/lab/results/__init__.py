@@ -1,0 +1,3 @@
+"""Evaluation of experiments: tables, plots, comparison with a node without peers."""
+
+from __future__ import annotations

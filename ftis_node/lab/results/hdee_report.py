@@ -1,0 +1,166 @@
+"""Report of the experiment with domain experts: accuracy of each expert and of all together, and the cost.
+
+Values are means over seeds with the standard error of the mean. A *cell* is one arm, separate or sharing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from ftis_node.lab.experiment.baseline import ALONE
+from ftis_node.lab.experiment.hdee import DOMAINS, ONE, SPECS
+from ftis_node.lab.results.plots import plot_domains, plot_rows
+from ftis_node.lab.results.report import document
+from ftis_node.lab.results.step_metrics import write_steps_csv
+from ftis_node.lab.results.summary import estimate, markdown, write_csv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ftis_node.lab.experiment.trial_matrix import Experiment
+    from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
+    from ftis_node.lab.results.summary import Estimate
+
+    Figure = Callable[[TrialResult, str], float]  # of a trial, for a domain's task
+
+APART = "apart"
+BEFORE, OWN, BEST = "own expert, before", "own expert", "best expert"
+GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One arm under one way of sharing, with a trial for each seed."""
+
+    arm: str
+    sharing: str
+    trials: tuple[TrialResult, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Its experts."""
+        return [member.name for member in self.trials[0].members]
+
+    def over_seeds(self, figure: Figure, task: str) -> Estimate:
+        """Mean and error of a figure for one domain."""
+        return estimate([figure(trial, task) for trial in self.trials])
+
+    def over_domains(self, figure: Figure) -> Estimate:
+        """Mean and error of the figure's mean over the domains."""
+        return estimate([fmean(figure(trial, task) for task in SPECS) for trial in self.trials])
+
+    def compute(self, name: str | None = None) -> Estimate:
+        """Operations of one expert, or of all, in units of 10^9."""
+        return estimate(
+            [sum(each.compute for each in trial.members if name in (None, each.name)) / GIGA for trial in self.trials]
+        )
+
+    def figures(self) -> dict[str, Figure]:
+        """Return the values of each domain by name: its own expert before and after, the best one, and all together."""
+        if self.arm == ONE:
+            return {"the model, before": _at(ONE, 0), "the model": _at(ONE, -1)}
+        found: dict[str, Figure] = {BEFORE: _own(0), OWN: _own(-1), BEST: self._best}
+        return found | {f"ensemble, {mode}": _together(mode) for mode in self._modes()}
+
+    def _modes(self) -> list[str]:
+        return list(dict.fromkeys(each.mode for each in self.trials[0].exam))
+
+    def _best(self, trial: TrialResult, task: str) -> float:
+        """Of the expert that is best on this domain in the mean over seeds."""
+        means = {name: fmean(_at(name, -1)(each, task) for each in self.trials) for name in self.names}
+        return _at(max(means, key=means.__getitem__), -1)(trial, task)
+
+
+def _member(trial: TrialResult, name: str) -> MemberResult:
+    return next(member for member in trial.members if member.name == name)
+
+
+def _at(name: str, place: int) -> Figure:
+    """Accuracy of one expert at one of its evaluations."""
+    return lambda trial, task: _member(trial, name).curve(task)[place].pass_at_1
+
+
+def _own(place: int) -> Figure:
+    """Accuracy of each domain's own expert."""
+    return lambda trial, task: _at(_expert_of(task), place)(trial, task)
+
+
+def _together(mode: str) -> Figure:
+    return lambda trial, task: next(e.pass_at_1 for e in trial.exam if (e.task, e.mode) == (task, mode))
+
+
+def _expert_of(task: str) -> str:
+    return DOMAINS[SPECS.index(task)]
+
+
+def cells_of(results: Sequence[TrialResult]) -> list[Cell]:
+    """The cells, in the order of the trials."""
+    found: dict[tuple[str, str], list[TrialResult]] = {}
+    for result in results:
+        method = str(result.labels["method"])
+        place = (str(result.labels["arm"]), APART if method == ALONE else method)
+        found.setdefault(place, []).append(result)
+    return [Cell(*place, tuple(trials)) for place, trials in found.items()]
+
+
+def write_hdee_report(experiment: Experiment, results: Sequence[TrialResult], out: Path) -> str:
+    """Writes all files into `out`; returns the tables."""
+    cells = cells_of(results)
+    tables = f"{arms_table(cells)}\n{experts_table(cells)}"
+    (out / "table.md").write_text(tables)
+    (out / "results.json").write_bytes(document(experiment, results))
+    write_csv(results, out / "curves.csv")
+    write_steps_csv(results, out / "steps.csv")
+    plot_domains({task: {_label(cell): _curve(cell, task) for cell in cells} for task in SPECS}, out / "curves.png")
+    panels = {
+        sharing: {
+            cell.arm: {who: cell.over_domains(figure) for who, figure in cell.figures().items()}
+            for cell in cells
+            if cell.sharing == sharing
+        }
+        for sharing in dict.fromkeys(cell.sharing for cell in cells)
+    }
+    plot_rows(panels, out / "arms.png", x="greedy pass@1, mean of the domains")
+    return tables
+
+
+def arms_table(cells: Sequence[Cell]) -> str:
+    """One row for everyone who answers: each domain, their mean, and what all of the arm's training cost."""
+    head = ["arm", "sharing", "who", *DOMAINS, "mean of the domains", "compute, GFLOP", "seeds"]
+    rows = [head, ["---"] * len(head)]
+    for cell in cells:
+        for who, figure in cell.figures().items():
+            estimates = [*(cell.over_seeds(figure, task) for task in SPECS), cell.over_domains(figure)]
+            cost = f"{cell.compute().mean:.1f}"
+            rows.append([cell.arm, cell.sharing, who, *map(str, estimates), cost, str(len(cell.trials))])
+    return markdown(rows)
+
+
+def experts_table(cells: Sequence[Cell]) -> str:
+    """One row for every expert: its size, steps and cost, and every domain after training; `*` marks its own."""
+    head = ["arm", "sharing", "expert", "parameters", "steps", *DOMAINS, "compute, GFLOP"]
+    rows = [head, ["---"] * len(head)]
+    for cell in cells:
+        for name in cell.names:
+            member = _member(cell.trials[0], name)
+            known = [
+                f"{cell.over_seeds(_at(name, -1), task)}{'*' if name in (ONE, _expert_of(task)) else ''}"
+                for task in SPECS
+            ]
+            steps, cost = str(len(member.steps["grad_norm"])), f"{cell.compute(name).mean:.1f}"
+            rows.append([cell.arm, cell.sharing, name, f"{member.parameters:,}", steps, *known, cost])
+    return markdown(rows)
+
+
+def _label(cell: Cell) -> str:
+    return f"{cell.arm}, {cell.sharing}"
+
+
+def _curve(cell: Cell, task: str) -> list[tuple[int, Estimate]]:
+    """Accuracy by step of the domain's own expert."""
+    name = ONE if cell.arm == ONE else _expert_of(task)
+    steps = [point.step for point in _member(cell.trials[0], name).curve(task)]
+    return [(step, cell.over_seeds(_at(name, place), task)) for place, step in enumerate(steps)]

@@ -1,0 +1,285 @@
+"""Summarizes the results of trials: curves as rows of a CSV file, means with standard errors as a table.
+
+A *line* of an experiment is one model under one setting. Means and standard errors are taken over seeds of the initial
+models if there are several, after averaging over the other seeds of each model. Otherwise they are taken over the seeds
+of prompts and sampling. The standard error is that of the mean, with n - 1 in the deviation; for one value there is
+none.
+
+The binomial error of the test set has a column of its own. It is the same in every line of a table, and does not cancel
+in differences between different test sets.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING
+
+from ftis_node.lab.experiment.baseline import ALONE, is_alone, parse_alone
+from ftis_node.lab.experiment.delay import delay_alone
+from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
+
+AXES = ("share", "delay", "nodes", "lie", "codec")  # beside pair and method
+CSV_COLUMNS = (
+    "pair", "method", "model", "seed", "step", "task",
+    "pass_at_1", "reward_mean", "tokens_generated", "tokens_received",
+)  # fmt: skip
+PAYOFF_SHARE = 0.95  # of what `alone` reaches in the end
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds and its standard error; `error` is None for one seed."""
+
+    mean: float
+    error: float | None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" if self.error is None else f"{self.mean:.3f} ± {self.error:.3f}"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and standard error of at least one value."""
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Estimate(fmean(values), error)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One model under one setting. `runs` holds its results by (model seed, seed); copies of a model are together.
+
+    Copies in one swarm are not independent, so they are averaged before anything is taken over seeds.
+    """
+
+    pair: str
+    method: str
+    model: str
+    labels: dict[str, object]
+    runs: Mapping[tuple[int, int], tuple[MemberResult, ...]]
+
+    @property
+    def alone(self) -> tuple[str, str, str]:
+        """Pair, model and delay of what it is compared with: the same model without peers."""
+        return self.pair, self.model.removesuffix(LATE_MARK), delay_alone(str(self.labels["delay"]))
+
+    def values(self, value: Callable[[MemberResult], float]) -> dict[tuple[int, int], float]:
+        """A member's figure by (model seed, seed)."""
+        return {seeds: fmean(value(member) for member in copies) for seeds, copies in self.runs.items()}
+
+    def estimate(self, value: Callable[[MemberResult], float]) -> Estimate:
+        """Mean and error of a member's figure."""
+        return estimate(over_seeds(self.values(value)))
+
+    def final(self, task: str) -> Estimate:
+        """Accuracy at the last evaluation."""
+        return self.estimate(final_accuracy(task))
+
+    def along(self, task: str) -> Estimate:
+        """Accuracy averaged over the evaluations after step 0: who learns sooner has more."""
+        return self.estimate(mean_accuracy(task))
+
+    def test_error(self, task: str) -> float:
+        """The binomial standard error of the final accuracy, for the test set's number of problems."""
+        accuracy = self.final(task).mean
+        return math.sqrt(accuracy * (1 - accuracy) / self.members()[0].curve(task)[-1].n)
+
+    def curve(self, task: str) -> list[tuple[int, Estimate]]:
+        """Accuracy by step."""
+        steps = [point.step for point in self.members()[0].curve(task)]
+        return [(step, self.estimate(_accuracy_at(task, place))) for place, step in enumerate(steps)]
+
+    def step_means(self, figure: str) -> list[tuple[int, float]]:
+        """A figure of the steps by step, the mean over all runs that have it there."""
+        by_step: dict[int, list[float]] = defaultdict(list)
+        for member in self.members():
+            for place, value in enumerate(member.steps.get(figure, [])):
+                if value is not None:
+                    by_step[place + 1].append(value)
+        return [(step, fmean(values)) for step, values in sorted(by_step.items())]
+
+    def tokens(self, task: str) -> tuple[float, float]:
+        """Tokens generated and received by the end, means over seeds."""
+        generated = self.estimate(lambda member: member.curve(task)[-1].tokens_generated)
+        return generated.mean, self.estimate(lambda member: member.curve(task)[-1].tokens_received).mean
+
+    def kept(self) -> float | None:
+        """Mean share of completions that the filter kept."""
+        shares = [share for member in self.members() for share in member.steps["kept_fraction"] if share is not None]
+        return fmean(shares) if shares else None
+
+    def members(self) -> list[MemberResult]:
+        """All results, seeds and copies alike."""
+        return [member for copies in self.runs.values() for member in copies]
+
+
+def final_accuracy(task: str) -> Callable[[MemberResult], float]:
+    """Of a member: accuracy at the last evaluation."""
+    return lambda member: member.curve(task)[-1].pass_at_1
+
+
+def mean_accuracy(task: str) -> Callable[[MemberResult], float]:
+    """Of a member: accuracy averaged over the evaluations after step 0."""
+    return lambda member: fmean(point.pass_at_1 for point in member.curve(task)[1:])
+
+
+def over_seeds(values: Mapping[tuple[int, int], float]) -> list[float]:
+    """The values to take a mean and an error of, from values by (model seed, seed)."""
+    by_model: dict[int, list[float]] = defaultdict(list)
+    for (model_seed, _), value in values.items():
+        by_model[model_seed].append(value)
+    return [fmean(found) for found in by_model.values()] if len(by_model) > 1 else list(values.values())
+
+
+def _accuracy_at(task: str, place: int) -> Callable[[MemberResult], float]:
+    return lambda member: member.curve(task)[place].pass_at_1
+
+
+def varied_axes(results: Sequence[TrialResult]) -> list[str]:
+    """The axes along which the swarms of an experiment, and their controls, differ; without any, those of its nodes."""
+    labels = [result.labels for result in results]
+    swarms = [each for each in labels if _has_part(str(each["method"]))]
+    return [axis for axis in AXES if len({str(each[axis]) for each in swarms or labels}) > 1]
+
+
+def _has_part(method: str) -> bool:
+    """Whether its nodes generate a part of an update, in a swarm or as its control."""
+    return not is_alone(method) or parse_alone(method).own
+
+
+def method_label(labels: dict[str, object], axes: Sequence[str]) -> str:
+    """The method, with its place on the axes that vary."""
+    method = str(labels["method"])
+    if is_alone(method):  # of these axes, one that generates a node's part has those that its part depends on
+        axes = [axis for axis in axes if axis == "delay" or (parse_alone(method).own and axis in ("share", "nodes"))]
+    return " ".join([method, *(f"{axis}={labels[axis]}" for axis in axes)])
+
+
+def lines_of(results: Sequence[TrialResult]) -> list[Line]:
+    """The lines of an experiment, in the order of its trials."""
+    axes = varied_axes(results)
+    found: dict[tuple[str, str, str], dict[tuple[int, int], list[MemberResult]]] = {}
+    labels: dict[tuple[str, str, str], dict[str, object]] = {}
+    for result in results:
+        for member in result.members:
+            place = (
+                str(result.labels["pair"]),
+                method_label(result.labels, axes),
+                member.name.split(COPY_MARK)[0],
+            )
+            labels.setdefault(place, result.labels)
+            found.setdefault(place, defaultdict(list))[model_seed(result), result.seed].append(member)
+    return [
+        Line(*place, labels[place], {seeds: tuple(members) for seeds, members in runs.items()})
+        for place, runs in found.items()
+    ]
+
+
+def model_seed(result: TrialResult) -> int:
+    """The seed of the trial's starting models; 0 where it does not say."""
+    return int(result.labels.get("model_seed", 0))
+
+
+def write_csv(results: Sequence[TrialResult], path: Path) -> None:
+    """One row for every evaluation of every member; a last column `model_seed` where models of several were used."""
+    axes = varied_axes(results)
+    has_model_seeds = len({model_seed(result) for result in results}) > 1
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow((*CSV_COLUMNS, *(["model_seed"] if has_model_seeds else [])))
+        for result in results:
+            for member in result.members:
+                name = (result.labels["pair"], method_label(result.labels, axes), member.name, result.seed)
+                last = [model_seed(result)] if has_model_seeds else []
+                writer.writerows((*name, *_row(point), *last) for point in member.evaluations)
+
+
+def _row(point: Evaluation) -> tuple[object, ...]:
+    reward = "" if point.reward_mean is None else f"{point.reward_mean:.6f}"
+    accuracy = f"{point.pass_at_1:.6f}"
+    return point.step, point.task, accuracy, reward, point.tokens_generated, point.tokens_received
+
+
+def tokens_until(member: MemberResult, task: str, accuracy: float) -> float | None:
+    """Own tokens generated when a curve first reaches `accuracy`, between two evaluations in a straight line."""
+    curve = member.curve(task)
+    if curve[0].pass_at_1 >= accuracy:
+        return 0.0
+    for before, after in zip(curve, curve[1:], strict=False):
+        if after.pass_at_1 >= accuracy:
+            share = (accuracy - before.pass_at_1) / (after.pass_at_1 - before.pass_at_1)
+            return before.tokens_generated + share * (after.tokens_generated - before.tokens_generated)
+    return None
+
+
+def payoff(lines: Sequence[Line], line: Line, task: str) -> Estimate | None:
+    """Own tokens of a line until 95 % of `alone`'s final accuracy, as a share of what `alone` needs itself.
+
+    None where there is no `alone` for this pair and model, it was there from the start, or a seed never gets there.
+    """
+    alone = alone_line(lines, line)
+    if alone is None:
+        return None
+    goal = PAYOFF_SHARE * alone.final(task).mean
+    by_alone = [tokens_until(member, task, goal) for member in alone.members()]
+    reached_alone = [tokens for tokens in by_alone if tokens is not None]
+    needed = {id(member): tokens_until(member, task, goal) for member in line.members()}
+    if not reached_alone or None in needed.values() or fmean(reached_alone) == 0:
+        return None
+    return line.estimate(lambda member: (needed[id(member)] or 0.0) / fmean(reached_alone))
+
+
+def alone_line(lines: Sequence[Line], line: Line) -> Line | None:
+    """The same model alone, generating whole updates; under the same delay where there is one.
+
+    Where only a peer was late, that is no delay.
+    """
+    pair, model, delay = line.alone
+    found = [each for each in lines if (each.pair, each.model, each.labels["method"]) == (pair, model, ALONE)]
+    return next((each for each in found if each.labels["delay"] == delay), found[0] if found else None)
+
+
+def has_no_peers(line: Line) -> bool:
+    """Whether this line's node was alone."""
+    return is_alone(str(line.labels["method"]))
+
+
+def markdown_table(lines: Sequence[Line], tasks: Sequence[str]) -> str:
+    """One row a line: accuracy at the end and along the way, tokens, and what the filter kept."""
+    head = [
+        "pair", "method", "model", *(f"{task}, end" for task in tasks), "test set ±", f"{tasks[0]}, mean of the curve",
+        "generated", "received", "tokens to 95 % of alone", "kept", "runs",
+    ]  # fmt: skip
+    rows = [head, ["---"] * len(head)]
+    for line in lines:
+        generated, received = line.tokens(tasks[0])
+        share, kept = payoff(lines, line, tasks[0]), line.kept()
+        rows.append(
+            [
+                line.pair,
+                line.method,
+                line.model,
+                *(str(line.final(task)) for task in tasks),
+                f"{line.test_error(tasks[0]):.3f}",
+                str(line.along(tasks[0])),
+                f"{generated:,.0f}",
+                f"{received:,.0f}",
+                "-" if share is None else str(share),
+                "-" if kept is None else f"{kept:.2f}",
+                str(len(line.runs)),
+            ]
+        )
+    return markdown(rows)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as a table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"

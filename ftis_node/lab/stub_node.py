@@ -1,0 +1,220 @@
+"""A node without a model: real network, loops, validation and buffer; groups are supplied by the caller.
+
+With it the costs and failures of a swarm can be measured with many nodes on one machine. Engine and learner are left
+out, and rewards are not computed: every completion scores 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from ftis_node.lab.wire_probe import VOCABULARY, random_group
+from ftis_node.node.directory import DirectoryLoop
+from ftis_node.node.disk import Disk
+from ftis_node.node.figures import Figures
+from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.parts import Parts
+from ftis_node.node.peer_book import PeerBook
+from ftis_node.node.peer_faults import fault_charger
+from ftis_node.node.publish import PublishLoop
+from ftis_node.node.pull import PullLoop
+from ftis_node.node.reannounce import ReannounceLoop
+from ftis_node.node.serve import Served
+from ftis_node.node.shards import ShardsLoop
+from ftis_node.node.slots import Slots
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.group import CompletionStatus, PromptRef
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.tasks.base import TaskItem
+from ftis_node.telemetry.events import EventTrail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import numpy as np
+
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.gossip import Gossip
+    from ftis_node.records.group import Group
+    from ftis_node.records.identity import Identity
+
+    OnEvent = Callable[[str, dict[str, Any]], None]
+
+log = logging.getLogger(__name__)
+
+PROMPT_IDS = [0]
+FINGERPRINT = "0" * 32  # as `random_group` says
+UNBOUNDED = 1 << 30
+
+
+class FreeTask:
+    """Task stub: resolves any prompt reference."""
+
+    isolate_scoring = False
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        return TaskItem(ref, ({"role": "user", "content": ""},), "")
+
+
+class FreeScorer:
+    """Scorer stub: every completion scores 0."""
+
+    async def resolve(self, ref: PromptRef, *, cost: object = None) -> TaskItem:
+        return FreeTask().resolve(ref)
+
+    async def score(
+        self, item: TaskItem, texts: Sequence[str], *, cost: object = None
+    ) -> list[tuple[float, CompletionStatus]]:
+        return [(0.0, CompletionStatus.SCORED) for _ in texts]
+
+
+class FreeTokenizer:
+    """Tokenizer stub without text."""
+
+    fingerprint = FINGERPRINT
+    vocab_size = VOCABULARY
+    eos_ids = (VOCABULARY,)
+
+    def encode_prompt(self, messages: Sequence[object]) -> list[int]:
+        return PROMPT_IDS
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return ""
+
+
+class WatchedTrail(EventTrail):
+    """Event log that also calls a watcher."""
+
+    def __init__(self, path: Path, on_event: OnEvent) -> None:
+        super().__init__(path)
+        self._on_event = on_event
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Call the watcher, and write the line."""
+        self._on_event(event, fields)
+        super().write(event, **fields)
+
+
+class StubNode:
+    """One node for a given identity. `gossip` is started and closed here; a closed node cannot be restarted."""
+
+    def __init__(
+        self,
+        home: Home,
+        identity: Identity,
+        gossip: Gossip,
+        *,
+        manifest: RunManifest,
+        settings: NodeSettings,
+        on_event: OnEvent,
+        domain: str = "",
+    ) -> None:
+        """Open the home's buffer, which may hold groups of an earlier process. `domain`: of the run's mixture."""
+        self.gossip = gossip
+        task = cast("Any", FreeTask())
+        self._stack = AsyncExitStack()
+        disk, events = Disk(), WatchedTrail(home.events, on_event)
+        buffer, reader = ReplayBuffer(home.replay), ReplayReader(home.replay)
+        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.door, events=events)
+        for part in (events, disk, buffer, reader, peers):
+            self._stack.callback(part.close)
+        self.parts = Parts(
+            settings=settings,
+            manifest=manifest,
+            home=home,
+            identity=identity,
+            name=identity.peer_id[-8:],
+            source=cast("Any", SimpleNamespace(name="none")),
+            tokenizer=cast("Any", FreeTokenizer()),
+            task=task,
+            domain=cast("Any", SimpleNamespace(name=domain)) if domain else task,
+            eval_tasks=(),
+            scorer=cast("Any", FreeScorer()),
+            strangers_scorer=cast("Any", FreeScorer()),
+            generation=cast("Any", SimpleNamespace(policy_version=0, tokens_per_s=0.0)),
+            evaluated=cast("Any", None),
+            learner=cast("Any", SimpleNamespace(state=None)),
+            gossip=gossip,
+            peers=peers,
+            buffer=buffer,
+            reader=reader,
+            disk=disk,
+            slots=Slots(UNBOUNDED),
+            events=events,
+            figures=Figures(),
+        )
+        self.parts.guard.on_fault = fault_charger(self.parts)
+        self._scored: asyncio.Queue[Group] = asyncio.Queue()
+        self._runner: asyncio.Task[None] | None = None
+        self.intake = IntakeLoop(self.parts)
+        self.pull = PullLoop(self.parts, self.intake)
+
+    async def start(self) -> None:
+        """Join the swarm and run the loops. Raises what `Gossip.start` raises."""
+        served = Served(self.parts)
+        self.gossip.serve(
+            served.lookup,
+            on_confirm=served.confirmed,
+            answer=served.answer,
+            lookup_text=served.retell,
+            is_refused=self.parts.peers.is_banned,
+            on_sent=served.sent,
+            on_refusal=served.announcement_refused,
+        )
+        await self.gossip.start()
+        self._runner = asyncio.create_task(self._run(), name="light-node")
+
+    async def publish(self, group: Group) -> None:
+        """Pass a group to the publish loop, as the generate loop would."""
+        await self.parts.slots.charge()
+        await self._scored.put(replace(group, created_at=time.time()))
+
+    async def close(self) -> None:
+        """Leave the swarm and close the buffer. Raises what a loop raised."""
+        async with self._stack:
+            await self.gossip.close()
+            if self._runner is not None:
+                self._runner.cancel()
+                await asyncio.wait({self._runner})
+                if not self._runner.cancelled():
+                    self._runner.result()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the node was started and no loop has ended."""
+        return self._runner is not None and not self._runner.done()
+
+    async def _run(self) -> None:
+        intake, pull = self.intake, self.pull
+        async with asyncio.TaskGroup() as tasks:
+            for loop in (
+                intake,
+                pull,
+                PublishLoop(self.parts, self._scored, intake),
+                ReannounceLoop(self.parts),
+                ShardsLoop(self.parts, pull),
+                DirectoryLoop(self.parts, pull),
+            ):
+                tasks.create_task(loop.run(), name=type(loop).__name__)
+
+
+def stub_group(identity: Identity, manifest: RunManifest, rng: np.random.Generator, *, num_tokens: int) -> Group:
+    """Return a group that passes a stub node's validation; the publish loop numbers it."""
+    group = random_group(identity, 1, rng, num_tokens=num_tokens)
+    return replace(
+        group,
+        run_id=manifest.run_id,
+        prompt_ref=PromptRef(manifest.task, "train", int(rng.integers(1 << 30))),
+        prompt_hash=hash_prompt(PROMPT_IDS),
+        completions=tuple(replace(completion, reward=0.0) for completion in group.completions),
+    )

@@ -1,0 +1,57 @@
+"""Per-peer back-off: a peer that fails is not asked again for a while, longer after each failure in a row.
+
+A peer that never answers occupies a request slot until the time-out. Without back-off a few such peers would occupy all
+slots.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+MAX_DOUBLINGS = 6
+MAX_PEERS = 4096
+
+
+class _Pause(NamedTuple):
+    until: float
+    num_failures: int
+
+
+class PeerBackoff:
+    """Exponential back-off for each peer, at most 4096 peers. `now` is a monotonic clock in seconds."""
+
+    def __init__(self, *, first_s: float) -> None:
+        """`first_s` is the pause after the first failure; each further failure doubles it, up to 64 times."""
+        self._first_s = first_s
+        self._pauses: OrderedDict[str, _Pause] = OrderedDict()
+
+    def may_ask(self, peer_id: str, *, now: float) -> bool:
+        """Return whether the peer's pause is over."""
+        pause = self._pauses.get(peer_id)
+        return pause is None or pause.until <= now
+
+    def has_failed(self, peer_id: str) -> bool:
+        """Return whether the peer's last request failed."""
+        pause = self._pauses.get(peer_id)
+        return pause is not None and pause.num_failures > 0
+
+    def rest(self, peer_id: str, seconds: float, *, now: float) -> None:
+        """Pause the peer because it asked for that (BUSY). This does not count as a failure."""
+        known = self._pauses.pop(peer_id, _Pause(0.0, 0))
+        self._put(peer_id, known._replace(until=max(known.until, now + seconds)))
+
+    def failed(self, peer_id: str, *, now: float) -> None:
+        """Count a failed request and pause the peer."""
+        known = self._pauses.pop(peer_id, _Pause(0.0, 0))
+        length_s = self._first_s * 2.0 ** min(known.num_failures, MAX_DOUBLINGS)
+        self._put(peer_id, _Pause(now + length_s, known.num_failures + 1))
+
+    def succeeded(self, peer_id: str) -> None:
+        """Forget the peer's failures."""
+        self._pauses.pop(peer_id, None)
+
+    def _put(self, peer_id: str, pause: _Pause) -> None:
+        self._pauses[peer_id] = pause
+        if len(self._pauses) > MAX_PEERS:
+            self._pauses.popitem(last=False)

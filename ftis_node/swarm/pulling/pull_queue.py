@@ -1,0 +1,279 @@
+"""Queue of announced groups: which peers hold each, and what to request next.
+
+    announced --add--> WAITING --next_request--> IN FLIGHT --arrived--> (removed)
+                          ^                          |
+                          `--------- missed ---------'   while a peer is left that may hold the group
+
+The newest groups come first. Peers take turns, so that no sender fills a learner's batch alone. A group is requested
+from one peer at a time: its sender, then peers that announced it too, then random members (the caller names them), at
+most `MAX_TRIES`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+MAX_HOLDERS = 4
+MAX_TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PullItem:
+    """An announced group. `is_repair`: its announcement was missed. `is_assigned`: this node is assigned to pull it."""
+
+    id: bytes
+    sender: str
+    number: int
+    num_bytes: int
+    created_at: float
+    as_text: bool = False
+    is_repair: bool = False
+    is_assigned: bool = False
+
+
+class Source(NamedTuple):
+    """The peer that holds groups, and the form in which it sends them."""
+
+    peer_id: str
+    as_text: bool
+
+
+class PullRequest(NamedTuple):
+    """Items to request from a peer in one call."""
+
+    source: Source
+    items: tuple[PullItem, ...]
+
+
+@dataclass(slots=True)
+class _Known:
+    """An item, the peer to ask, other known holders, and the peers asked already."""
+
+    item: PullItem
+    holder: str
+    spare: tuple[str, ...] = ()
+    asked: frozenset[str] = frozenset()
+
+
+class PullQueue:
+    """Bounded pull queue with one sub-queue for each source.
+
+    A source with more than `max_per_holder` items loses its oldest. Above `capacity` items the largest sources lose
+    their oldest. Assigned items are dropped last.
+
+    If only assigned items are requested, only the sources that have some are visited. In a large swarm this happens for
+    each announcement while thousands of other items wait.
+    """
+
+    def __init__(self, *, max_per_holder: int = 1024, capacity: int = 8192) -> None:
+        self._max_per_holder = max_per_holder
+        self._capacity = capacity
+        self._waiting: dict[Source, dict[bytes, _Known]] = {}  # in the order of the sources' next turn
+        self._num_assigned: dict[Source, int] = {}  # waiting items; only sources with at least one
+        self._in_flight: dict[bytes, _Known] = {}
+        self._by_id: dict[bytes, _Known] = {}
+
+    def __contains__(self, group_id: bytes) -> bool:
+        return group_id in self._by_id
+
+    def __len__(self) -> int:
+        """Number of items waiting or in flight."""
+        return len(self._by_id)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Number of items requested and not arrived."""
+        return len(self._in_flight)
+
+    @property
+    def num_missed(self) -> int:
+        """Number of items whose announcement was missed."""
+        return sum(known.item.is_repair for known in self._by_id.values())
+
+    def add(self, item: PullItem, *, holder: str) -> bool:
+        """Add a group that `holder` announced, or a further holder of a known one; return whether it is new."""
+        known = self._by_id.get(item.id)
+        if known is None:
+            self._put(_Known(item, holder))
+            if len(self._by_id) > self._capacity:
+                self._evict()
+            return True
+        is_other = holder != known.holder and holder not in known.spare and holder not in known.asked
+        if is_other and not item.as_text and len(known.spare) < MAX_HOLDERS:
+            known.spare = (*known.spare, holder)
+        if item.is_assigned and not known.item.is_assigned:
+            known.item = replace(known.item, is_assigned=True)
+            if item.id not in self._in_flight:
+                self._count_assigned(Source(known.holder, known.item.as_text), 1)
+        return False
+
+    def num_in_flight_of(self, is_meant: Callable[[PullItem], bool]) -> int:
+        """Count the items in flight for which `is_meant` is true."""
+        return sum(is_meant(known.item) for known in self._in_flight.values())
+
+    def next_request(
+        self,
+        *,
+        most: int,
+        need: int | None,
+        max_bytes: int,
+        may_ask: Callable[[str], bool] = lambda _: True,
+        is_meant: Callable[[PullItem], bool] = lambda _: True,
+    ) -> PullRequest | None:
+        """Return the next request of at most `most` groups and `max_bytes` announced bytes; None if none is due.
+
+        `need` is the number of groups that the learner lacks beside the assigned ones; None: all. Items that are not
+        assigned must satisfy `is_meant`.
+        """
+        for source in list(self._num_assigned if need == 0 else self._waiting):
+            if not may_ask(source.peer_id):
+                continue
+            share = most if need is None else -(-need // len(self._waiting))  # sources take turns
+            meant = [k for k in self._waiting[source].values() if k.item.is_assigned or is_meant(k.item)]
+            chosen = self._choose(meant, most=most, num_others=min(most, share), max_bytes=max_bytes)
+            if chosen:
+                return self._send_off(source, chosen)
+        return None
+
+    def arrived(self, ids: Iterable[bytes]) -> None:
+        """Remove groups that arrived or were rejected."""
+        for group_id in ids:
+            self._drop(group_id)
+
+    def missed(
+        self,
+        request: PullRequest,
+        *,
+        missing: Iterable[bytes],
+        others: Sequence[str] = (),
+        may_give: Callable[[str, bytes], bool] = lambda *_: True,
+    ) -> list[PullItem]:
+        """Requeue groups of `request` that did not arrive for the next possible holder; return those given up.
+
+        `others` are members to try if no further holder is known. `may_give` says whether a peer may be asked for a
+        group.
+        """
+        given_up = []
+        for group_id in missing:
+            known = self._in_flight.pop(group_id, None)
+            if known is None:
+                continue
+            known.asked |= {request.source.peer_id}
+            left = [peer for peer in (*known.spare, *others) if peer not in known.asked and may_give(peer, group_id)]
+            if not left or len(known.asked) >= MAX_TRIES or known.item.as_text:  # only its sender has the text form
+                del self._by_id[group_id]
+                given_up.append(known.item)
+                continue
+            known.holder = left[0]
+            known.spare = tuple(peer for peer in known.spare if peer != known.holder)
+            self._put(known)
+        return given_up
+
+    def put_back(self, request: PullRequest) -> None:
+        """Requeue all items of a request that the peer answered with BUSY."""
+        for item in request.items:
+            if (known := self._in_flight.pop(item.id, None)) is not None:
+                self._put(known)
+
+    def drop_older(self, created_before: float) -> int:
+        """Drop waiting items created before this time; return how many."""
+        old = [
+            known.item.id
+            for waiting in self._waiting.values()
+            for known in waiting.values()
+            if known.item.created_at < created_before
+        ]
+        self.arrived(old)
+        return len(old)
+
+    def reroute(self, may_ask: Callable[[str], bool]) -> None:
+        """Move items of sources that may not be asked now to another holder that may.
+
+        So no peer can withhold a group by announcing it first and not serving it.
+        """
+        paused = [source for source in self._waiting if not may_ask(source.peer_id)]
+        for known in [known for source in paused for known in self._waiting[source].values() if known.spare]:
+            able = next((peer for peer in known.spare if may_ask(peer)), None)
+            if able is not None:
+                was = known.holder
+                self._take_out(known)
+                known.holder, known.spare = able, (was, *(peer for peer in known.spare if peer != able))
+                self._put(known)
+
+    @staticmethod
+    def _choose(waiting: Sequence[_Known], *, most: int, num_others: int, max_bytes: int) -> list[_Known]:
+        """Return assigned items first, then the newest others; the first item always fits."""
+        newest_first = sorted(waiting, key=lambda known: (known.item.is_assigned, known.item.created_at))[::-1]
+        chosen: list[_Known] = []
+        for known in newest_first:
+            if not known.item.is_assigned:
+                if num_others <= 0:
+                    break
+                num_others -= 1
+            max_bytes -= known.item.num_bytes
+            if len(chosen) == most or (chosen and max_bytes < 0):
+                break
+            chosen.append(known)
+        return chosen
+
+    def _send_off(self, source: Source, chosen: Sequence[_Known]) -> PullRequest:
+        waiting = self._waiting.pop(source)
+        for known in chosen:
+            del waiting[known.item.id]
+            self._in_flight[known.item.id] = known
+            self._count_assigned(source, -known.item.is_assigned)
+        if waiting:
+            self._waiting[source] = waiting  # moves to the end
+        return PullRequest(source, tuple(known.item for known in chosen))
+
+    def _put(self, known: _Known) -> None:
+        source = Source(known.holder, known.item.as_text)
+        waiting = self._waiting.setdefault(source, {})
+        waiting[known.item.id] = known
+        self._by_id[known.item.id] = known
+        self._count_assigned(source, known.item.is_assigned)
+        if len(waiting) > self._max_per_holder:
+            self._drop(next(iter(waiting)))
+
+    def _drop(self, group_id: bytes) -> None:
+        known = self._by_id.pop(group_id, None)
+        self._in_flight.pop(group_id, None)
+        if known is not None:
+            self._take_out(known)
+
+    def _take_out(self, known: _Known) -> None:
+        source = Source(known.holder, known.item.as_text)
+        waiting = self._waiting.get(source, {})
+        if waiting.pop(known.item.id, None) is not None:
+            self._count_assigned(source, -known.item.is_assigned)
+        if not waiting:
+            self._waiting.pop(source, None)
+
+    def _evict(self) -> None:
+        """Drop an eighth of the capacity at once, to amortize the cost: half of the largest source, repeatedly."""
+        left = max(1, self._capacity // 8)
+        queue = [
+            (self._num_assigned.get(source, 0) - len(waiting), source) for source, waiting in self._waiting.items()
+        ]
+        heapq.heapify(queue)  # most items that are not assigned first
+        while queue and left:
+            _, source = heapq.heappop(queue)
+            oldest = sorted(self._waiting[source].values(), key=lambda known: known.item.is_assigned)
+            doomed = oldest[: min(left, -(-len(oldest) // 2))]
+            left -= len(doomed)
+            for known in doomed:
+                self._drop(known.item.id)
+            if waiting := self._waiting.get(source):
+                heapq.heappush(queue, (self._num_assigned.get(source, 0) - len(waiting), source))
+
+    def _count_assigned(self, source: Source, change: int) -> None:
+        if not change:
+            return
+        self._num_assigned[source] = self._num_assigned.get(source, 0) + change
+        if not self._num_assigned[source]:
+            del self._num_assigned[source]

@@ -1,0 +1,54 @@
+"""Attributes a rejected group: to the peer that signed it, to the peer that sent it, or to none.
+
+Any peer may serve any group, so that a group stays available if its creator is offline. Two rules keep that safe. A
+reason found before the signature check cannot be charged to the named creator, because anyone can write a name. A
+reason that a relaying peer cannot know is not charged to that peer. It knows form and signature, because its own
+validation checks them. It does not know our clock, quotas or bans.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ftis_node.swarm.reputation.score import Behaviour
+
+ORIGIN_FAULT = {
+    "unasked": Behaviour.REFUSED,
+    "size": Behaviour.REFUSED,
+    "parse": Behaviour.REFUSED,
+    "malformed": Behaviour.REFUSED,
+    "signature": Behaviour.LIED,
+}
+NO_FAULT = frozenset(
+    {
+        *("version", "codec"),  # another software version
+        *("banned", "duplicate", "number", "stale", "clock"),
+        *("unscored", "text", "scoring_quota"),  # scoring and tokenizing are this node's part
+    }
+)
+SIGNER_FAULT = {
+    "scoring_time": Behaviour.SLOW,
+    "reward": Behaviour.LIED,
+    "copy_ours": Behaviour.LIED,
+    "copy": Behaviour.COPIED,
+}
+
+
+class Attribution(NamedTuple):
+    """The peer at fault and its behaviour. The group also counts against that peer's quota."""
+
+    peer_id: str
+    conduct: Behaviour
+
+
+def attribute_refusal(reason: str, *, origin: str, sender: str | None, signed: bool) -> Attribution:
+    """Return the peer at fault: `origin` sent the group, `sender` is the named creator, `signed` if verified."""
+    if conduct := ORIGIN_FAULT.get(reason):
+        return Attribution(origin, conduct)
+    if reason in NO_FAULT:
+        return Attribution(origin, Behaviour.MISHAP)
+    if reason == "quota":
+        return Attribution(origin, Behaviour.FLOODED if sender == origin else Behaviour.MISHAP)
+    if signed and sender is not None:
+        return Attribution(sender, SIGNER_FAULT.get(reason, Behaviour.REFUSED))
+    return Attribution(origin, Behaviour.REFUSED)

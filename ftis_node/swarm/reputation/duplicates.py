@@ -1,0 +1,93 @@
+"""Detects copied completions: right answers from a group of this node, of a peer, or of the sender's own past.
+
+A completion counts as a copy only if chance is ruled out: the same token ids after the same prompt, at least
+`min_tokens` long. Its log-probs must also make it so unlikely that two honest samples would not collide during a run
+(`MIN_SURPRISE_NATS`: e^-20). Short answers never count, because honest nodes with equal weights may sample the same
+ones. A policy that has collapsed onto one text is not affected either: that text has no surprise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MIN_SURPRISE_NATS = 20.0
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateRules:
+    """When a group is a copy. `max_share` is a fraction of its completions of `min_tokens` and more."""
+
+    min_tokens: int = 32
+    max_share: float = 0.25
+    max_kept: int = 32768  # completions remembered, about 6 MB
+
+
+class SeenCompletion(NamedTuple):
+    """Token ids as bytes, number of tokens, and surprise: minus the sum of the log-probs, in nats."""
+
+    token_ids: bytes
+    num_tokens: int
+    surprise: float
+
+
+class DuplicateKind(StrEnum):
+    """Whose completions a group copies; the values are rejection reasons."""
+
+    OURS = "copy_ours"  # of a group of this node: certain
+    OTHERS = "copy"  # of another peer's group, or of the sender's own earlier one
+
+
+class DuplicateDetector:
+    """Bounded LRU set of the completions accepted last, with the first sender of each."""
+
+    def __init__(self, own_id: str, rules: DuplicateRules) -> None:
+        self._own_id = own_id
+        self._rules = rules
+        self._seen: OrderedDict[bytes, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def judge(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> DuplicateKind | None:
+        """Return what kind of copy a group is, None if it is none. A node's own group never is.
+
+        The surprise that counts is the one reported by the first sender, since a copy may claim any value. For
+        repetitions within one group it is the group's own.
+        """
+        long_ones = [completion for completion in completions if completion.num_tokens >= self._rules.min_tokens]
+        if sender == self._own_id or not long_ones:
+            return None
+        firsts, in_group = Counter[str](), set[bytes]()
+        for completion in long_ones:
+            key = _key(prompt, completion)
+            if first := self._seen.get(key):
+                firsts[first] += 1
+            elif key in in_group and completion.surprise >= MIN_SURPRISE_NATS:
+                firsts[sender] += 1
+            in_group.add(key)
+        most = self._rules.max_share * len(long_ones)
+        if firsts.total() <= most:
+            return None
+        return DuplicateKind.OURS if firsts[self._own_id] > most else DuplicateKind.OTHERS
+
+    def remember(self, sender: str, prompt: str, completions: Sequence[SeenCompletion]) -> None:
+        """Add the completions of an accepted group that are long and surprising enough; the first sender stays."""
+        for completion in completions:
+            if completion.num_tokens >= self._rules.min_tokens and completion.surprise >= MIN_SURPRISE_NATS:
+                key = _key(prompt, completion)
+                self._seen.setdefault(key, sender)
+                self._seen.move_to_end(key)
+        while len(self._seen) > self._rules.max_kept:
+            self._seen.popitem(last=False)
+
+
+def _key(prompt: str, completion: SeenCompletion) -> bytes:
+    return hashlib.blake2b(prompt.encode() + b"\0" + completion.token_ids, digest_size=KEY_BYTES).digest()

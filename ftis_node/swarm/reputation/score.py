@@ -1,0 +1,168 @@
+"""How a peer's behaviour changes its reputation: behaviour and time in; score, bans and their ends out.
+
+    score  10 |  maximum: no credit that a false claim could not use up
+            0 |  a new peer
+           -3 |  below: WATCHED (all its groups are audited)
+          -10 |  here: BANNED for a time that doubles with each ban; afterwards the score is -5, watched
+
+Groups used in a training step raise the score slowly. Rejected groups lower it, false claims by a lot. What may happen
+to an honest peer does not change it: a late group, one that two peers served, a scorer that timed out. A negative score
+decays towards 0. Each day without a ban reduces the number of past bans by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+MAX_SCORE = 10.0
+WATCH_SCORE = -3.0
+BAN_SCORE = -10.0
+SCORE_AFTER_BAN = -5.0
+KNOWN_SCORE = 1.0  # from here on the peer has its own rate limits
+NO_FLOOR = -1e9
+HALF_LIFE_S = 1800.0  # of a negative score
+FORGIVE_BAN_S = 86400.0
+
+
+class Behaviour(StrEnum):
+    """What a peer did."""
+
+    ACCEPTED = "accepted"  # a group of its own was accepted
+    TAUGHT = "taught"  # a step used one of its groups
+    MISHAP = "mishap"  # a group was useless for reasons that an honest peer may have
+    PULL_FAILED = "pull_failed"  # it announced a group and did not serve it
+    FLOODED = "flooded"  # more than its rate limit
+    SLOW = "slow"  # scoring its completions took the whole time limit: ten times in a short while is no accident
+    COPIED = "copied"  # completions of another peer's earlier group; who was first is not certain
+    REFUSED = "refused"  # input that no honest node of this run sends
+    FAULT = "fault"  # its input caused an unexpected exception in this node
+    LIED = "lied"  # a wrong claim under its own signature, or a forged one
+
+
+class ScoreChange(NamedTuple):
+    """Effect on the score: `points` are added, but alone never move it below `floor` or above `most`."""
+
+    points: float
+    floor: float = NO_FLOOR
+    most: float = MAX_SCORE
+
+
+SCORE_CHANGES = {
+    Behaviour.ACCEPTED: ScoreChange(0.02, most=2.0),  # valid but unused groups cannot earn more
+    Behaviour.TAUGHT: ScoreChange(0.1),
+    Behaviour.MISHAP: ScoreChange(0.0),
+    Behaviour.PULL_FAILED: ScoreChange(-0.25, floor=WATCH_SCORE),
+    Behaviour.FLOODED: ScoreChange(-0.25),
+    Behaviour.SLOW: ScoreChange(-1.0),
+    Behaviour.COPIED: ScoreChange(-1.0, floor=WATCH_SCORE - 1.0),
+    Behaviour.REFUSED: ScoreChange(-2.0),
+    Behaviour.FAULT: ScoreChange(-2.0),
+    Behaviour.LIED: ScoreChange(-4.0),
+}
+
+
+class TrustLevel(StrEnum):
+    """How the node treats a peer."""
+
+    TRUSTED = "trusted"  # set by the operator: never banned automatically
+    GOOD = "good"
+    WATCHED = "watched"
+    BANNED = "banned"
+
+
+@dataclass(frozen=True, slots=True)
+class BanRules:
+    """Lengths of bans in seconds."""
+
+    first_s: float = 300.0
+    longest_s: float = 86400.0
+
+    def length_s(self, num_bans: int) -> float:
+        """Return the length of the ban that follows `num_bans` others."""
+        return min(self.longest_s, self.first_s * 2.0 ** min(num_bans, 64))
+
+
+@dataclass(frozen=True, slots=True)
+class Reputation:
+    """Reputation of one peer. `score` is as of `updated_at`; times are Unix seconds, valid across restarts."""
+
+    score: float = 0.0
+    updated_at: float = 0.0
+    banned_until: float = 0.0
+    ban_reason: str = ""
+    num_bans: int = 0
+    trusted: bool = False
+
+    def is_banned(self, *, now: float) -> bool:
+        return now < self.banned_until
+
+    def trust_level(self, *, now: float) -> TrustLevel:
+        if self.is_banned(now=now):
+            return TrustLevel.BANNED
+        if self.trusted:
+            return TrustLevel.TRUSTED
+        return TrustLevel.WATCHED if self.score_at(now) < WATCH_SCORE else TrustLevel.GOOD
+
+    def by_clock(self, now: float) -> Reputation:
+        """Return the record adjusted to a clock that was set back; no ban becomes longer by that."""
+        back_s = self.updated_at - now
+        if back_s <= 0:
+            return self
+        return replace(self, updated_at=now, banned_until=max(0.0, self.banned_until - back_s))
+
+    def is_known(self, *, now: float) -> bool:
+        """Return whether the peer has earned its own rate limits; all other peers share one set."""
+        return self.trusted or self.score_at(now) >= KNOWN_SCORE
+
+    def score_at(self, now: float) -> float:
+        """Return the score after the decay since `updated_at`."""
+        if self.score >= 0:
+            return self.score
+        away_s = max(0.0, now - max(self.updated_at, self.banned_until))
+        return float(self.score * 0.5 ** (away_s / HALF_LIFE_S))
+
+    def after(self, conduct: Behaviour, *, now: float, rules: BanRules, reason: str = "") -> Reputation:
+        """Return the record after one `conduct`. Nothing changes during a ban; `reason` is shown to users."""
+        if self.is_banned(now=now):
+            return self
+        points, floor, most = SCORE_CHANGES[conduct]
+        score = self.score_at(now)
+        moved = min(max(score, most), score + points) if points >= 0 else max(min(score, floor), score + points)
+        forgiven = self._after_forgiving(now)
+        if moved > BAN_SCORE or self.trusted:
+            return replace(forgiven, score=max(moved, BAN_SCORE), updated_at=now)
+        return forgiven.banned(rules.length_s(forgiven.num_bans), now=now, reason=reason or conduct)
+
+    def banned(self, length_s: float, *, now: float, reason: str) -> Reputation:
+        """Return the record with a ban that starts now."""
+        return replace(
+            self,
+            score=SCORE_AFTER_BAN,
+            updated_at=now,
+            banned_until=now + length_s,
+            ban_reason=reason,
+            num_bans=self.num_bans + 1,
+        )
+
+    def unbanned(self, *, now: float) -> Reputation:
+        """Return a clean record, as the operator decided."""
+        return replace(self, score=max(0.0, self.score), updated_at=now, banned_until=0.0, ban_reason="", num_bans=0)
+
+    def with_trust(self, trusted: bool, *, now: float) -> Reputation:
+        """Return the record as trusted and without a ban, or no longer as trusted."""
+        return replace(self.unbanned(now=now) if trusted else self, trusted=trusted)
+
+    def _after_forgiving(self, now: float) -> Reputation:
+        """Return the record without the bans that have expired from the count."""
+        if not self.num_bans:
+            return self
+        expired = int(max(0.0, now - self.banned_until) // FORGIVE_BAN_S)
+        if not expired:
+            return self
+        return replace(
+            self,
+            num_bans=max(0, self.num_bans - expired),
+            banned_until=self.banned_until + expired * FORGIVE_BAN_S,
+        )

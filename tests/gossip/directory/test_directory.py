@@ -1,0 +1,234 @@
+"""Validation of directory entries: nodes store and read only entries signed by their owner."""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftis_node.gossip.directory.dht import Directory
+from ftis_node.gossip.directory.entries import (
+    EntryKind,
+    num_shards_of,
+    pack_member,
+    sign_entry,
+    unpack_addresses,
+    verify_entry,
+)
+from ftis_node.gossip.directory.validators import (
+    MAX_KEYS_PER_FIND,
+    MAX_KEYS_PER_STORE,
+    MAX_MEMBERS_PER_BUCKET,
+    EntryValidator,
+    RequestLimiter,
+)
+from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
+from ftis_node.gossip.interface import GossipLimits
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
+from ftis_node.gossip.wire_names import bucket_key, check_run_id, record_key
+from ftis_node.records.identity import Identity
+from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of
+
+OWNER, OTHER = Identity.from_seed(bytes(32)), Identity.from_seed(bytes([1]) * 32)
+VALIDATOR = EntryValidator(max_record_bytes=2048, max_ttl_s=600)
+SOON = time.time() + 300
+OWN_PLACE = 7  # of the node whose door it is
+
+
+def _record(raw: bytes, *, key: str, subkey: str | None = None, expires_at: float = SOON) -> DHTRecord:
+    return DHTRecord(
+        key=DHTID.generate(source=key).to_bytes(),
+        subkey=MSGPackSerializer.dumps(subkey),
+        value=MSGPackSerializer.dumps(raw),
+        expiration_time=expires_at,
+    )
+
+
+def _sealed(
+    identity: Identity = OWNER, kind: EntryKind = EntryKind.RECORD, payload: bytes = b"x", **changes: Any
+) -> bytes:
+    return sign_entry(identity, kind, changes.get("run_id", "r"), payload, expires_at=changes.get("expires_at", SOON))
+
+
+OWNERS_KEY = record_key("r", OWNER.peer_id)
+OWNERS_BUCKET = bucket_key("r", bucket_of(OWNER.peer_id))
+
+
+def test_the_owners_entries_pass() -> None:
+    assert VALIDATOR.validate(_record(_sealed(), key=OWNERS_KEY))
+    assert VALIDATOR.validate(_record(_sealed(payload=bytes(2048)), key=OWNERS_KEY))
+    member = _sealed(kind=EntryKind.MEMBER)
+    assert VALIDATOR.validate(_record(member, key=OWNERS_BUCKET, subkey=OWNER.peer_id))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(_record(_sealed(OTHER), key=OWNERS_KEY), id="signed by another"),
+        pytest.param(_record(_sealed(run_id="s"), key=OWNERS_KEY), id="of another run"),
+        pytest.param(_record(_sealed(), key=OWNERS_KEY, subkey="sub"), id="a subkey where none belongs"),
+        pytest.param(_record(_sealed(), key=OWNERS_KEY, expires_at=SOON + 1), id="replayed with a later expiry"),
+        pytest.param(
+            _record(_sealed(expires_at=SOON + 3600), key=OWNERS_KEY, expires_at=SOON + 3600), id="expires too late"
+        ),
+        pytest.param(
+            _record(_sealed(expires_at=float("nan")), key=OWNERS_KEY, expires_at=float("nan")), id="expires never"
+        ),
+        pytest.param(_record(_sealed(payload=bytes(2049)), key=OWNERS_KEY), id="too large"),
+        pytest.param(
+            _record(_sealed(kind=EntryKind.MEMBER, payload=bytes(513)), key=OWNERS_BUCKET, subkey=OWNER.peer_id),
+            id="too large for a bucket",
+        ),
+        pytest.param(
+            _record(_sealed(OTHER, EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OTHER.peer_id), id="in another's bucket"
+        ),
+        pytest.param(
+            _record(_sealed(kind=EntryKind.MEMBER), key=OWNERS_BUCKET, subkey=OTHER.peer_id), id="in another's place"
+        ),
+        pytest.param(_record(b"", key=OWNERS_KEY), id="empty"),
+        pytest.param(_record(_sealed()[:-2], key=OWNERS_KEY), id="cut"),
+        pytest.param(_record(b"\x07" + _sealed()[1:], key=OWNERS_KEY), id="of an unknown kind"),
+        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xc1\xff"), id="no msgpack"),
+        pytest.param(replace(_record(b"", key=OWNERS_KEY), value=b"\xdd\xff\xff\xff\xff"), id="a list of 4 G items"),
+    ],
+)
+def test_nobody_elses_entry_passes(record: DHTRecord) -> None:
+    assert not VALIDATOR.validate(record)
+
+
+def test_every_byte_of_an_entry_is_covered_by_its_signature() -> None:
+    raw = _sealed(payload=b"addresses")
+    for at in range(len(raw)):
+        forged = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+        assert verify_entry(forged, max_record_bytes=2048) is None, f"byte {at}"
+
+
+def test_a_run_id_longer_than_the_entry_is_refused() -> None:
+    head = struct.Struct(">B38sd64sB")
+    raw = head.pack(1, OWNER.peer, SOON, bytes(64), 255) + b"r"
+    assert verify_entry(raw, max_record_bytes=2048) is None
+
+
+@pytest.fixture
+def bounds() -> RequestLimiter:
+    bounds = RequestLimiter(DHTID(OWN_PLACE).to_bytes())
+    bounds.storage = {}
+    return bounds
+
+
+async def test_requests_are_cut_not_refused(bounds: RequestLimiter) -> None:
+    find = dht_pb2.FindRequest(keys=[bytes(20)] * 1000)
+    assert await bounds.validate_request(find)
+    assert len(find.keys) == MAX_KEYS_PER_FIND
+    many = 1000
+    store = dht_pb2.StoreRequest(
+        keys=[bytes(20)] * many,
+        subkeys=[b""] * many,
+        values=[b""] * many,
+        expiration_time=[0.0] * many,
+        in_cache=[False] * many,
+    )
+    assert await bounds.validate_request(store)
+    columns = (store.keys, store.subkeys, store.values, store.expiration_time, store.in_cache)
+    assert {len(column) for column in columns} == {MAX_KEYS_PER_STORE}
+    assert await bounds.validate_request(dht_pb2.PingRequest())
+
+
+async def test_an_answer_that_names_this_node_as_its_own_neighbour_is_cut(bounds: RequestLimiter) -> None:
+    named = [DHTID(number).to_bytes() for number in (OWN_PLACE, 8, 9, OWN_PLACE, *range(100, 200))]
+    answer = dht_pb2.FindResponse(
+        results=[dht_pb2.FindResult(nearest_node_ids=named, nearest_peer_ids=[one[-1:] for one in named])] * 2
+    )
+    assert await bounds.validate_response(answer, dht_pb2.FindRequest())
+    for result in answer.results:
+        assert list(result.nearest_node_ids) == [DHTID(number).to_bytes() for number in (8, 9, *range(100, 130))]
+        assert list(result.nearest_peer_ids) == [one[-1:] for one in result.nearest_node_ids], "still in pairs"
+
+
+async def test_a_directory_that_fails_over_an_answer_has_not_answered() -> None:
+    async def find_nearest_nodes(*_: Any) -> None:
+        raise AssertionError
+
+    async def gone(*_: Any, **__: Any) -> None:
+        raise ConnectionResetError
+
+    node = SimpleNamespace(find_nearest_nodes=find_nearest_nodes, get=gone)
+    directory = Directory(node, RequestLimiter(), identity=OWNER, limits=GossipLimits(), timeout_s=5.0)
+    with pytest.raises(TimeoutError, match="failed: AssertionError"):
+        await directory._call(node.find_nearest_nodes())
+    with pytest.raises(ConnectionResetError):
+        await directory.get_manifest("r")  # the end of p2pd is another thing
+
+
+def _member(number: int, address: str) -> tuple[str, bytes]:
+    identity = Identity.from_seed(number.to_bytes(32, "big"))
+    raw = _sealed(identity, EntryKind.MEMBER, pack_member([f"{address}/p2p/{identity.peer_id}"], num_shards=1))
+    return identity.peer_id, MSGPackSerializer.dumps(raw)
+
+
+async def test_a_thousand_identities_at_one_address_push_nobody_out(bounds: RequestLimiter) -> None:
+    """However late they expire, however often they are renewed: the bucket keeps its bound, and who was there."""
+    bucket, later = DictionaryDHTValue(), time.time() + 300  # the file may have been read long ago
+    bounds.storage[DHTID(0)] = SimpleNamespace(value=bucket)
+    store, find = dht_pb2.StoreRequest(keys=[bytes(20)]), dht_pb2.FindRequest(keys=[bytes(20)])
+    honest = dict(_member(number, f"/ip4/8.8.{number}.8/tcp/1") for number in range(40))
+    for peer_id, packed in honest.items():
+        bucket.store(peer_id, packed, later)
+    crowd = [_member(1000 + number, f"/ip4/9.9.9.{number % 250}/tcp/{number + 1}") for number in range(1000)]
+    for peer_id, packed in crowd:
+        assert await bounds.validate_request(store)
+        bucket.store(peer_id, packed, later + 300)
+    newcomer, packed = _member(41, "/ip4/1.1.1.1/tcp/1")
+    bucket.store(newcomer, packed, later)
+    assert await bounds.validate_request(find)
+    assert len(bucket) == MAX_MEMBERS_PER_BUCKET
+    assert all(peer_id in bucket for peer_id in [*honest, newcomer])
+
+
+async def test_a_full_bucket_of_unlike_addresses_keeps_who_came_first(bounds: RequestLimiter) -> None:
+    bucket, later = DictionaryDHTValue(), time.time() + 300
+    bounds.storage[DHTID(0)] = SimpleNamespace(value=bucket)
+    members = [_member(number, f"/ip4/8.{number // 250}.{number % 250}.8/tcp/1") for number in range(300)]
+    for number, (peer_id, packed) in enumerate(members):
+        bucket.store(peer_id, packed, later + number)
+        assert await bounds.validate_request(dht_pb2.StoreRequest(keys=[bytes(20)]))
+    assert [peer_id for peer_id, _ in bucket.items()] == [peer_id for peer_id, _ in members[:MAX_MEMBERS_PER_BUCKET]]
+
+
+def test_addresses_fit_or_are_left_out() -> None:
+    addresses = [f"/ip4/10.0.0.{number}/tcp/4001/p2p/{OWNER.peer_id}" for number in range(20)]
+    packed = pack_member(addresses, num_shards=8)
+    assert len(packed) <= 512 - MAX_OVERHEAD_BYTES
+    assert unpack_addresses(packed) == addresses[:5]
+
+
+def test_members_spread_over_the_buckets() -> None:
+    buckets = [bucket_of(Identity.from_seed(bytes([number]) * 32).peer_id) for number in range(200)]
+    assert set(buckets) <= set(range(NUM_MEMBER_BUCKETS))
+    assert len(set(buckets)) > NUM_MEMBER_BUCKETS / 2
+
+
+@pytest.mark.parametrize("run_id", ["", "a/b", "a" * 65, "a b", "ä"])
+def test_a_run_id_must_fit_into_names(run_id: str) -> None:
+    with pytest.raises(ValueError, match="is not a run id"):
+        check_run_id(run_id)
+
+
+@pytest.mark.parametrize(
+    ("payload", "num_shards"),
+    [
+        (pack_member(["/ip4/1.2.3.4/tcp/1"], num_shards=16), 16),
+        (b"/ip4/1.2.3.4/tcp/1\n", 1),
+        (b"shards=65\n", 1),
+        (b"shards=0\n", 1),
+        (b"shards=" + b"9" * 500, 1),
+        (b"", 1),
+    ],
+)
+def test_a_member_entry_says_how_many_shards_its_run_has(payload: bytes, num_shards: int) -> None:
+    entry = sign_entry(OWNER, EntryKind.MEMBER, "r", payload, expires_at=1.0)
+    assert num_shards_of(entry) == num_shards

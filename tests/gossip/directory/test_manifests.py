@@ -1,0 +1,89 @@
+"""A run's manifest in the directory: only the right one is accepted, and a joining node finds it by the run id."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.manifest import load_manifest, parse_canonical
+from ftis_node.errors import ConfigError, NetworkError
+from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.directory.entries import EntryKind, sign_entry
+from ftis_node.gossip.directory.manifest_lookup import find_manifest
+from ftis_node.gossip.directory.manifests import MAX_MANIFEST_BYTES, pack_manifest, unpack_manifest
+from ftis_node.gossip.directory.validators import EntryValidator
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, MSGPackSerializer
+from ftis_node.gossip.wire_names import manifest_key
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import eventually, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MANIFEST = load_manifest("gsm8k-ftis")
+PACKED = pack_manifest(MANIFEST.canonical())
+ANYBODY = Identity.from_seed(bytes(32))
+
+
+def test_a_manifest_comes_back_and_is_its_own_id() -> None:
+    canonical = unpack_manifest(PACKED, run_id=MANIFEST.run_id)
+    assert canonical == MANIFEST.canonical()
+    assert parse_canonical(canonical, source="test") == MANIFEST
+    assert len(PACKED) < 1024
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pack_manifest(load_manifest("rg-swarm").canonical()),  # another run's
+        PACKED[:-1],
+        PACKED + b"x",
+        b"",
+        b"rubbish",
+        zlib.compress(MANIFEST.canonical() + bytes(200 * MAX_MANIFEST_BYTES)),  # a bomb
+    ],
+)
+def test_nothing_else_passes_for_it(payload: bytes) -> None:
+    assert unpack_manifest(payload, run_id=MANIFEST.run_id) is None
+
+
+@pytest.mark.parametrize(("payload", "passes"), [(PACKED, True), (PACKED[:-1], False)])
+def test_the_directory_keeps_only_the_manifest_of_the_run_that_it_names(payload: bytes, passes: bool) -> None:
+    expires_at = time.time() + 60
+    record = DHTRecord(
+        key=DHTID.generate(source=manifest_key(MANIFEST.run_id)).to_bytes(),
+        subkey=MSGPackSerializer.dumps(None),
+        value=MSGPackSerializer.dumps(
+            sign_entry(ANYBODY, EntryKind.MANIFEST, MANIFEST.run_id, payload, expires_at=expires_at)
+        ),
+        expiration_time=expires_at,
+    )
+    assert EntryValidator(max_record_bytes=2048, max_ttl_s=600).validate(record) is passes
+
+
+def test_a_manifest_of_another_version_is_named() -> None:
+    canonical = MANIFEST.canonical().replace(b'"schema_version":1', b'"schema_version":2')
+    with pytest.raises(ConfigError, match="made by another version of ftis-node"):
+        parse_canonical(canonical, source="run x")
+
+
+@pytest.mark.timeout(120)
+async def test_a_joiner_finds_the_manifest_by_the_runs_id(tmp_path: Path) -> None:
+    bootstrap = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
+    await bootstrap.start()
+    peers = tuple(bootstrap.addresses)
+    member = Libp2pGossip(settings(tmp_path / "m", peers=peers), identity=ANYBODY, run_id=MANIFEST.run_id)
+    await member.start()
+    try:
+        await eventually(lambda: member.publish_manifest(MANIFEST.canonical(), ttl_s=60))
+        looking = settings(tmp_path / "l", peers=peers)
+        assert await find_manifest(looking, run_id=MANIFEST.run_id, timeout_s=30) == MANIFEST.canonical()
+        with pytest.raises(NetworkError, match="no manifest of run 0000"):
+            await find_manifest(looking, run_id="0" * 32, timeout_s=3)
+    finally:
+        await member.close()
+        await bootstrap.close()

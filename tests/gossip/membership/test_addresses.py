@@ -1,0 +1,219 @@
+"""Address parsing: each accepted address has a binary form that parses back, and all parsers agree."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftis_node.config.home import Home
+from ftis_node.config.peer_list import read_peers
+from ftis_node.errors import ConfigError
+from ftis_node.gossip.directory.entries import unpack_addresses
+from ftis_node.gossip.directory.sybil_limits import address_block
+from ftis_node.gossip.membership.dialler import Dialler, usable_addresses
+from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
+from ftis_node.gossip.p2pd.client import P2pdError, _usable
+from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts
+from ftis_node.node.meeting_point import run_meeting_point
+from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, parse_address, read_address
+from ftis_node.swarm.reputation.rate_limits import subnet_of
+from tests.gossip.helpers import settings as network_settings
+from tests.gossip.test_multiaddr import PEER, RELAY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORDS = st.one_of(
+    st.sampled_from(
+        [*CODES, "ip4", "tcp", "p2p", PEER, RELAY, "1.2.3.4", "::1", "fe80::1%eth0", "::ffff:1.2.3.4", "4001", "04001"]
+    ),
+    st.sampled_from(
+        ["a_b", "_x", "a..b", "-a", "a-", "xn--bcher-kva", "bücher", "ⅷ.example", "unix", "ip6zone", "9" * 99]
+    ),
+    st.ip_addresses().map(str),
+    st.integers(-1, 70_000).map(str),
+    st.text(max_size=12),
+    st.from_regex(r"[a-zA-Z0-9_.-]{1,70}", fullmatch=True),
+)
+ANY_TEXT = st.one_of(st.lists(WORDS, max_size=10).map(lambda words: "/" + "/".join(words)), st.text(max_size=60))
+HOST = st.one_of(
+    st.ip_addresses(v=4).map(lambda ip: f"/ip4/{ip}"),
+    st.ip_addresses(v=6).map(lambda ip: f"/ip6/{ip}"),
+    st.tuples(
+        st.sampled_from(["dns", "dns4", "dns6"]),
+        st.from_regex(r"[a-z0-9_]{1,9}(\.[a-zA-Z0-9_-]{1,9}){0,3}", fullmatch=True),
+    ).map(lambda pair: f"/{pair[0]}/{pair[1]}"),
+)
+LIKELY = st.tuples(
+    HOST,
+    st.sampled_from(["/tcp/{}", "/tcp/{}/ws", "/tcp/{}/wss", "/udp/{}/quic-v1", "/udp/{}"]),
+    st.integers(0, 65_536),
+    st.sampled_from(["", f"/p2p/{RELAY}/p2p-circuit", "/p2p-circuit"]),
+    st.sampled_from(["", f"/p2p/{PEER}", f"/p2p/{PEER[:-1]}"]),
+).map(lambda five: five[0] + five[1].format(five[2]) + five[3] + five[4])
+TEXTS = st.one_of(LIKELY, ANY_TEXT)
+
+
+def _taken(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except ConfigError as error:
+        assert "\n" not in str(error), "one line"
+        assert len(str(error)) < 600
+        return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(TEXTS)
+def test_what_is_taken_is_written_and_reads_back(text: str) -> None:
+    try:
+        address = parse_address(text)
+    except AddressError:
+        with pytest.raises(AddressError):
+            address_bytes(text)
+        return
+    raw = address_bytes(text)
+    assert read_address(raw) == address == parse_address(address.text)
+    assert address_texts([raw]) == (address.text,)
+    is_hivemind_able = (
+        "_" not in text
+        and "p2p" not in address.names
+        and not any(part.startswith("-") or part.endswith("-") for part in address.host.split("."))
+    )
+    if is_hivemind_able:
+        assert Multiaddr(address.text.lower()).to_bytes() == parse_address(address.text.lower()).to_bytes()
+
+
+@settings(max_examples=400, deadline=None)
+@given(TEXTS)
+def test_the_command_line_takes_only_what_can_be_dialled(text: str) -> None:
+    if (peer := _taken(parse_multiaddr, text)) is not None:
+        assert usable_addresses(peer.peer_id, [text]) == [peer.transport]
+        assert address_bytes(peer.transport)
+        assert address_bytes(peer.text)
+        assert "," not in peer.text
+    if (listen := _taken(parse_listen_address, text)) is not None:
+        assert address_bytes(listen.text)
+        assert listen.with_port(7) == parse_listen_address(listen.with_port(7).text)
+    if _taken(lambda text: check_announced_address(text) or text, text) is not None:
+        assert address_bytes(text)
+        assert usable_addresses(PEER, [f"{text}/p2p/{PEER}"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.binary(max_size=512), st.lists(TEXTS, max_size=8).map(lambda texts: "\n".join(texts).encode())))
+def test_an_entry_of_the_directory_is_dialled_or_left_out(payload: bytes) -> None:
+    claimed = unpack_addresses(payload)
+    address_block(claimed)
+    subnet_of(claimed)
+    known = usable_addresses(PEER, claimed)
+    assert len(_usable(known)) == len(known)
+    assert isinstance(address_block(known), str)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=80))
+def test_bytes_of_a_peers_address_are_read_or_left_out(raw: bytes) -> None:
+    for text in address_texts([raw]):
+        assert parse_address(text) == read_address(raw)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/ip6/fe80::1%eth0/tcp/4001",
+        "/ip6/::ffff:1.2.3.4/tcp/1",
+        "/ip4/127.0.0.1/tcp/" + "0" * 5000,
+        "/ip4/127.0.0.1/tcp/04001",
+        "/ip4/127.0.0.1/tcp/٤",
+        "/ip4/127.0.0.1/udp/1",
+        "/ip4/127.0.0.1/tcp/1/quic-v1",
+        "/ip4/127.0.0.1/tcp/1/tcp/2",
+        "/dns4/" + "a" * 64 + "/tcp/1",
+        "/dns4/" + ".".join(["a" * 60] * 5) + "/tcp/1",
+        "/dns4/a..b/tcp/1",
+        "/dns4/bücher.example/tcp/1",
+        "/ip4/1.2.3.4/tcp/1" + f"/p2p/{RELAY}/p2p-circuit" * 2,
+        "/ip4/1.2.3.4/tcp/1" + "/ws" * MAX_ADDRESS_CHARS,
+    ],
+)
+def test_what_only_some_would_take_nobody_takes(text: str) -> None:
+    for parse in (parse_address, address_bytes):
+        with pytest.raises(AddressError):
+            parse(text)
+    for complain in (parse_multiaddr, parse_listen_address, check_announced_address):
+        with pytest.raises(ConfigError) as raised:
+            complain(text)
+        assert len(str(raised.value)) < 300
+    assert usable_addresses(PEER, [f"{text}/p2p/{PEER}"]) == []
+
+
+@pytest.mark.parametrize("name", ["ftis_boot", "_x.example", "my_host"])
+def test_names_with_an_underscore_are_dialled(name: str) -> None:
+    """Compose makes them; hivemind's parser refuses them, p2pd does not."""
+    address = parse_multiaddr(f"/dns4/{name}/tcp/4001/p2p/{PEER}")
+    assert address_bytes(address.transport) == b"\x36" + bytes([len(name)]) + name.encode() + b"\x06\x0f\xa1"
+    assert usable_addresses(PEER, [address.text]) == [f"/dns4/{name}/tcp/4001"]
+    with pytest.raises(ValueError, match="_"):
+        str(Multiaddr(address_bytes(address.transport)))
+
+
+class _Control:
+    """Takes a request as p2pd does, and notes what it was to dial."""
+
+    def __init__(self) -> None:
+        self.dialled: list[tuple[str, int]] = []
+
+    async def connect(self, peer_id: str, addresses: list[str], *, timeout_s: float) -> None:
+        self.dialled.append((peer_id, len(_usable(addresses))))
+
+
+def test_an_address_that_is_none_keeps_no_other_from_being_dialled(tmp_path: Path) -> None:
+    session: Any = type("Session", (), {"client": _Control()})()
+    dialler = Dialler(network_settings(tmp_path), rng=random.Random(1))
+    errors = asyncio.run(dialler.dial(session, {PEER: ["/dns4/a..b/tcp/1", "/ip4/1.2.3.4/tcp/1"], RELAY: ["rubbish"]}))
+    assert session.client.dialled == [(PEER, 1)]
+    assert errors[0] == ""
+    assert "no multiaddr" in errors[1]
+    with pytest.raises(P2pdError, match=r"rubbish.*nonsense"):
+        _usable(["rubbish", "nonsense"])
+    assert _usable([]) == []
+
+
+def test_a_dial_that_fails_unexpectedly_is_that_peers_affair(tmp_path: Path) -> None:
+    class Broken(_Control):
+        async def connect(self, peer_id: str, addresses: list[str], *, timeout_s: float) -> None:
+            if peer_id == RELAY:
+                raise KeyError("nobody expected this")
+            await super().connect(peer_id, addresses, timeout_s=timeout_s)
+
+    session: Any = type("Session", (), {"client": Broken()})()
+    dialler = Dialler(network_settings(tmp_path), rng=random.Random(1))
+    way = ["/ip4/1.2.3.4/tcp/1"]
+    for _ in range(2):
+        errors = asyncio.run(dialler.dial(session, {RELAY: way, PEER: way}))
+        assert errors[0]
+        assert errors[1] == ""
+    assert sum(dialler._guard.num_faults.values()) == 1, "it waits after the first"
+
+
+def test_a_file_of_peers_is_a_short_text(tmp_path: Path) -> None:
+    file = tmp_path / "peers"
+    file.write_text("# none\n" * 20_000)
+    for path, why in ((Path("/dev/zero"), "no regular file"), (file, "larger than")):
+        with pytest.raises(ValueError, match=why) as raised:
+            read_peers(f"@{path}")
+        assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("way", ["/ip6/fe80::1%eth0/tcp/1", "/ip4/127.0.0.1/tcp/" + "0" * 5000])
+def test_a_meeting_point_names_an_address_that_it_cannot_use(tmp_path: Path, way: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be used") as raised:
+        run_meeting_point(Home(tmp_path), listen=(), peers=(f"{way}/p2p/{PEER}",), show=print)
+    assert raised.value.exit_code == 2

@@ -1,0 +1,87 @@
+"""Hello requests: each peer is asked once, and again if its answer may change."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ftis_node.gossip.membership.hello import MAX_HELLOS_IN_FLIGHT, MemberProbe
+from tests.gossip.helpers import eventually
+
+
+class Answers:
+    """Answers by peer; None for the rest."""
+
+    def __init__(self, **answers: bool) -> None:
+        self.by_peer = answers
+        self.asked: list[str] = []
+
+    async def __call__(self, peer_id: str) -> bool | None:
+        self.asked.append(peer_id)
+        return self.by_peer.get(peer_id)
+
+
+async def _look(probe: MemberProbe, *connected: str) -> list[str]:
+    async with asyncio.TaskGroup() as group:
+        probe.update(connected, group)
+    return probe.members
+
+
+async def test_those_who_answer_are_asked_once() -> None:
+    answers = Answers(member=True, bootstrap=False)
+    probe = MemberProbe(answers)
+    for _ in range(3):
+        assert await _look(probe, "member", "bootstrap") == ["member"]
+    assert answers.asked == ["bootstrap", "member"]
+
+
+async def test_the_silent_are_asked_at_every_look() -> None:
+    answers = Answers()
+    probe = MemberProbe(answers)
+    assert await _look(probe, "slow") == []
+    answers.by_peer["slow"] = True
+    assert await _look(probe, "slow") == ["slow"]
+
+
+async def test_who_said_no_is_asked_again_in_the_next_round() -> None:
+    answers = Answers(starting=False, member=True)
+    probe = MemberProbe(answers)
+    await _look(probe, "starting", "member")
+    answers.by_peer["starting"] = True
+    assert await _look(probe, "starting", "member") == ["member"]
+    probe.recheck()
+    assert probe.members == ["member"]
+    assert sorted(await _look(probe, "starting", "member")) == ["member", "starting"]
+    assert answers.asked.count("member") == 1
+
+
+async def test_who_has_gone_is_forgotten_and_asked_when_back() -> None:
+    answers = Answers(member=True)
+    probe = MemberProbe(answers)
+    await _look(probe, "member")
+    assert await _look(probe) == []
+    assert await _look(probe, "member") == ["member"]
+    assert answers.asked == ["member", "member"]
+
+
+async def test_questions_in_flight_are_bounded() -> None:
+    gate, num_asked = asyncio.Event(), 0
+
+    async def ask(peer_id: str) -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        await gate.wait()
+        return True
+
+    probe = MemberProbe(ask)
+    peers = [f"peer {number}" for number in range(MAX_HELLOS_IN_FLIGHT + 4)]
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            probe.update(peers[:2], group)
+            await asyncio.sleep(0)
+        assert num_asked == 2
+        probe.update(peers, group)
+        await asyncio.sleep(0)
+        assert num_asked == MAX_HELLOS_IN_FLIGHT
+        gate.set()
+    await eventually(lambda: _look(probe, *peers))
+    assert sorted(probe.members) == sorted(peers)

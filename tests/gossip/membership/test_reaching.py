@@ -1,0 +1,121 @@
+"""Pure parts of connecting: reachability, binary addresses, relay limits, reconnect schedule, Sybil limits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ftis_node.gossip.directory.sybil_limits import address_block, choose_evicted, sample_by_block
+from ftis_node.gossip.membership.reachability import Reachability, reachability_of
+from ftis_node.gossip.membership.reconnect import ReconnectSchedule
+from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
+from ftis_node.gossip.p2pd.relay_limit import RelayLimit, read_reservation
+from ftis_node.swarm.backoff import ExponentialBackoff
+from tests.gossip.test_multiaddr import PEER, RELAY
+
+CIRCUIT = f"/ip4/8.8.8.8/tcp/4001/p2p/{RELAY}/p2p-circuit"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        ([], Reachability.UNKNOWN),
+        (["/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.2/tcp/1", "/ip6/fe80::1/tcp/1"], Reachability.LOCAL),
+        (["/ip4/100.64.0.1/tcp/1"], Reachability.LOCAL),  # behind a provider's NAT
+        (["/ip4/192.168.1.2/tcp/1", "/ip4/8.8.8.8/tcp/1"], Reachability.PUBLIC),
+        (["/dns4/node.example.org/tcp/1"], Reachability.PUBLIC),
+        (["/ip4/8.8.8.8/tcp/1", CIRCUIT], Reachability.RELAYED),
+        (["/memory/loopback", ""], Reachability.LOCAL),
+    ],
+)
+def test_how_a_node_is_reached(addresses: list[str], expected: Reachability) -> None:
+    assert reachability_of(addresses) is expected
+
+
+def test_a_peer_inside_an_address_is_written_as_p2pd_reads_it() -> None:
+    """Its 38 bytes, not wrapped into a content id: p2pd refuses those, and no relayed address could be dialled."""
+    raw = address_bytes(CIRCUIT)
+    assert raw[:8] == bytes([4, 8, 8, 8, 8, 6, 4001 >> 8, 4001 & 255])
+    assert raw[8:17].hex() == "a50326002408011220"
+    assert (len(raw), raw[-2:].hex()) == (8 + 3 + 38 + 2, "a202")
+    assert address_texts([raw, address_bytes(f"{CIRCUIT}/p2p/{PEER}")]) == (CIRCUIT, f"{CIRCUIT}/p2p/{PEER}")
+
+
+def test_a_relays_limits_are_read() -> None:
+    reservation = b"\x1a\x02\x08\x01"
+    assert read_reservation(b"\x08\x02" + reservation + b"\x22\x06\x08\x78\x10\x80\x80\x08\x28\x64") == RelayLimit(
+        131072, 120
+    )
+    assert read_reservation(b"\x08\x02\x28\x64") == RelayLimit(0, 0), "no limit"
+    assert read_reservation(b"\x08\x02\x28\xc8\x01") is None, "refused"
+
+
+@pytest.mark.parametrize("answer", [b"\x08", b"\x22\x05a", b"\xff" * 20, b"\x0b", b"\x28\x64\x20\x01"])
+def test_rubbish_of_a_relay_is_a_value_error(answer: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_reservation(answer)
+
+
+def _schedule(capacity: int = 10) -> ReconnectSchedule:
+    return ReconnectSchedule(
+        ExponentialBackoff(first_s=2, ceiling_s=8, jitter=0), patience_s=60, capacity=capacity, rng=random.Random(1)
+    )
+
+
+def test_a_lost_member_is_dialled_with_back_off_until_it_is_given_up() -> None:
+    schedule = _schedule()
+    schedule.update(members=["a", "b"], connected=["a", "b"], now=0)
+    assert schedule.due(0) == []
+    turns = []
+    for now in range(1, 100):
+        schedule.update(members=["b"], connected=["b"], now=now)
+        turns += [now for peer_id in schedule.due(now) if peer_id == "a"]
+    assert turns == [3, 7, 15, 23, 31, 39, 47, 55]  # lost at 1: after 2 s, 4 s, then every 8 s, until 61
+
+
+def test_a_member_that_is_back_starts_anew() -> None:
+    schedule = _schedule()
+    schedule.update(members=["a"], connected=["a"], now=0)
+    schedule.update(members=[], connected=[], now=10)
+    assert schedule.due(12) == ["a"]
+    schedule.update(members=[], connected=["a"], now=13)
+    assert schedule.due(30) == []
+    schedule.update(members=[], connected=[], now=40)
+    assert schedule.due(41) == []
+    assert schedule.due(42) == ["a"]
+
+
+def test_who_is_missed_is_bounded() -> None:
+    schedule = _schedule(capacity=3)
+    schedule.update(members=[str(number) for number in range(10)], connected=[], now=0)
+    assert schedule.due(5) == ["7", "8", "9"]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "block"),
+    [
+        (["/ip4/192.168.1.7/tcp/1", "/ip4/8.8.4.4/tcp/1", "/ip4/9.9.9.9/tcp/1"], "8.8.4.0/24"),
+        (["/ip4/192.168.1.7/tcp/1"], "192.168.1.0/24"),
+        (["/ip6/2001:4860:4860:7::8888/tcp/1"], "2001:4860:4860::/48"),
+        (["/ip4/192.168.1.7/tcp/1", CIRCUIT], "8.8.8.0/24"),
+        (["/dns4/node.example.org/tcp/1"], "node.example.org"),
+        (["rubbish"], ""),
+    ],
+)
+def test_the_block_of_a_peer(addresses: list[str], block: str) -> None:
+    assert address_block(addresses) == block
+
+
+def test_the_largest_block_gives_way_and_in_it_the_newest() -> None:
+    blocks = {"old": "a", "first": "b", "second": "b", "third": "b", "other": "c"}
+    assert choose_evicted(blocks, room=5) == []
+    assert choose_evicted(blocks, room=3) == ["third", "second"]
+    assert choose_evicted(blocks, room=1) == ["third", "second", "other", "first"]
+
+
+def test_of_one_block_only_a_few_are_dialled_and_not_always_the_same() -> None:
+    known = {f"crowd {number}": ["/ip4/9.9.9.9/tcp/1"] for number in range(1000)} | {"alone": ["/ip4/8.8.8.8/tcp/1"]}
+    draws = [sample_by_block(known, per_block=3, rng=random.Random(seed)) for seed in range(5)]
+    assert all(len(draw) == 4 and "alone" in draw for draw in draws)
+    assert len({name for draw in draws for name in draw}) > 10

@@ -1,0 +1,125 @@
+"""Key file, ports, socket folder, and a child process that dies with its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ftis_node.errors import UsageError
+from ftis_node.gossip import parse_listen_address
+from ftis_node.gossip.p2pd import launcher, sockets
+from ftis_node.gossip.p2pd.ports import check_free, pin_ports
+from ftis_node.gossip.p2pd.process import libp2p_private_key, write_identity_file
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import eventually, process_is_gone
+
+LAUNCHER = Path(launcher.__file__)
+
+
+def test_the_key_file_holds_seed_and_public_key() -> None:
+    identity = Identity.from_seed(bytes(range(32)))
+    assert libp2p_private_key(identity).hex() == (
+        "08011240"
+        "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
+        "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"
+    )
+
+
+def test_the_key_file_is_private_and_replaces_an_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    write_identity_file(Identity.generate(), path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(path.read_bytes()) == 68
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_free_port_is_free() -> None:
+    check_free([parse_listen_address("/ip4/127.0.0.1/tcp/0"), parse_listen_address("/ip4/127.0.0.1/udp/0/quic-v1")])
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(UsageError, match="this machine has no address 203.0.113.7"):
+        check_free([parse_listen_address("/ip4/203.0.113.7/tcp/0")])
+
+
+def test_a_port_shared_by_so_reuseport_is_taken() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} is taken"):
+            check_free([parse_listen_address(f"/ip4/127.0.0.1/tcp/{port}")])
+
+
+def test_a_restarted_node_keeps_its_ports() -> None:
+    wanted = [parse_listen_address(text) for text in ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0", "/ip4/0.0.0.0/tcp/7")]
+    actual = ["/ip4/10.0.0.1/tcp/4001", "/ip4/10.0.0.1/udp/9/quic-v1", "/ip6/::1/tcp/4002"]
+    pinned = [address.text for address in pin_ports(wanted, actual)]
+    assert pinned == ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4002", "/ip4/0.0.0.0/tcp/7"]
+
+
+def test_the_sockets_folder_is_private_and_keeps_what_is_not_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o755)
+    for name in ("p2pd.sock", "streams.sock", "p2pd.key", "other"):
+        (folder / name).touch()
+    sockets.prepare(folder)
+    assert [path.name for path in folder.iterdir()] == ["other"]
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too long for a unix socket"):
+        sockets.prepare(tmp_path / ("x" * 100))
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(UsageError, match="sockets"):
+        sockets.prepare(tmp_path / "run")
+
+
+PARENT = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-I", "-S", {launcher!r}, str(os.getpid()), "/bin/sleep", "60"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+async def test_a_launched_program_dies_with_its_parent() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT.format(launcher=str(LAUNCHER)), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    await eventually(lambda: psutil.Process(pid).name() == "sleep")
+    parent.kill()
+    await parent.wait()
+    try:
+        await eventually(lambda: process_is_gone(pid), within_s=5)
+    finally:
+        if not process_is_gone(pid):
+            os.kill(pid, 9)
+
+
+def test_a_program_whose_parent_has_ended_already_is_not_launched() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", LAUNCHER, "1", "/bin/echo", "launched"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "the parent has ended" in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,98 @@
+"""Frames with hand-made input: size and time limits hold."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip import GossipLimits
+from ftis_node.gossip.rpc.bounds import ItemCollector, pack_ids, read_bodies, unpack_ids
+from ftis_node.gossip.rpc.frames import CHUNK_BYTES, Frame, read_frame
+from tests.loop_clock import LoopClock
+
+LIMITS = GossipLimits(max_ids_per_request=3, num_bodies_per_lookup=2)
+
+
+def _stream(data: bytes, *, is_over: bool = False) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    if is_over:
+        reader.feed_eof()
+    return reader
+
+
+async def test_frames_follow_each_other() -> None:
+    reader = _stream(b"\x02\0\0\0\x03abc" + b"\x02\0\0\0\0" + b"\x03\0\0\0\0")
+    frames = [await read_frame(reader, max_bytes=3, idle_s=1) for _ in range(3)]
+    assert frames == [(Frame.ITEM, b"abc"), (Frame.ITEM, b""), (Frame.END, b"")]
+
+
+async def test_a_length_of_4_gib_is_refused_before_anything_is_read() -> None:
+    reader = _stream(b"\x02\xff\xff\xff\xff")
+    with pytest.raises(RecordError, match="4294967295 bytes") as raised:
+        await read_frame(reader, max_bytes=1 << 20, idle_s=1)
+    assert raised.value.reason == "frame_size"
+
+
+async def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(RecordError, match="unknown frame 9"):
+        await read_frame(_stream(b"\x09\0\0\0\0"), max_bytes=9, idle_s=1)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x02\0", b"\x02\0\0\0\x03ab"], ids=["nothing", "half a head", "half a body"])
+async def test_silence_ends_after_the_idle_limit(data: bytes) -> None:
+    with pytest.raises(TimeoutError):
+        await read_frame(_stream(data), max_bytes=9, idle_s=0.05)
+
+
+async def test_a_cut_stream_is_no_end() -> None:
+    with pytest.raises(EOFError):
+        await read_frame(_stream(b"\x02\0\0\0\x03ab", is_over=True), max_bytes=9, idle_s=1)
+
+
+async def test_a_long_body_over_a_slow_line_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = _stream(b"\x02" + (3 * CHUNK_BYTES).to_bytes(4, "big"))
+    clock = LoopClock(monkeypatch)
+    reading = asyncio.create_task(read_frame(reader, max_bytes=3 * CHUNK_BYTES, idle_s=0.4))
+    for _ in range(3):
+        await clock.passes(0.3)
+        reader.feed_data(bytes(CHUNK_BYTES))
+    assert (await reading)[1] == bytes(3 * CHUNK_BYTES)
+
+
+def test_ids_travel_side_by_side_and_count_once() -> None:
+    first, second = bytes(32), bytes([1]) * 32
+    assert unpack_ids(pack_ids([first, second, first], limits=LIMITS), limits=LIMITS) == [first, second]
+
+
+@pytest.mark.parametrize("packed", [b"", bytes(31), bytes(33), bytes(32 * 4)])
+def test_bad_requests_are_refused(packed: bytes) -> None:
+    with pytest.raises(RecordError) as raised:
+        unpack_ids(packed, limits=LIMITS)
+    assert raised.value.reason == "ids"
+
+
+async def test_few_bodies_are_looked_up_at_a_time() -> None:
+    batches = []
+
+    async def lookup(ids: list[bytes]) -> list[bytes]:
+        batches.append(len(ids))
+        return ids
+
+    ids = [bytes([number]) * 32 for number in range(5)]
+    assert [body async for body in read_bodies(lookup, ids, limits=LIMITS)] == ids  # type: ignore[arg-type]
+    assert batches == [2, 2, 1]
+
+
+def test_a_pull_has_three_bounds() -> None:
+    pull = ItemCollector(max_items=3, max_item_bytes=10, max_bytes=15)
+    pull.add(bytes(10))
+    assert pull.next_max_bytes == 5
+    with pytest.raises(RecordError, match="6 bytes"):
+        pull.add(bytes(6))
+    pull.add(bytes(5))
+    pull.add(b"")
+    with pytest.raises(RecordError, match="more than the 3 items"):
+        pull.add(b"")

@@ -1,0 +1,106 @@
+"""The stream server alone: admission, slots, and streams that are open or accepted while it closes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.gossip.encryption import NullCipher
+from ftis_node.gossip.interface import GossipCounters, GossipLimits
+from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, write_pbmsg
+from ftis_node.gossip.rpc.admission import AdmissionControl
+from ftis_node.gossip.rpc.frames import Frame, read_frame, write_frame
+from ftis_node.gossip.rpc.server import StreamServer
+from ftis_node.gossip.wire_names import RpcService, protocol
+from ftis_node.records.identity import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+    from pathlib import Path
+
+HELLO = protocol("r", RpcService.HELLO)
+ANN, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
+
+
+async def hello(peer_id: str, request: bytes) -> AsyncGenerator[bytes, None]:
+    yield b"hello"
+
+
+@asynccontextmanager
+async def serving(path: Path, admission: AdmissionControl, counters: GossipCounters) -> AsyncIterator[None]:
+    """A server that answers one service, with one stream for each peer at a time."""
+    limits = GossipLimits(max_streams_per_peer=1)
+    server = StreamServer(
+        {HELLO: hello}, peer_id="us", limits=limits, counters=counters, admission=admission, cipher=NullCipher()
+    )
+    await server.listen(path)
+    try:
+        yield
+    finally:
+        await server.close()
+
+
+async def ask(path: Path, peer: bytes) -> list[Frame]:
+    """The frames of an answer to a peer, on a stream as p2pd brings it; none where it is cut."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    frames: list[Frame] = []
+    with suppress(EOFError, ConnectionError):
+        await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=peer, addr=b"", proto=HELLO))
+        await write_frame(writer, Frame.REQUEST, b"", idle_s=10)
+        while not frames or frames[-1] is Frame.ITEM:
+            frames.append((await read_frame(reader, max_bytes=100, idle_s=10))[0])
+    writer.close()
+    return frames
+
+
+async def test_a_slot_is_free_again_after_each_answer(tmp_path: Path) -> None:
+    counters = GossipCounters()
+    async with serving(tmp_path / "s", AdmissionControl(GossipLimits(max_streams_per_peer=1)), counters):
+        assert [await ask(tmp_path / "s", ANN.peer) for _ in range(8)] == [[Frame.ITEM, Frame.END]] * 8
+    assert counters.serve_errors == {}
+
+
+async def test_a_peer_that_is_refused_gets_nothing_and_another_does(tmp_path: Path) -> None:
+    counters, admission = GossipCounters(), AdmissionControl(GossipLimits())
+    admission.is_refused = lambda peer_id: peer_id == ANN.peer_id
+    async with serving(tmp_path / "s", admission, counters):
+        assert await ask(tmp_path / "s", ANN.peer) == []
+        assert await ask(tmp_path / "s", BOB.peer) == [Frame.ITEM, Frame.END]
+    assert counters.serve_errors == {"refused": 1}
+
+
+async def test_a_peer_whose_key_is_of_another_type_is_not_served(tmp_path: Path) -> None:
+    counters = GossipCounters()
+    async with serving(tmp_path / "s", AdmissionControl(GossipLimits()), counters):
+        assert await ask(tmp_path / "s", b"\x12\x20" + bytes(32)) == []
+    assert counters.non_ed25519 == {"stream": 1}
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+async def test_a_stream_that_comes_while_the_server_closes_is_cut(tmp_path: Path, num_turns: int) -> None:
+    """After so many turns of the event loop: not accepted yet, being accepted, served."""
+    limits = GossipLimits()
+    server = StreamServer(
+        {},
+        peer_id="us",
+        limits=limits,
+        counters=GossipCounters(),
+        admission=AdmissionControl(limits),
+        cipher=NullCipher(),
+    )
+    await server.listen(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(tmp_path / "s"))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        await server.close()
+        for _ in range(8):
+            await asyncio.sleep(0)
+        caller.setblocking(False)
+        with suppress(ConnectionResetError):  # as one that nobody accepted
+            assert caller.recv(1) == b"", "cut"
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "gossip-serve"]

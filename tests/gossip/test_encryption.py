@@ -1,0 +1,128 @@
+"""A swarm with a shared secret: the cipher alone, and an outsider that knows everything but the secret."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.errors import ConfigError, RecordError
+from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES, SecretCipher, read_secret
+from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.rpc.bounds import pack_ids
+from ftis_node.gossip.rpc.frames import Frame, write_frame
+from ftis_node.gossip.wire_names import RUN_ID, RpcService, protocol, topic
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import Shelf, announce_until_heard, eventually, hear, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = bytes(range(32))
+
+
+def test_a_payload_is_decrypted_only_in_its_own_place() -> None:
+    cipher = SecretCipher(SECRET, run_id="r")
+    sealed = cipher.encrypt(b"payload", "item", "alice", "bob")
+    assert cipher.decrypt(sealed, "item", "alice", "bob") == b"payload"
+    assert len(sealed) == len(b"payload") + cipher.overhead_bytes == len(b"payload") + MAX_OVERHEAD_BYTES
+    assert cipher.encrypt(b"payload", "item", "alice", "bob") != sealed
+    strangers = (SecretCipher(SECRET, run_id="s"), SecretCipher(b"x" * 32, run_id="r"))
+    places = (("item", "bob", "alice"), ("request", "alice", "bob"), ("item", "alicebob"), ("item", "alice", "bo", "b"))
+    for opener, place in [(cipher, place) for place in places] + [(one, ("item", "alice", "bob")) for one in strangers]:
+        with pytest.raises(RecordError, match="sealed"):
+            opener.decrypt(sealed, *place)
+    for damaged in (b"", sealed[:20], sealed[:-1], bytes([sealed[0] ^ 1]) + sealed[1:]):
+        with pytest.raises(RecordError, match="sealed"):
+            cipher.decrypt(damaged, "item", "alice", "bob")
+
+
+def test_the_name_on_the_wire_depends_on_the_secret_and_fits_into_names() -> None:
+    names = {SecretCipher(secret, run_id=run).wire_name(run) for secret in (SECRET, b"x" * 32) for run in ("r", "s")}
+    assert len(names) == 4
+    assert all(RUN_ID.fullmatch(name) for name in names)
+    with pytest.raises(ValueError, match="at least 32"):
+        SecretCipher(b"short", run_id="r")
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "problem"),
+    [
+        (b"s" * 32, 0o600, None),
+        (SECRET.hex().encode() + b"\n", 0o600, None),
+        (SECRET.hex().encode()[:62], 0o600, "holds 31 bytes"),
+        (b"", 0o600, "holds 0 bytes"),
+        (b"s" * 32, 0o640, "chmod 600"),
+    ],
+)
+def test_the_file_must_be_long_and_private(tmp_path: Path, content: bytes, mode: int, problem: str | None) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    path.chmod(mode)
+    if problem is None:
+        assert len(read_secret(path)) == 32
+    else:
+        with pytest.raises(ConfigError, match=problem):
+            read_secret(path)
+    with pytest.raises(ConfigError, match="openssl rand"):
+        read_secret(tmp_path / "none")
+
+
+@pytest.mark.asyncio
+async def test_insiders_talk_and_an_outsider_hears_and_gets_nothing(tmp_path: Path) -> None:
+    shelf = Shelf(b"a body that is nobody else's")
+
+    def node(name: str, secret: bytes | None, *peers: str) -> Libp2pGossip:
+        return Libp2pGossip(
+            settings(tmp_path / name, peers=peers), identity=Identity.generate(), run_id="r", secret=secret
+        )
+
+    alice = node("a", SECRET)
+    alice.serve(shelf.lookup)
+    await alice.start()
+    others = [node(name, secret, *alice.addresses) for name, secret in (("b", SECRET), ("c", None), ("d", b"x" * 32))]
+    bob, outsider, mistaken = others
+    await asyncio.gather(*(other.start() for other in others))
+    try:
+        await announce_until_heard(alice, [bob], b"an announcement")
+        assert (await bob.fetch(alice.peer_id, shelf.ids)).bodies == tuple(shelf.bodies.values())
+        assert await bob.confirm(alice.peer_id, shelf.ids)
+        assert await bob.publish_record(b"bob's record", ttl_s=60)
+        await eventually(lambda: _has_record(alice, bob, b"bob's record"))
+        assert (await outsider.fetch(alice.peer_id, shelf.ids)).outcome is FetchOutcome.UNREACHABLE
+        assert await outsider.get_record(bob.peer_id) is None
+        await eventually(lambda: mistaken.state.state == "solo")
+        assert "swarm.secret_file" in mistaken.state.reason
+        assert "secret_file" not in outsider.state.reason
+        await _attack_by_name(outsider, alice, bob, shelf)
+    finally:
+        await asyncio.gather(*(one.close() for one in (alice, *others)))
+
+
+async def _has_record(reader: Libp2pGossip, owner: Libp2pGossip, value: bytes) -> bool:
+    return await reader.get_record(owner.peer_id) == value
+
+
+async def _attack_by_name(outsider: Libp2pGossip, alice: Libp2pGossip, bob: Libp2pGossip, shelf: Shelf) -> None:
+    """The outsider has learnt the run's name on the wire, which p2pd tells whoever is connected."""
+    name, session = alice._run_name, outsider._supervisor.session
+    assert session is not None
+    async with session.client.subscribe(topic(name, 0)) as messages:
+        hearing = asyncio.ensure_future(anext(messages))
+        while not hearing.done():  # gossipsub loses what is said before its mesh has grown
+            await alice.announce(b"not for outsiders")
+            await asyncio.wait({hearing}, timeout=0.5)
+        overheard = hearing.result()
+        assert b"not for outsiders" not in overheard.payload
+        num_refused = bob.counters.announcements_refused
+        for forged in (b"forged", overheard.payload):  # the latter is alice's own, said again by another
+            await session.client.publish(topic(name, 0), forged)
+        await eventually(lambda: bob.counters.announcements_refused == num_refused + 2)
+    async with session.client.stream(alice.peer_id, protocol(name, RpcService.FETCH), timeout_s=30) as (reader, writer):
+        await write_frame(writer, Frame.REQUEST, pack_ids(shelf.ids, limits=alice._limits), idle_s=5)
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+    await eventually(lambda: alice.counters.serve_errors.get("sealed") == 1)
+    await alice.announce(b"still here")
+    assert (await hear(bob, b"still here")).sender == alice.peer_id

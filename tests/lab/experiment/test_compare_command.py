@@ -1,0 +1,139 @@
+"""`ftis-node compare` as a researcher runs it: files, a table, going on where it was, and nothing left when stopped."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.cli import compare
+from ftis_node.cli.app import run
+from ftis_node.lab.experiment.scratch_folder import MEMORY_DISK, PREFIX, scratch_folder
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def _load(name: str) -> ModuleType:
+    """A file of bench/results/, by the name that the others there import."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "bench" / "results" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+RESULTS, MAKE_RESULTS = _load("tables"), _load("run")
+pytestmark = pytest.mark.timeout(300)
+STOP_LIMIT_S = 20
+
+
+def arguments(models: dict[str, Path], out: Path, *more: str) -> list[str]:
+    pair = f"{models['s']},{models['m']}"
+    return ["compare", "--pair", pair, "--task", "arithmetic:add", "--prompts", "4", "--out", str(out), *more]
+
+
+def test_it_writes_its_files_and_goes_on_where_it_was(
+    tiny_models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = arguments(tiny_models, tmp_path, "--methods", "alone,ftis", "--steps", "2", "--seed", "7", "--seeds", "1")
+    assert run(first) == 0
+    printed = capsys.readouterr()
+    assert "every update takes 32 completions" in printed.err
+    assert "| s,m | ftis | m |" in printed.out
+    rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    assert {(row["pair"], row["method"], row["model"], row["seed"]) for row in rows} == {
+        ("s,m", method, model, "7") for method in ("alone", "ftis") for model in ("s", "m")
+    }
+    steps = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
+    assert len(steps) == 2 * len({(row["method"], row["model"]) for row in rows})
+    assert {row["method"] for row in steps if row["foreign_mean_kl"]} == {"ftis"}
+    document = json.loads((tmp_path / "results.json").read_bytes())
+    assert document["settings"]["steps"] == 2
+    assert document["machine"]["torch"]
+    assert len(document["trials"]) == 3
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    assert run([*first[:-1], "1", "--methods", "alone,ftis,nois"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in times} == times  # only nois was run
+    assert len(list((tmp_path / "runs").iterdir())) == len(times) + 1
+    assert "| s,m | nois | s |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", RESULTS.TABLES)
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_commands_of_the_results_page_are_understood(
+    name: str, quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without running them: each is a grid of trials."""
+    counts = []
+
+    def note(kind: Any, *_: Any, **__: Any) -> str:
+        counts.append(len(kind.trials))
+        return ""
+
+    monkeypatch.chdir(REPOSITORY)  # where the paths of its run files begin
+    monkeypatch.setattr(compare, "_run", note)
+    assert run(RESULTS.TABLES[name].arguments(str(tmp_path), quick=quick)) == 0
+    assert counts[0] > 0
+
+
+def test_it_ends_on_sigterm_and_leaves_nothing_running(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    command = arguments(tiny_models, tmp_path, "--methods", "nois,tis", "--steps", "2000")
+    process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
+    try:
+        scratch = MEMORY_DISK / f"{PREFIX}{process.pid}"
+        wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), limit_s=120)
+        children = children_of(process.pid)
+        assert children
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_LIMIT_S) == 130
+        wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), limit_s=STOP_LIMIT_S)
+        assert not scratch.exists()
+    finally:
+        process.kill()
+
+
+def test_its_processes_end_with_it_when_it_is_killed(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    command = arguments(tiny_models, tmp_path, "--methods", "nois", "--steps", "2000")
+    process = subprocess.Popen([sys.executable, "-m", "ftis_node", *command], stderr=subprocess.DEVNULL)
+    scratch = MEMORY_DISK / f"{PREFIX}{process.pid}"
+    wait_until(lambda: any(scratch.glob("trial-*/*/replay.sqlite")), limit_s=120)
+    children = children_of(process.pid)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), limit_s=STOP_LIMIT_S)
+    with scratch_folder():
+        assert not scratch.exists()  # whoever comes next tidies up
+
+
+def wait_until(holds, *, limit_s: float) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes whose parent this is."""
+    listed = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in listed for child in path.read_text().split()]
+
+
+def test_tables_share_their_models_but_keep_those_that_they_have(tmp_path: Path) -> None:
+    (tmp_path / "c" / "models").mkdir(parents=True)
+    for table in ("a", "b", "c"):
+        MAKE_RESULTS.share_models(tmp_path, tmp_path / table)
+    (tmp_path / "a" / "models" / "s-0").mkdir()
+    assert [len(list((tmp_path / table / "models").iterdir())) for table in ("a", "b", "c")] == [1, 1, 0]

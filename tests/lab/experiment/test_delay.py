@@ -1,0 +1,93 @@
+"""Delays in virtual time: what a spec means, and which version a generator serves."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+
+import pytest
+
+from ftis_node.errors import UsageError
+from ftis_node.lab.experiment.delay import NO_DELAY, Delay, delay_alone, parse_delay, parse_delays
+from ftis_node.swarm.transit import VersionsInTransit
+
+
+def served(delay: Delay, steps: int) -> list[int]:
+    """The version served after each step, where every step makes one."""
+    transit = VersionsInTransit(delay, random.Random(3))
+    versions = []
+    for step in range(1, steps + 1):
+        transit.send(step, at=step)
+        transit.receive(step)
+        versions.append(transit.served)
+    return versions
+
+
+def test_without_delay_the_newest_version_is_served() -> None:
+    assert parse_delay("none") == NO_DELAY
+    assert served(NO_DELAY, 4) == [1, 2, 3, 4]
+
+
+def test_a_fixed_delay_is_so_many_steps() -> None:
+    assert served(parse_delay("fixed:3"), 6) == [0, 0, 0, 1, 2, 3]
+
+
+def test_versions_that_overtake_are_never_taken_back() -> None:
+    versions = served(parse_delay("lognormal:1-16"), 200)
+    assert versions == sorted(versions)
+    lags = [step - version for step, version in enumerate(versions, start=1)]
+    assert min(lags) >= 1
+    assert max(lags) <= 16
+    assert len(set(lags[20:])) > 2  # the delay varies
+
+
+def test_a_log_normal_delay_keeps_its_bounds_and_its_median() -> None:
+    source = random.Random(0)
+    drawn = [parse_delay("lognormal:4-64").draw(source) for _ in range(4000)]
+    assert min(drawn) == 4
+    assert max(drawn) == 64
+    assert 14 <= median(drawn) <= 18  # 16, the geometric mean of the bounds
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "fixed", "fixed:-1", "fixed:1.5", "lognormal:0-8", "lognormal:9-8", "weibull:1-2"]
+)
+def test_another_delay_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError):
+        parse_delay(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "of_all", "of_last", "alone"),
+    [
+        ("none", NO_DELAY, None, "none"),
+        ("fixed:3", Delay(3, 3), None, "fixed:3"),
+        ("fixed:3@peer", NO_DELAY, Delay(3, 3), "none"),
+        ("lognormal:1-64@peer", NO_DELAY, Delay(1, 64), "none"),
+    ],
+)
+def test_a_delay_is_of_all_nodes_or_of_the_last_alone(
+    spec: str, of_all: Delay, of_last: Delay | None, alone: str
+) -> None:
+    assert parse_delays(spec) == (of_all, of_last)
+    assert delay_alone(spec) == alone
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("later", "no delay 'later': use none, fixed:K or lognormal:MIN-MAX, in steps; DELAY@peer"),
+        ("fixed:x@peer", "no delay 'fixed:x'"),
+        ("fixed:3@pear", "no delay 'fixed:3@pear'"),
+        ("fixed:3@peer@peer", "no delay 'fixed:3@peer'"),
+        ("lognormal:9-8@peer", "0 < MIN <= MAX"),
+        ("@peer", "no delay ''"),
+        ("none@peer", "'none@peer': a late peer needs a delay above 0"),
+        ("fixed:0@peer", "above 0"),
+    ],
+)
+def test_another_delay_of_a_peer_is_refused_in_one_line(spec: str, words: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_delays(spec)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)

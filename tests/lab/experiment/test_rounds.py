@@ -1,0 +1,166 @@
+"""Rounds of a swarm whose members end one by one: an update keeps its size, and nobody waits for who has left."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftis_node.lab.experiment.rounds import Quota, Rounds
+from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
+from ftis_node.node.figures import Figures
+from ftis_node.node.slots import Slots
+
+ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))
+
+
+def test_those_who_stay_share_what_the_others_made() -> None:
+    assert [ROUNDS.shares(step) for step in (1, 2, 3, 4)] == [(2, 4), (3, 3), (6, 0), (0, 0)]
+    assert [ROUNDS.due(step) for step in (0, 1, 2, 3)] == [0, 2, 5, 11]
+
+
+def test_a_swarm_that_ends_as_one_takes_what_the_manifest_says() -> None:
+    sapo = Rounds(own=2, foreign=3, last_steps=(7, 7, 7, 7))
+    assert {sapo.shares(step) for step in range(1, 8)} == {(2, 3)}
+    assert sapo.is_even  # nothing is ever shared anew
+
+
+def test_an_update_must_be_shared_evenly_by_all_numbers_that_are_ever_there() -> None:
+    assert ROUNDS.is_even
+    assert not Rounds(own=3, foreign=6, last_steps=(1, 2, 3)).is_even  # 9 by two
+    assert Rounds(own=3, foreign=6, last_steps=(1, 3, 3, 3)).is_even  # 9 by three
+
+
+class Swarm:
+    """Three members with counts to turn up, entered into a lockstep."""
+
+    def __init__(self) -> None:
+        self.lockstep = SynchronousRounds(ROUNDS)
+        self.senders = [SimpleNamespace(peer_id=name, groups_sent=0) for name in "abc"]
+        self.figures = [Figures() for _ in "abc"]
+        for sender, figures, last_step in zip(self.senders, self.figures, ROUNDS.last_steps, strict=True):
+            self.lockstep.enter(sender, figures, last_step=last_step)
+
+    def judge(self, receiver: int, sender: int, accepted: int) -> None:
+        self.figures[receiver].peer(self.senders[sender].peer_id).accepted = accepted
+
+    def is_complete(self, step: int) -> bool:
+        return self.lockstep._is_complete(step)
+
+
+def test_a_round_waits_for_those_who_are_there_and_for_nobody_else() -> None:
+    swarm = Swarm()
+    for sender in swarm.senders:
+        sender.groups_sent = 2
+    for receiver in range(3):
+        for sender in {0, 1, 2} - {receiver}:
+            assert not swarm.is_complete(1)
+            swarm.judge(receiver, sender, 2)
+    assert swarm.is_complete(1)
+    swarm.senders[1].groups_sent = swarm.senders[2].groups_sent = 5
+    swarm.judge(1, 2, 5)
+    assert not swarm.is_complete(2)  # c has not judged b's second round
+    swarm.judge(2, 1, 5)
+    assert swarm.is_complete(2)  # a made and judged nothing more
+    assert not swarm.is_complete(3)
+    swarm.senders[2].groups_sent = 11
+    assert swarm.is_complete(3)
+
+
+async def test_whoever_sends_without_training_waits_only_for_those_who_still_train() -> None:
+    swarm = Swarm()
+    for figures, step in zip(swarm.figures, (1, 2, 2), strict=True):
+        figures.step = step
+    with pytest.raises(TimeoutError):  # c has the figures of its step, and may still ban somebody for it
+        await asyncio.wait_for(swarm.lockstep.begin(3), 0.05)
+    swarm.lockstep.arrive("c", 3)
+    await asyncio.wait_for(swarm.lockstep.begin(3), 30)
+
+
+def test_a_plan_changes_what_is_due_from_its_step_on() -> None:
+    quota = Quota(ROUNDS, plans=True)
+    before = [quota.due(step) for step in range(4)]
+    quota.plan(2, 4)
+    assert [quota.due(step) for step in range(4)] == [*before[:2], before[2] + 1, before[3] + 1]
+
+
+def test_a_round_waits_until_those_who_plan_theirs_have() -> None:
+    swarm = Swarm()
+    quota = Quota(ROUNDS, plans=True)
+    swarm.lockstep.enter(SimpleNamespace(peer_id="d", groups_sent=9), last_step=3, quota=quota)
+    for sender in swarm.senders:
+        sender.groups_sent = 11
+    for receiver in range(3):
+        for sender in range(3):
+            swarm.judge(receiver, sender, 11)
+    assert not swarm.is_complete(2)
+    quota.plan(2, 4)
+    assert (quota.shares(2), quota.due(2), swarm.lockstep.due("d", 2)) == ((4, 2), 6, 6)
+    assert swarm.is_complete(2)
+    assert not swarm.is_complete(3)
+
+
+async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> None:
+    """Groups of the next round that are here already are no plenty."""
+    rounds = Rounds(own=2, foreign=4, last_steps=(3, 3, 3))
+    due = {("a", 1): 2, ("a", 2): 5}
+    lockstep: Any = SimpleNamespace(
+        rounds=rounds,
+        arrive=lambda peer_id, step: None,
+        begin=lambda step: asyncio.sleep(0),
+        wait=lambda step: asyncio.sleep(0),
+        due=lambda sender, step: due[sender, step],
+    )
+    quota, parts = Quota(rounds, plans=True), _parts(fill=True, ready=[("a", 1), ("a", 2), ("a", 3)])
+    gate = RoundGate(lockstep, parts, quota=quota)
+    await gate.wait(1)
+    assert (gate.shares(1), gate.shares(2)) == ((2, 4), (3, 3))
+    await gate.wait(2)
+    assert gate.shares(3) == (3, 3)
+
+
+def _parts(*, fill: bool, ready: list[tuple[str, int]]) -> Any:
+    return SimpleNamespace(
+        identity=SimpleNamespace(peer_id="own"),
+        slots=Slots(8),
+        manifest=SimpleNamespace(step=SimpleNamespace(fill=fill, generated_groups=None)),
+        reader=SimpleNamespace(ready_foreign=lambda: ready),
+    )
+
+
+async def test_a_gate_has_slots_for_a_round_from_when_all_have_done_the_step_before_until_it_is_complete() -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def noted(what: str) -> Any:
+        async def note(step: int) -> None:
+            seen.append((what, step, slots.capacity))
+
+        return note
+
+    arrived: list[tuple[str, int]] = []
+    lockstep: Any = SimpleNamespace(
+        rounds=ROUNDS, arrive=lambda *place: arrived.append(place), begin=noted("begin"), wait=noted("wait")
+    )
+    parts = _parts(fill=False, ready=[])
+    slots = parts.slots
+    gate = RoundGate(lockstep, parts)
+    for step in (1, 2):
+        await gate.wait(step)
+    assert seen == [("begin", 1, 2), ("wait", 1, 2), ("begin", 2, 0), ("wait", 2, 3)]
+    assert arrived == [("own", 1), ("own", 2)]
+    assert slots.capacity == 0
+    assert gate.shares(2) == (3, 3)
+
+
+async def test_a_round_waits_for_the_last_step_of_one_who_leaves() -> None:
+    lockstep, slow, leaver = SynchronousRounds(ROUNDS), Figures(), Figures()
+    for name, figures, last_step in (("slow", slow, 3), ("leaver", leaver, 1)):
+        lockstep.enter(SimpleNamespace(peer_id=name, groups_sent=0), figures, last_step=last_step)
+    slow.step = 2
+    lockstep.arrive("slow", 3)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(lockstep.begin(3), 0.05)
+    leaver.step = 1
+    await asyncio.wait_for(lockstep.begin(3), 30)

@@ -1,0 +1,330 @@
+"""Trials for real: nodes with engines, doors, buffers and learners of their own in one process, a few steps each."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections import Counter
+from dataclasses import replace
+from statistics import fmean
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.algorithms import has_signal
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import LoraSection
+from ftis_node.errors import FtisError, ModelError
+from ftis_node.lab.experiment import trial as trial_room
+from ftis_node.lab.experiment.pairs import Pair, PairMember
+from ftis_node.lab.experiment.rounds import Rounds
+from ftis_node.lab.experiment.runner import run_trials
+from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds
+from ftis_node.lab.experiment.trial import run_trial
+from ftis_node.lab.experiment.trial_matrix import Experiment
+from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
+from ftis_node.node import train
+from ftis_node.node.figures import Figures
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.lab.experiment.trial import Trial
+    from ftis_node.lab.experiment.trial_result import TrialResult
+
+STEPS = 3
+PROMPTS = 8  # an update's, over all nodes
+GROUP_SIZE = 8
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def experiment(tiny_models: dict[str, Path]) -> Experiment:
+    base = load_manifest("arithmetic-compare")
+    step = base.step.model_copy(update={"own_groups": PROMPTS // 2, "foreign_groups": PROMPTS // 2})
+    return Experiment(
+        base=base.model_copy(
+            update={"step": step, "eval": base.eval.model_copy(update={"every_steps": 1, "limit": 32})}
+        ),
+        pairs=(Pair("size", tuple(PairMember(name, str(path)) for name, path in tiny_models.items())),),
+        methods=("ftis",),
+        task_spec="arithmetic:add",
+        eval_specs=("arithmetic:add", "arithmetic:sub"),
+        steps=STEPS,
+        seeds=range(1),
+        lora_adapter=LoraSection(rank=4, alpha=8),
+    )
+
+
+def only(experiment: Experiment, **changes: Any) -> Trial:
+    (trial,) = replace(experiment, **changes).trials()
+    return trial
+
+
+def test_two_nodes_take_each_others_groups_in_step(experiment: Experiment) -> None:
+    result = run_trial(only(experiment))
+    small, medium = result.members
+    for member, peer in ((small, medium), (medium, small)):
+        assert (member.own_groups, member.foreign_groups) == (STEPS * PROMPTS // 2, STEPS * PROMPTS // 2)
+        assert [(point.step, point.task) for point in member.evaluations] == [
+            (step, task) for step in range(STEPS + 1) for task in ("arithmetic:add", "arithmetic:sub")
+        ]
+        ours, theirs = member.curve("arithmetic:add"), peer.curve("arithmetic:add")
+        assert [point.tokens_received for point in ours] == [point.tokens_generated for point in theirs]
+        assert ours[-1].tokens_generated >= STEPS * PROMPTS // 2 * GROUP_SIZE
+        assert not member.refused
+        assert all(norm is not None and norm > 0 for norm in member.steps["grad_norm"])  # real gradient steps
+    assert small.parameters < medium.parameters
+    for member in result.members:
+        assert set(member.steps) == {*STEP_FIGURES, *SENDER_FIGURES}
+        assert {len(values) for values in member.steps.values()} == {STEPS}
+        assert all(value is not None and value > 0 for value in member.steps["foreign_mean_kl"])
+        assert any(value is not None and value > 0 for value in member.steps["foreign_weight_variance"])
+        assert [(each.step, each.side) for each in member.log_ratios] == [
+            (step, side) for step in range(1, STEPS + 1) for side in ("own", "foreign")
+        ]
+        own, foreign = member.log_ratios[:2]
+        assert sum(own.positives) == own.positives[5] > 0  # what it sampled itself has rho 1
+        assert sum(foreign.negatives) > foreign.negatives[5]
+        assert member.steps["own_mean_kl"][0] == pytest.approx(0, abs=1e-6)
+        assert member.steps["entropy"] == [None] * STEPS
+
+
+def test_a_trial_repeats_itself(experiment: Experiment) -> None:
+    first, second = (run_trial(only(experiment, steps=2)) for _ in range(2))
+    for one, other in zip(first.members, second.members, strict=True):
+        assert [point.tokens_generated for point in one.evaluations] == [p.tokens_generated for p in other.evaluations]
+        assert one.steps["reward_mean"] == other.steps["reward_mean"]
+    another = run_trial(only(experiment, steps=2, seeds=range(1, 2)))
+    assert another.members[0].steps["reward_mean"] != first.members[0].steps["reward_mean"]
+
+
+def test_a_member_that_evaluates_slowly_takes_the_same_groups(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = only(experiment, steps=2)
+    prompt = run_trial(trial)
+    evaluate, pauses = train.evaluate_tasks, itertools.cycle((0.0, 1.0))
+
+    async def evaluate_late(*arguments: Any, **options: Any) -> None:
+        await asyncio.sleep(next(pauses))  # one of the two; the other does its step meanwhile
+        await evaluate(*arguments, **options)
+
+    monkeypatch.setattr(train, "evaluate_tasks", evaluate_late)
+    for one, other in zip(prompt.members, run_trial(trial).members, strict=True):
+        assert one.steps["reward_mean"] == other.steps["reward_mean"]
+
+
+def test_late_weights_generate_off_policy_groups(experiment: Experiment) -> None:
+    def distance(delay: str) -> list[float]:
+        """Mean KL of a lone node's own groups, step by step."""
+        trial = replace(experiment, methods=("alone",), delays=(delay,)).trials()[0]
+        return [abs(value or 0.0) for value in run_trial(trial).members[0].steps["mean_kl"]]
+
+    prompt, late = distance("none"), distance("fixed:2")
+    assert max(prompt) < 1e-4  # of the policy that learns, but for rounding
+    assert late[0] < 1e-4
+    assert late[2] > 10 * max(prompt)  # sampled by version 0, learnt by version 2
+
+
+def test_evaluations_use_the_newest_weights(experiment: Experiment) -> None:
+    """With a delay longer than the trial, groups come from the untrained model, and evaluations do not."""
+    fast = experiment.base.optimizer.model_copy(update={"learning_rate": 3e-3})
+    base = experiment.base.model_copy(update={"optimizer": fast})
+    trial = replace(experiment, base=base, methods=("alone",), delays=("fixed:9",)).trials()[0]
+    (member,) = run_trial(trial).members
+    assert len({point.pass_at_1 for point in member.curve("arithmetic:add")}) > 1
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
+    """The groups of each step with the name of the node that takes it."""
+    seen: list[tuple[str, int, list[Any]]] = []
+    make_learner = trial_room.InProcessMakers.learner
+
+    def spying(self: Any, of: Any) -> Any:
+        learner = make_learner(self, of)
+        inner = learner.train
+
+        async def watched(groups: Any, *, step: int, **how: Any) -> Any:
+            seen.append((of.settings.name, step, list(groups)))
+            return await inner(groups, step=step, **how)
+
+        learner.train = watched
+        return learner
+
+    monkeypatch.setattr(trial_room.InProcessMakers, "learner", spying)
+    return seen
+
+
+def test_only_the_last_node_is_late_to_itself_and_to_its_peer(experiment: Experiment, trained: list[Any]) -> None:
+    run_trial(only(experiment, delays=("fixed:2@peer",), steps=4))
+    versions = {
+        (name, step, own): {group.policy_version for group in groups if group.own == own}
+        for name, step, groups in trained
+        for own in (True, False)
+    }
+    fresh, late = ({step: {max(0, step - 1 - lag)} for step in range(1, 5)} for lag in (0, 2))
+    for name, own, expected in (("s", True, fresh), ("s", False, late), ("m", True, late), ("m", False, fresh)):
+        assert {step: versions[name, step, own] for step in range(1, 5)} == expected, (name, own)
+
+
+def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, trained: list[Any]) -> None:
+    result = run_trial(only(experiment, shares=("horizontal",), steps=1))
+    assert [member.own_groups for member in result.members] == [PROMPTS, PROMPTS]
+    for _, _, groups in trained:
+        keys = [group.advantage_key for group in groups]
+        assert len(groups) == 2 * PROMPTS
+        assert all(keys.count(key) == 2 for key in keys)  # one of ours and one of the peer's
+        assert {len(group.completions) for group in groups} == {GROUP_SIZE // 2}
+
+
+def test_of_more_generated_groups_a_sapo_node_draws_its_own(experiment: Experiment) -> None:
+    result = run_trial(only(experiment, shares=("sapo:1/2/3",), methods=("ftis:peer_weights=agreement",)))
+    for member in result.members:
+        assert member.own_groups <= STEPS
+        assert STEPS * 3 * GROUP_SIZE <= member.tokens_generated  # all three of each step
+        (peer,) = {other.name for other in result.members} - {member.name}
+        assert [set(weights) <= {peer} for weights in member.peer_weights] == [True] * STEPS
+        assert all(weight == 1.0 for weights in member.peer_weights[:2] for weight in weights.values())
+
+
+def test_a_sapo_split_passes_over_groups_without_a_signal(experiment: Experiment) -> None:
+    result = run_trial(only(experiment, shares=("sapo:2/3",), num_nodes=(4,)))
+    for member in result.members:
+        assert member.own_groups <= 2 * STEPS
+        assert 0 < member.foreign_groups <= 3 * STEPS
+
+
+def test_a_useful_choice_is_among_the_groups_of_the_round(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, Any, dict[str, float]]] = []
+    choose = train.choose_useful
+
+    def watched(candidates: Any, *numbers: int, pass_rates: dict[str, float], **how: Any) -> Any:
+        selection = choose(candidates, *numbers, pass_rates=pass_rates, **how)
+        seen.append((candidates, selection, pass_rates))
+        return selection
+
+    monkeypatch.setattr(train, "choose_useful", watched)
+    result = run_trial(only(experiment, shares=("useful:3",), num_nodes=(4,)))
+    assert [member.foreign_groups for member in result.members] == [3 * STEPS] * 4
+    assert len(seen) == 4 * STEPS
+    for candidates, selection, rates in seen:
+        foreign = [c for c in candidates if not c.own]
+        assert len(foreign) == 6, "two of each other node: none is left of the round before"
+        assert len(selection.discarded) == 3
+        num_teaching = sum(has_signal(c.rewards) for c in foreign)
+        assert sum(has_signal(c.rewards) for c in selection.taken[2:]) == min(3, num_teaching)
+        assert set(rates) == {"arithmetic:add"}
+    of_first = [fmean(reward for c in candidates if c.own for reward in c.rewards) for candidates, *_ in seen[:4]]
+    assert [rates["arithmetic:add"] for *_, rates in seen[:4]] == pytest.approx(of_first)
+
+
+def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No completion of eight tokens has room for a sum with its working: no group of `sums` has a signal."""
+    late = Counter[str]()
+    note = train.note_signals
+
+    def watched(parts: Any, step: int, groups: Any, discarded: Any) -> None:
+        late.update(each.group.prompt_ref.task for each in groups if each.own and step > 2)
+        note(parts, step, groups, discarded)
+
+    monkeypatch.setattr(train, "note_signals", watched)
+    mixture, steps = "arithmetic:add+sums", 4
+    base = load_manifest("arithmetic-compare")
+    base = base.model_copy(update={"task": mixture, "eval": base.eval.model_copy(update={"every_steps": 0})})
+    divided = replace(experiment, base=base, task_spec=mixture, eval_specs=(), shares=("divided",), steps=steps)
+    for member in run_trial(only(divided)).members:
+        assert len(member.division) == steps
+        assert member.division[-1]["arithmetic:add"] > 0.6 > 0.4 > member.division[-1]["sums"] > 0.05
+    assert late.total() == 2 * 2 * base.step.own_groups
+    assert late["arithmetic:add"] > 0.6 * late.total()
+
+
+async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged() -> None:
+    figures, sender = Figures(), SimpleNamespace(peer_id="sender", groups_sent=2)
+    lockstep = SynchronousRounds(Rounds(own=2, foreign=2, last_steps=(1, 1)))
+    lockstep.enter(SimpleNamespace(peer_id="judge", groups_sent=2), figures, last_step=1)
+    lockstep.enter(sender, last_step=1)
+    peer = figures.peer("sender")
+    peer.accepted, peer.refused["understated"] = 1, 1  # one group, accepted and found out
+    assert not lockstep._is_complete(1)
+    peer.refused["reward"] = 1
+    assert lockstep._is_complete(1)
+
+
+@pytest.mark.parametrize("lie", ["rewards", "logprobs", "positives"])
+def test_a_liar_is_met_at_the_door_or_in_the_loss(experiment: Experiment, lie: str) -> None:
+    result = run_trial(only(experiment, lies=(lie,), num_nodes=(4,), steps=2))
+    assert [member.name for member in result.members] == ["s", "m", "s~2"]  # the liar has no curve
+    for member in result.members:
+        if lie == "rewards":
+            assert member.refused == {"reward": 3, "banned": 2 * PROMPTS // 4 - 3}, "three lies, and no more is read"
+            assert member.foreign_groups == 2 * PROMPTS // 2  # of the two honest peers; nobody waited for the rest
+        elif lie == "positives":
+            assert member.refused["understated"] >= 1, "far likelier than the liar says"
+            assert (member.steps["truncated_fraction"][0] or 0) > 0
+        else:
+            assert not member.refused
+            assert member.foreign_groups == 2 * PROMPTS * 3 // 4
+            assert (member.steps["truncated_fraction"][0] or 0) > 0
+
+
+def test_a_liar_whose_log_probs_are_a_learners_own_passes_all_checks_of_that_learner(experiment: Experiment) -> None:
+    setting = only(experiment, methods=("ftis:peer_weights=agreement",), lies=("mimic",), num_nodes=(4,), steps=3)
+    mimicked = run_trial(setting).members[0]
+    assert not mimicked.refused, "no likelihood tells its completions from honest ones"
+    assert mimicked.foreign_groups == 3 * PROMPTS * 3 // 4
+    assert mimicked.peer_weights[0] == {"liar": 1.0, "m": 1.0, "s~2": 1.0}, "nobody counts less before it is measured"
+
+
+def test_honest_nodes_make_up_for_a_liars_share_where_the_run_says_so(experiment: Experiment) -> None:
+    result = run_trial(only(experiment, shares=("filled",), lies=("rewards",), num_nodes=(4,), steps=3))
+    own = PROMPTS // 4
+    for member in result.members:
+        others = [other for other in result.members if other is not member]
+        assert member.own_groups == own + 2 * (own + 1), "from the second step on one more, by three honest nodes"
+        assert member.own_groups + member.foreign_groups == PROMPTS - own + 2 * PROMPTS
+        received = member.curve("arithmetic:add")[-1].tokens_received
+        assert received == sum(other.curve("arithmetic:add")[-1].tokens_generated for other in others)
+
+
+def test_an_adapter_and_a_full_model_learn_together(experiment: Experiment, tiny_models: dict[str, Path]) -> None:
+    model = str(tiny_models["s"])
+    pair = Pair("peft", (PairMember("full", model), PairMember("lora", model, lora=True)))
+    full, adapter = run_trial(only(experiment, pairs=(pair,), steps=1)).members
+    assert full.trainable_parameters == full.parameters
+    assert adapter.trainable_parameters < adapter.parameters / 2
+
+
+def test_a_missing_model_is_named(experiment: Experiment, tmp_path: Path) -> None:
+    pair = Pair("size", (PairMember("a", str(tmp_path / "nothing")), PairMember("b", str(tmp_path / "nothing"))))
+    with pytest.raises(ModelError, match="nothing"):
+        run_trial(only(experiment, pairs=(pair,)))
+
+
+def test_results_are_kept_and_not_made_again(experiment: Experiment, tmp_path: Path) -> None:
+    heard: list[float] = []
+    trials = replace(experiment, methods=("alone", "nois"), steps=1).trials()
+    results = run_trials(trials[:1], tmp_path, jobs=1, watch=lambda standing: heard.append(standing.fraction))
+    assert heard
+    stored = tmp_path / "runs" / f"{trials[0].key}.json"
+    marked = json.loads(stored.read_bytes()) | {"seconds": 12345.0}
+    stored.write_text(json.dumps(marked))
+    again: list[TrialResult] = run_trials(trials, tmp_path, jobs=2, watch=lambda standing: None)
+    assert [result.key for result in again] == [trial.key for trial in trials]
+    assert again[0].seconds == 12345.0  # read, not run
+    assert results[0].members == again[0].members
+
+
+def test_a_trial_that_fails_ends_the_experiment_with_its_reason(experiment: Experiment, tmp_path: Path) -> None:
+    pair = Pair("size", (PairMember("a", str(tmp_path / "nothing")), PairMember("b", str(tmp_path / "nothing"))))
+    with pytest.raises(FtisError, match="nothing"):
+        run_trials([only(experiment, pairs=(pair,))], tmp_path, jobs=1, watch=lambda standing: None)

@@ -1,0 +1,40 @@
+"""Attribution: the signer is at fault for contents, the serving peer for what it could check, otherwise none."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftis_node.swarm.reputation.attribution import attribute_refusal
+from ftis_node.swarm.reputation.score import Behaviour
+
+
+@pytest.mark.parametrize(
+    ("reason", "signed", "blamed", "conduct"),
+    [
+        ("parse", False, "relay", Behaviour.REFUSED),
+        ("signature", False, "relay", Behaviour.LIED),
+        ("run", False, "relay", Behaviour.REFUSED),
+        ("banned", False, "relay", Behaviour.MISHAP),
+        ("quota", False, "relay", Behaviour.MISHAP),
+        ("duplicate", True, "relay", Behaviour.MISHAP),
+        ("stale", True, "relay", Behaviour.MISHAP),
+        ("unscored", True, "relay", Behaviour.MISHAP),
+        ("vocabulary", True, "signer", Behaviour.REFUSED),
+        ("reward", True, "signer", Behaviour.LIED),
+        ("copy", True, "signer", Behaviour.COPIED),
+        ("copy_ours", True, "signer", Behaviour.LIED),
+    ],
+)
+def test_who_is_blamed_for_what(reason: str, signed: bool, blamed: str, conduct: Behaviour) -> None:
+    assert attribute_refusal(reason, origin="relay", sender="signer", signed=signed) == (blamed, conduct)
+
+
+def test_a_flood_is_the_senders_only_from_its_own_hand() -> None:
+    assert attribute_refusal("quota", origin="signer", sender="signer", signed=False) == ("signer", Behaviour.FLOODED)
+
+
+def test_a_name_without_a_signature_blames_nobody_else() -> None:
+    assert attribute_refusal("anything", origin="forger", sender="victim", signed=False) == (
+        "forger",
+        Behaviour.REFUSED,
+    )

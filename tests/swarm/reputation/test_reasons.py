@@ -1,0 +1,34 @@
+"""Every reason has a sentence, the same as in the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS, UNKNOWN, sentence
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation.table import BY_OPERATOR, GOOD_BEHAVIOUR
+
+DOOR = Path(__file__).parents[3] / "docs" / "door.md"
+
+
+def test_the_sentences_are_those_of_the_page_on_the_door() -> None:
+    text = DOOR.read_text(encoding="utf-8")
+    table = text[text.index("| reason | the group is refused") : text.index("**Quotas**")]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", table, flags=re.MULTILINE)) == REFUSALS
+
+
+def test_whatever_a_peers_record_counts_has_a_sentence() -> None:
+    for reason in [
+        *(set(Behaviour) - GOOD_BEHAVIOUR),
+        BY_OPERATOR,
+        "audit",
+        "announcement_flood",
+        "announcement_malformed",
+    ]:
+        assert sentence(reason) != UNKNOWN, reason
+    for outcome in FetchOutcome:
+        assert outcome.value.replace("_", " ") in sentence(f"pull_{outcome.value}")
+    assert sentence("nonsense") == UNKNOWN
+    assert not set(REFUSALS) & set(BEHAVIOUR)
