@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.lab.shapes import SHAPES
+from ftis_node.lab.random_models import SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from ftis_node.lab.shapes import SHAPES, save_random_model
+from ftis_node.lab.random_models import SHAPES, save_random_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

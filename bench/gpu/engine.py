@@ -22,7 +22,7 @@ from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.ipc.weights import WeightStore
-from ftis_node.lab.shapes import SHAPES
+from ftis_node.lab.random_models import SHAPES
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
 from ftis_node.learner.policy import load_unchecked

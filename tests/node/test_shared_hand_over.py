@@ -20,8 +20,8 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.delay import NO_DELAY
-from ftis_node.lab.in_process import InProcessMakers
+from ftis_node.lab.experiment.delay import NO_DELAY
+from ftis_node.lab.experiment.in_process import InProcessMakers
 from ftis_node.node.build import built_parts
 from ftis_node.node.makers import ProcessMakers
 from ftis_node.node.node import run_loops
