@@ -73,6 +73,13 @@ TABLES: Final = {
         "ftis:kl_estimator=author_k3:kl_threshold=50,ftis:filter=quantile,ftis:filter=quantile:keep_share=0.1,"
         "ftis:filter=ess",
     ),
+    "filters-late": Table(
+        "And where weights reach the generators 16 steps late?",
+        "--pair size --pair expertise --delay fixed:16"
+        " --methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:kl_estimator=rkl_iw:kl_threshold=0.3,"
+        "ftis:filter=quantile,ftis:filter=quantile:keep_share=0.1,ftis:filter=ess",
+        model_seeds=3,
+    ),
     "delay": Table(
         "What do late weights cost each method, with the same clip and advantages?",
         "--pair expertise --steps 80 --prompts 16 --eval-every 5 --delay none,fixed:8,fixed:64,lognormal:1-64"
