@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.models import published_qwen25
-from ftis_node.node.findings import GIB
-from ftis_node.node.memory_choice import compare
+from ftis_node.node.memory_choice import DEFAULT_RUN, compare
 from ftis_node.node.memory_plan import Machine
-from ftis_node.node.memory_report import DEFAULT_RUN
+from ftis_node.telemetry.sizes import GIB
 
 if TYPE_CHECKING:
     from ftis_node.models import ModelShape

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ftis_node.config.disk_room import free_bytes
-from ftis_node.node.findings import GIB, Finding, Level
+from ftis_node.node.findings import Finding, Level
 from ftis_node.node.weights_folder import MEMORY_DISK
+from ftis_node.telemetry.sizes import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

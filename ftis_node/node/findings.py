@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-GIB = 1 << 30
 Level = Literal["ok", "warn", "fail"]
 RANKS: dict[Level, int] = {"fail": 0, "warn": 1, "ok": 2}
 
@@ -44,8 +43,3 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
         worst[finding.check] = min(RANKS[finding.level], worst.get(finding.check, RANKS["ok"]))
     first_at = {check: at for at, check in enumerate(worst)}
     return sorted(findings, key=lambda finding: (worst[finding.check], first_at[finding.check]))
-
-
-def in_gib(num_bytes: int) -> str:
-    """As people read it."""
-    return f"{num_bytes / GIB:.2f} GiB"

@@ -6,11 +6,9 @@ the port or write the file have their own errors, too; a volunteer rarely gets t
 
 from __future__ import annotations
 
-import re
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.config.home_schema import HOME_SCHEMA, marked_schema
@@ -19,10 +17,10 @@ from ftis_node.files import read_object
 from ftis_node.gossip.p2pd.ports import check_free
 from ftis_node.ipc.durable import newest_complete
 from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape
+from ftis_node.node.home_training import CHECKPOINT_PREFIX, checkpoint_owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
 
 STATUS_HOST = "127.0.0.1"
 RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
-CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
 FLOAT32_BYTES = 4
-ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # as learner/checkpoint.py names what is trained
 MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of Adam's two, a parameter
 
 
@@ -50,41 +46,6 @@ def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """What a home trains. `rank` and `alpha` are an adapter's; `optimizer_states` as in the settings of its last start,
-    "" where that is not known."""
-
-    lora: bool
-    rank: int = 0
-    alpha: int = 0
-    optimizer_states: str = ""
-
-
-def begun_with(home: Home, model: str) -> Begun | None:
-    """What the home has begun to train: its newest checkpoint says so, before the first one the settings of its last
-    start, if that was with this model. None for a home that has begun nothing."""
-    try:
-        last = read_object(home.settings)
-        of_last = Begun(
-            lora=last["lora"],
-            rank=int(last["lora_adapter"]["rank"]),
-            alpha=int(last["lora_adapter"]["alpha"]),
-            optimizer_states=str(last["learner"]["optimizer_states"]),
-        )
-    except (OSError, FileError, KeyError, TypeError, ValueError):
-        last, of_last = {}, None
-    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
-    trains = "" if newest is None else str(_owner_of(newest / "state.json").get("trains", ""))
-    if not trains:
-        is_same = last.get("model") == model and last.get("role") != "generator"
-        return of_last if is_same and of_last is not None and isinstance(of_last.lora, bool) else None
-    states = of_last.optimizer_states if of_last is not None else ""
-    if (adapter := ADAPTER.match(trains)) is None:
-        return Begun(lora=False, optimizer_states=states)
-    return Begun(lora=True, rank=int(adapter[1]), alpha=int(adapter[2]), optimizer_states=states)
-
-
 def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
     """Raises ConfigError where the home's newest checkpoint is of another model, or trains something else of it than
     `lora` says; None: whatever it trains.
@@ -92,7 +53,7 @@ def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
     One that cannot be read is the learner's affair, which knows what to do about it.
     """
     newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
-    owner = {} if newest is None else _owner_of(newest / "state.json")
+    owner = {} if newest is None else checkpoint_owner(newest / "state.json")
     if not owner:
         return
     if owner.get("model_fingerprint") != model_fingerprint(source):
@@ -112,7 +73,7 @@ def trained_runs(home: Home) -> list[str]:
     if marked_schema(home) != HOME_SCHEMA:
         return []
     states = sorted(home.checkpoints.glob(f"{CHECKPOINT_PREFIX}*/state.json"), reverse=True)
-    run_ids = [_owner_of(state).get("run_id") for state in states]
+    run_ids = [checkpoint_owner(state).get("run_id") for state in states]
     return [run_id for run_id in run_ids if isinstance(run_id, str)]
 
 
@@ -160,11 +121,3 @@ def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
         with suppress(ModelError):  # of a model that cannot be planned it is at most as much
             num_trained = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
     return num_trained * (FLOAT32_BYTES + MOMENTS_BYTES[settings.learner.optimizer_states])
-
-
-def _owner_of(state_file: Path) -> dict[str, Any]:
-    try:
-        owner = read_object(state_file)["owner"]
-    except (OSError, FileError, KeyError):
-        return {}
-    return owner if isinstance(owner, dict) else {}

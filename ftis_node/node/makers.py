@@ -10,12 +10,10 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.config.node import MAX_SERVED_RANK
 from ftis_node.config.optimizer import DEFAULT_FINAL_SHARE
 from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
-from ftis_node.generation.engines import choose_engine, has_vllm
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
@@ -29,6 +27,7 @@ from ftis_node.learner.schedule import Schedule
 from ftis_node.models import pick_device
 from ftis_node.node.memory_parts import micro_batch_tokens_of, recomputes
 from ftis_node.node.placement import Arrangement, arrange, visible_gpus
+from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -266,29 +265,6 @@ def schedule_of(optimizer: OptimizerSection) -> Schedule:
         decay_steps=optimizer.decay_steps,
         final_share=DEFAULT_FINAL_SHARE if optimizer.final_share is None else optimizer.final_share,
     )
-
-
-def serves_adapters(settings: NodeSettings) -> bool:
-    """Whether the engine is handed adapters alone. On a CPU that is for those who ask: it generates far slower.
-
-    Raises EngineError where it is asked for without vLLM.
-    """
-    wanted = settings.generation.adapters
-    if not settings.lora or wanted == "merge" or settings.engine == "torch":
-        return False
-    if not settings.generates:
-        return wanted == "serve"  # whoever says so knows that the generators can
-    if wanted == "serve":
-        choose_engine("vllm")
-        return True
-    return pick_device(settings.device) != "cpu" and has_vllm() and settings.lora_adapter.rank <= MAX_SERVED_RANK
-
-
-def dtype_of(settings: NodeSettings) -> Any:
-    """The format the weights are computed in: what was asked for, else float32 on a CPU and bfloat16 on a GPU."""
-    if settings.dtype != "auto":
-        return settings.dtype
-    return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"
 
 
 def threads_of(asked: int, *, num_processes: int = 1) -> int:

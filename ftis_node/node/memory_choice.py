@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.models import published_qwen25, read_shape
-from ftis_node.node.findings import GIB
-from ftis_node.node.first_look import Begun, begun_with
+from ftis_node.node.home_training import Begun, begun_with
 from ftis_node.node.memory_parts import GPU_MICRO_BATCH_TOKENS
 from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
 from ftis_node.node.placement import find_seats, look_around
+from ftis_node.telemetry.sizes import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelShape, ModelSource
     from ftis_node.node.memory_plan import MemoryPlan
 
+DEFAULT_RUN = "gsm8k-ftis"
 MIN_RANK = 8
 # What the rank is divided by, completions side by side, positions of a micro-batch: each at most, all of them halved
 # or quartered from one to the next. A smaller batch costs time alone, a smaller rank what can be learned.

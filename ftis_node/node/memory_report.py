@@ -10,11 +10,12 @@ import psutil
 from ftis_node.config.manifest import load_manifest, read_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.errors import FtisError
-from ftis_node.node.findings import GIB, Finding, in_gib
-from ftis_node.node.first_look import Begun, begun_with
-from ftis_node.node.memory_choice import choose, full_or_adapter, smaller_model
+from ftis_node.node.findings import Finding
+from ftis_node.node.home_training import Begun, begun_with
+from ftis_node.node.memory_choice import DEFAULT_RUN, choose, full_or_adapter, smaller_model
 from ftis_node.node.memory_plan import Machine, plan
 from ftis_node.node.placement import look_around
+from ftis_node.telemetry.sizes import GIB, in_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ftis_node.node.memory_choice import Option
     from ftis_node.node.memory_plan import MemoryPlan
 
-DEFAULT_RUN = "gsm8k-ftis"
 OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
 DETAILS = ("memory.part", "memory.change")  # what people see with --verbose alone
 PLACES = {

@@ -20,8 +20,8 @@ import psutil
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
 from ftis_node.models import list_accelerators, pick_device, read_shape
-from ftis_node.node.findings import in_gib
 from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
+from ftis_node.telemetry.sizes import in_gib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,11 +25,11 @@ from ftis_node.node.budget import is_learned_out
 from ftis_node.node.division import note_signals
 from ftis_node.node.evaluations import evaluate_tasks
 from ftis_node.node.hand_over import HandOver, hand_over
-from ftis_node.node.makers import dtype_of
 from ftis_node.node.mismatch import Change, MismatchWatch, limits_of, warning_of
 from ftis_node.node.peer_weights import PeerWeights
 from ftis_node.node.tracking import track_step
 from ftis_node.node.waits import waiting_for
+from ftis_node.node.worker_settings import dtype_of
 from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import (
     ReleaseReason,

@@ -25,10 +25,10 @@ from ftis_node.ipc.weights import probe_token_ids
 from ftis_node.models import model_fingerprint
 from ftis_node.node.background import in_background
 from ftis_node.node.evaluations import evaluate_tasks
-from ftis_node.node.makers import serves_adapters
 from ftis_node.node.waits import waiting_for
 from ftis_node.node.weights_fetch import Download, OfferGoneError
 from ftis_node.node.weights_held import HeldVersions
+from ftis_node.node.worker_settings import serves_adapters
 from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch

@@ -17,7 +17,7 @@ from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.learner.schedule import Schedule
 from ftis_node.models import ModelSource
-from ftis_node.node import makers
+from ftis_node.node import makers, worker_settings
 from ftis_node.node.placement import Arrangement
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 def test_adapters_are_served_by_vllm_on_a_gpu_or_where_asked_for(
     monkeypatch: pytest.MonkeyPatch, adapters: str, given: dict[str, object], device: str, expected: bool
 ) -> None:
-    for module in (engines, makers):
+    for module in (engines, worker_settings):
         monkeypatch.setattr(module, "has_vllm", lambda: True)
-    monkeypatch.setattr(makers, "pick_device", lambda asked: device)
+    monkeypatch.setattr(worker_settings, "pick_device", lambda asked: device)
     settings = NodeSettings(**{"model": "m", "lora": True, "generation": {"adapters": adapters}, **given})
-    assert makers.serves_adapters(settings) is expected
+    assert worker_settings.serves_adapters(settings) is expected
 
 
 def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoot:
@@ -86,12 +86,12 @@ def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path)
 
 
 def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engines, makers):
+    for module in (engines, worker_settings):
         monkeypatch.setattr(module, "has_vllm", lambda: False)
-    monkeypatch.setattr(makers, "pick_device", lambda asked: "cuda")
-    assert not makers.serves_adapters(NodeSettings(model="m", lora=True))
+    monkeypatch.setattr(worker_settings, "pick_device", lambda asked: "cuda")
+    assert not worker_settings.serves_adapters(NodeSettings(model="m", lora=True))
     with pytest.raises(EngineError, match="not installed"):
-        makers.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))
+        worker_settings.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))
 
 
 @pytest.mark.parametrize(("adapters", "expected"), [(True, ("vllm", 48, "adapter")), (False, ("auto", None, "model"))])

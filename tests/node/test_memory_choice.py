@@ -16,7 +16,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.models import Accelerator, published_qwen25
 from ftis_node.node import cards, memory_choice, placement
-from ftis_node.node.first_look import Begun, begun_with
+from ftis_node.node.home_training import Begun, begun_with
 from ftis_node.node.memory_choice import Choice, choose, choose_here, refuse_what_does_not_fit
 from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
 from ftis_node.node.placement import arrange_on
