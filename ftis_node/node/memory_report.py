@@ -10,11 +10,11 @@ import psutil
 from ftis_node.config.manifest import load_manifest, read_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.errors import FtisError
+from ftis_node.memory.choice import DEFAULT_RUN, choose, full_or_adapter, smaller_model
+from ftis_node.memory.home_training import Begun, begun_with
+from ftis_node.memory.placement import look_around
+from ftis_node.memory.plan import Machine, plan
 from ftis_node.node.findings import Finding
-from ftis_node.node.home_training import Begun, begun_with
-from ftis_node.node.memory_choice import DEFAULT_RUN, choose, full_or_adapter, smaller_model
-from ftis_node.node.memory_plan import Machine, plan
-from ftis_node.node.placement import look_around
 from ftis_node.telemetry.sizes import GIB, in_gib
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.memory.choice import Option
+    from ftis_node.memory.plan import MemoryPlan
+    from ftis_node.memory.suggestions import Change
     from ftis_node.models import ModelShape
-    from ftis_node.node.memory_changes import Change
-    from ftis_node.node.memory_choice import Option
-    from ftis_node.node.memory_plan import MemoryPlan
 
 OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
 DETAILS = ("memory.part", "memory.change")  # what people see with --verbose alone

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
+from ftis_node.memory.choice import choose_here
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.background import in_background
 from ftis_node.node.first_look import check_owner, check_ports, check_room
 from ftis_node.node.home_limit import limit_of
 from ftis_node.node.makers import ProcessMakers
-from ftis_node.node.memory_choice import choose_here
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.secrets import keep_secret
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.memory.placement import Arrangement
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.home_use import HomeLimit
     from ftis_node.node.makers import Makers
-    from ftis_node.node.placement import Arrangement
     from ftis_node.node.plan import RunPlan
     from ftis_node.tasks.base import Task
     from ftis_node.telemetry.work import OnProgress

@@ -16,9 +16,9 @@ from ftis_node.errors import ConfigError, EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.learner.schedule import Schedule
+from ftis_node.memory.placement import Arrangement
 from ftis_node.models import ModelSource
 from ftis_node.node import makers, worker_settings
-from ftis_node.node.placement import Arrangement
 
 if TYPE_CHECKING:
     from pathlib import Path

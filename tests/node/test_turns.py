@@ -27,11 +27,11 @@ from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
+from ftis_node.memory.placement import Arrangement
 from ftis_node.node.build import built_parts
 from ftis_node.node.figures import Figures
 from ftis_node.node.makers import ProcessMakers, generation_boot
 from ftis_node.node.node import run_loops
-from ftis_node.node.placement import Arrangement
 from ftis_node.node.plan import RunPlan
 from ftis_node.node.signals import first_of_ours
 from ftis_node.node.train import TrainLoop

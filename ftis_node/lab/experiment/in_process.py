@@ -22,8 +22,8 @@ from ftis_node.generation.local import LocalGenerator
 from ftis_node.ipc.supervisor import WorkerState
 from ftis_node.ipc.weights import WEIGHTS_FILE, find_difference
 from ftis_node.learner.messages import AuditReply
+from ftis_node.memory.placement import Arrangement
 from ftis_node.node.makers import generation_boot, learner_boot
-from ftis_node.node.placement import Arrangement
 from ftis_node.node.worker_settings import dtype_of
 from ftis_node.swarm.transit import VersionsInTransit
 

@@ -1,6 +1,6 @@
 """Which Qwen2.5 models a card trains, and how, by the memory plan: the table of README.md and docs/memory.md.
 
-    python -m ftis_node.node.cards      prints it
+    python -m ftis_node.memory.cards      prints it
 
 A card has what CUDA reports of the smallest sold under its name, or a little less; beside it the host has 64 GiB free.
 The run is gsm8k-ftis, with the settings that a new home has. Nothing is measured here.
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.memory.choice import DEFAULT_RUN, compare
+from ftis_node.memory.plan import Machine
 from ftis_node.models import published_qwen25
-from ftis_node.node.memory_choice import DEFAULT_RUN, compare
-from ftis_node.node.memory_plan import Machine
 from ftis_node.telemetry.sizes import GIB
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from functools import partial
 from math import ceil, floor
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ftis_node.node.memory_changes import Change, find_changes
-from ftis_node.node.memory_generator import GeneratorMemory, generator_memory
-from ftis_node.node.memory_parts import HOST_PROCESS_BYTES, LearnerMemory, Workload, learner_memory
-from ftis_node.node.memory_ranks import share_of
+from ftis_node.memory.components import HOST_PROCESS_BYTES, LearnerMemory, Workload, learner_memory
+from ftis_node.memory.generator import GeneratorMemory, generator_memory
+from ftis_node.memory.ranks import share_of
+from ftis_node.memory.suggestions import Change, find_changes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

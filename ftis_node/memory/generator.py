@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from ftis_node.generation.engines.base import DEFAULT_MAX_PREFILL_TOKENS
 from ftis_node.generation.engines.vllm_options import num_loras
-from ftis_node.node.memory_parts import DEVICE_CONTEXT_BYTES, HOST_PROCESS_BYTES, MIB
+from ftis_node.memory.components import DEVICE_CONTEXT_BYTES, HOST_PROCESS_BYTES, MIB
 
 if TYPE_CHECKING:
+    from ftis_node.memory.components import Workload
     from ftis_node.models import ModelShape
-    from ftis_node.node.memory_parts import Workload
 
 # Logits in two forms, log-probs, probabilities, and their running sum in float64.
 SAMPLING_BYTES = 24

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from ftis_node.node.memory_parts import BFLOAT16, FLOAT32
+from ftis_node.memory.components import BFLOAT16, FLOAT32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ftis_node.node.memory_parts import Workload
-    from ftis_node.node.memory_plan import MemoryPlan, Placement
+    from ftis_node.memory.components import Workload
+    from ftis_node.memory.plan import MemoryPlan, Placement
 
     Place: TypeAlias = Callable[[Workload], MemoryPlan]
     Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # ever smaller, each with the words for it

@@ -19,8 +19,8 @@ import psutil
 
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
+from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import list_accelerators, pick_device, read_shape
-from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
 from ftis_node.telemetry.sizes import in_gib
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.memory.plan import MemoryPlan
     from ftis_node.models import ModelShape, ModelSource
-    from ftis_node.node.memory_plan import MemoryPlan
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import engine_arguments
+from ftis_node.memory import placement
+from ftis_node.memory.placement import Arrangement, Seats, arrange, arrange_on, find_seats, visible_gpus
+from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
+from ftis_node.memory.suggestions import Change
 from ftis_node.models import ModelSource, shape_of
-from ftis_node.node import placement
 from ftis_node.node.makers import generation_boot, learner_boot
-from ftis_node.node.memory_changes import Change
-from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
-from ftis_node.node.placement import Arrangement, Seats, arrange, arrange_on, find_seats, visible_gpus
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
+from ftis_node.memory import cards, placement
+from ftis_node.memory import choice as memory_choice
+from ftis_node.memory.choice import Choice, choose, choose_here, refuse_what_does_not_fit
+from ftis_node.memory.home_training import Begun, begun_with
+from ftis_node.memory.placement import arrange_on
+from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import Accelerator, published_qwen25
-from ftis_node.node import cards, memory_choice, placement
-from ftis_node.node.home_training import Begun, begun_with
-from ftis_node.node.memory_choice import Choice, choose, choose_here, refuse_what_does_not_fit
-from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
-from ftis_node.node.placement import arrange_on
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -264,7 +265,7 @@ def test_the_table_of_cards_in_the_documents_is_what_the_command_prints() -> Non
     by_card = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
     assert (by_card["24 GB"]["Qwen2.5-3B"], by_card["8 GB"]["Qwen2.5-14B"]) == ("LoRA 128", "-")
     for page in ("README.md", "docs/memory.md"):
-        assert f"\n\n{table}\n\n" in (ROOT / page).read_text(), f"{page}: python -m ftis_node.node.cards"
+        assert f"\n\n{table}\n\n" in (ROOT / page).read_text(), f"{page}: python -m ftis_node.memory.cards"
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.memory.components import GPU_MICRO_BATCH_TOKENS
+from ftis_node.memory.home_training import Begun, begun_with
+from ftis_node.memory.placement import find_seats, look_around
+from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import published_qwen25, read_shape
-from ftis_node.node.home_training import Begun, begun_with
-from ftis_node.node.memory_parts import GPU_MICRO_BATCH_TOKENS
-from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
-from ftis_node.node.placement import find_seats, look_around
 from ftis_node.telemetry.sizes import GIB
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
+    from ftis_node.memory.plan import MemoryPlan
     from ftis_node.models import ModelShape, ModelSource
-    from ftis_node.node.memory_plan import MemoryPlan
 
 DEFAULT_RUN = "gsm8k-ftis"
 MIN_RANK = 8

@@ -12,11 +12,11 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ftis_node.node.memory_parts import FLOAT32
+from ftis_node.memory.components import FLOAT32
 
 if TYPE_CHECKING:
+    from ftis_node.memory.components import LearnerMemory, Workload
     from ftis_node.models import ModelShape
-    from ftis_node.node.memory_parts import LearnerMemory, Workload
 
 
 def share_of(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
