@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.home import Home
+from ftis_node.doctor import engine as doctor_engine
+from ftis_node.doctor import sockets as doctor_sockets
+from ftis_node.doctor.doctor import CHECKS, Patient, checks_of, examine, exit_code_of
+from ftis_node.doctor.findings import Finding, worst_first
+from ftis_node.doctor.machine import look_at_disk, read_driver
+from ftis_node.doctor.memory import ask
+from ftis_node.doctor.model import look_at_model
+from ftis_node.doctor.network import nat_kind
+from ftis_node.doctor.runner import Check, run_checks
+from ftis_node.doctor.table import FINDINGS, as_markdown
 from ftis_node.models import shape_of
-from ftis_node.node import doctor_engine, doctor_sockets
-from ftis_node.node.checks import Check, run_checks
-from ftis_node.node.doctor import CHECKS, Patient, checks_of, examine, exit_code_of
-from ftis_node.node.doctor_machine import look_at_disk, read_driver
-from ftis_node.node.doctor_model import look_at_model
-from ftis_node.node.doctor_network import nat_kind
-from ftis_node.node.doctor_table import FINDINGS, as_markdown
-from ftis_node.node.findings import Finding, worst_first
-from ftis_node.node.memory_report import ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,8 +43,8 @@ def told(findings: Iterable[Finding]) -> list[tuple[str, str]]:
 
 def test_the_document_has_every_finding_and_the_code_no_other() -> None:
     assert as_markdown() in (ROOT / "docs" / "doctor.md").read_text()
-    sources = [*(ROOT / "ftis_node/node").glob("doctor_*.py"), ROOT / "ftis_node/node/memory_report.py"]
-    sources += [ROOT / "ftis_node/node/doctor.py", ROOT / "ftis_node/node/checks.py"]
+    sources = [*(ROOT / "ftis_node/node").glob("doctor_*.py"), ROOT / "ftis_node/doctor/memory.py"]
+    sources += [ROOT / "ftis_node/doctor/doctor.py", ROOT / "ftis_node/doctor/runner.py"]
     text = "\n".join(path.read_text() for path in sources if path.name != "doctor_table.py")
     checks = "|".join({key.split(".")[0] for key in FINDINGS})
     made = set(re.findall(rf'"((?:{checks})\.[a-z0-9]+)"', text))
@@ -70,7 +71,7 @@ def test_a_check_that_hangs_is_cut_off_and_one_that_breaks_is_told_with_what_it_
 
 
 def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis_node.node.checks.QUIET_S", 0.1)
+    monkeypatch.setattr("ftis_node.doctor.runner.QUIET_S", 0.1)
     words: list[str] = []
     run_checks([Check("ram", "memory", 0.4, lambda: iter([time.sleep(1)]))], on_progress=words.append)  # type: ignore[arg-type, return-value]
     assert words == ["still looking at: memory"]
@@ -134,7 +135,7 @@ def test_engines_that_crash_hang_or_are_for_another_machine(monkeypatch: pytest.
 
 
 def test_a_disk_that_is_nearly_full_and_small_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftis_node.node.doctor_machine.free_bytes", lambda path: 64 << 20)
+    monkeypatch.setattr("ftis_node.doctor.machine.free_bytes", lambda path: 64 << 20)
     assert told(look_at_disk(tmp_path / "home", tmp_path)) == [("disk.free", "fail"), ("shm.size", "warn")]
     assert told(look_at_disk(Path("/proc/self/home"), tmp_path / "no"))[0] == ("disk.writable", "fail")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ftis_node.config.disk_room import free_bytes
-from ftis_node.node.findings import Finding, Level
+from ftis_node.doctor.findings import Finding, Level
 from ftis_node.node.weights_folder import MEMORY_DISK
 from ftis_node.telemetry.sizes import GIB
 

@@ -1,7 +1,7 @@
 """Every finding of `doctor` by its id: what it means and what to do. `docs/doctor.md` shows this table, and a test
 compares the two.
 
-    python -m ftis_node.node.doctor_table      prints the table for the document
+    python -m ftis_node.doctor.table      prints the table for the document
 """
 
 from __future__ import annotations

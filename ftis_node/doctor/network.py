@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ftis_node.doctor.findings import Finding, Level
+from ftis_node.doctor.sockets import is_carriers_nat, own_address
 from ftis_node.gossip import parse_multiaddr
 from ftis_node.gossip.membership.reachability import Reachability, is_public
-from ftis_node.node.doctor_sockets import is_carriers_nat, own_address
-from ftis_node.node.findings import Finding, Level
 from ftis_node.telemetry.sizes import GIB
 
 if TYPE_CHECKING:

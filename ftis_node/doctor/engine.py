@@ -10,8 +10,8 @@ import sys
 from importlib import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftis_node.node.doctor_machine import MIN_DRIVER
-from ftis_node.node.findings import Finding
+from ftis_node.doctor.findings import Finding
+from ftis_node.doctor.machine import MIN_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftis_node.doctor.findings import Finding
 from ftis_node.errors import FtisError, NetworkError
-from ftis_node.node.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

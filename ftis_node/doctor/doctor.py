@@ -9,28 +9,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.node.checks import Check, run_checks
-from ftis_node.node.doctor_engine import TORCH_LIMIT_S, VLLM_LIMIT_S, look_at_engines
-from ftis_node.node.doctor_limits import look_at_limits
-from ftis_node.node.doctor_machine import look_at_disk, look_at_gpus, look_at_memory, look_at_python
-from ftis_node.node.doctor_model import look_at_model
-from ftis_node.node.doctor_network import examine_network, look_at_running, nat_kind
-from ftis_node.node.doctor_sockets import (
+from ftis_node.doctor.engine import TORCH_LIMIT_S, VLLM_LIMIT_S, look_at_engines
+from ftis_node.doctor.findings import Finding, worst_first
+from ftis_node.doctor.limits import look_at_limits
+from ftis_node.doctor.machine import look_at_disk, look_at_gpus, look_at_memory, look_at_python
+from ftis_node.doctor.model import look_at_model
+from ftis_node.doctor.network import examine_network, look_at_running, nat_kind
+from ftis_node.doctor.runner import Check, run_checks
+from ftis_node.doctor.sockets import (
     look_at_kernels_clock,
     look_at_peers,
     look_at_ports,
     look_at_routes,
     own_address,
 )
-from ftis_node.node.doctor_table import NETWORK_CHECKS
-from ftis_node.node.findings import Finding, worst_first
+from ftis_node.doctor.table import NETWORK_CHECKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
-    from ftis_node.node.memory_report import MemoryQuestion
+    from ftis_node.doctor.memory import MemoryQuestion
 
 ANY_PORT = ("/ip4/0.0.0.0/tcp/0",)  # to dial from: the node's own may be in use
 QUICK_S = 10.0

@@ -10,20 +10,20 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftis_node.doctor.findings import Finding
+from ftis_node.doctor.memory import answer
 from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
 from ftis_node.files import read_text
 from ftis_node.models import read_json, read_shape, resolve_model, shape_of
 from ftis_node.models.hub import ask_about, cached_snapshot
 from ftis_node.models.source import check_name
-from ftis_node.node.findings import Finding
-from ftis_node.node.memory_report import answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ftis_node.doctor.memory import MemoryQuestion
     from ftis_node.models import ModelShape, ModelSource
     from ftis_node.models.hub import HubModel
-    from ftis_node.node.memory_report import MemoryQuestion
 
 LICENCE = re.compile(r"^license:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
 CARD = "README.md"

@@ -11,10 +11,10 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from ftis_node.doctor.findings import Finding, Level
 from ftis_node.errors import UsageError
 from ftis_node.gossip.multiaddr import parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.ports import check_free
-from ftis_node.node.findings import Finding, Level
 from ftis_node.node.first_look import check_ports
 
 if TYPE_CHECKING:
