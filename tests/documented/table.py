@@ -55,7 +55,7 @@ NOT_RUN = {
     "ftis-node tiny*": "half a minute of training; tests/lab makes tiny models",
     "ftis-node demo*": "three minutes; tests/lab runs a short demo",
     "ftis-node compare*": "minutes to hours; tests/lab runs short experiments",
-    "ftis-node ensemble*": OTHERWISE + "; tests/node/test_ensemble.py",
+    "ftis-node ensemble*": OTHERWISE + "; tests/evaluation/test_ensemble.py",
     "ftis-node dashboard*": "takes a terminal; tests/dashboard drives it",
     "ftis-node report*": "its own tests read the page",
     "ftis-node identity*": "its own tests back up and restore a key",

@@ -10,8 +10,8 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError
-from ftis_node.node.ensemble import evaluate_ensemble
-from ftis_node.node.ensemble_members import Member, as_members, swarm_members
+from ftis_node.evaluation.ensemble import evaluate_ensemble
+from ftis_node.evaluation.members import Member, as_members, swarm_members
 from tests.cli.test_export import _trained
 from tests.models.tiny_models import save_tiny
 

@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError
+from ftis_node.evaluation.evaluate import serving
+from ftis_node.evaluation.result import Entry, entry_of
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.evaluate import answer_problems
 from ftis_node.generation.local import LocalGenerator
-from ftis_node.node.ensemble_result import Entry, entry_of
-from ftis_node.node.evaluate import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ftis_node.evaluation.members import Member
     from ftis_node.generation.engines import OpenEngine
     from ftis_node.generation.engines.base import Engine
     from ftis_node.generation.engines.mixture_decoder import Weighing
     from ftis_node.generation.evaluate import Answered
     from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.ensemble_members import Member
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.tasks.scoring import IsolatedScorer
     from ftis_node.telemetry.work import OnProgress

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ftis_node.errors import ConfigError, TaskError
-from ftis_node.files import read_text
-from ftis_node.generation.engines import choose_engine
-from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.node.ensemble_members import Member, as_members, swarm_members
-from ftis_node.node.ensemble_memory import check_mixture_fits
-from ftis_node.node.ensemble_result import (
+from ftis_node.evaluation.evaluate import check_engine_name
+from ftis_node.evaluation.members import Member, as_members, swarm_members
+from ftis_node.evaluation.memory import check_mixture_fits
+from ftis_node.evaluation.result import (
     EnsembleResult,
     TextFigures,
     chosen_entry,
@@ -34,8 +32,10 @@ from ftis_node.node.ensemble_result import (
     route_entry,
     vote_entry,
 )
-from ftis_node.node.ensemble_study import Expert, PartsProgress, Seen, Study
-from ftis_node.node.evaluate import check_engine_name
+from ftis_node.evaluation.study import Expert, PartsProgress, Seen, Study
+from ftis_node.files import read_text
+from ftis_node.generation.engines import choose_engine
+from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring import IsolatedScorer
 from ftis_node.telemetry.work import unwatched

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from ftis_node.generation.evaluate import Answer, Answered
-from ftis_node.node.ensemble_result import (
+from ftis_node.evaluation.result import (
     GateFigures,
     TextFigures,
     chosen_entry,
@@ -17,6 +16,7 @@ from ftis_node.node.ensemble_result import (
     route_entry,
     vote_entry,
 )
+from ftis_node.generation.evaluate import Answer, Answered
 from ftis_node.records.group import CompletionStatus, FinishReason
 from ftis_node.tasks import load_task
 
