@@ -15,11 +15,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from ftis_node.lab.wire_probe import VOCABULARY, random_group
+from ftis_node.node.context import Parts
 from ftis_node.node.directory import DirectoryLoop
 from ftis_node.node.disk import Disk
-from ftis_node.node.figures import Figures
 from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.parts import Parts
 from ftis_node.node.peer_book import PeerBook
 from ftis_node.node.peer_faults import fault_charger
 from ftis_node.node.publish import PublishLoop
@@ -28,6 +27,7 @@ from ftis_node.node.reannounce import ReannounceLoop
 from ftis_node.node.serve import Served
 from ftis_node.node.shards import ShardsLoop
 from ftis_node.node.slots import Slots
+from ftis_node.node.state import Figures
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.replay.buffer import ReplayBuffer

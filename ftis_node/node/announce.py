@@ -8,7 +8,7 @@ from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.replay.reader import HeldGroup
 
 

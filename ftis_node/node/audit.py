@@ -26,8 +26,8 @@ from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
 
 if TYPE_CHECKING:
     from ftis_node.learner.messages import TrainGroup
+    from ftis_node.node.context import Parts
     from ftis_node.node.intake import IntakeLoop
-    from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
 

@@ -15,7 +15,7 @@ from ftis_node.node.waits import waiting_for
 
 if TYPE_CHECKING:
     from ftis_node.config.budget import BudgetSection
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 log = logging.getLogger(__name__)
 

@@ -19,14 +19,13 @@ from ftis_node.ipc.durable import remove_leftovers
 from ftis_node.models import parameter_count
 from ftis_node.node.absent import NoGeneration, NoLearner
 from ftis_node.node.budget import generate_budget
+from ftis_node.node.context import Parts
 from ftis_node.node.disk import Disk
 from ftis_node.node.division import division_of
-from ftis_node.node.figures import Figures
 from ftis_node.node.heal import set_right, tell_unknown_steps
 from ftis_node.node.home_limit import num_versions, version_bytes
 from ftis_node.node.housekeeping import CHECKPOINT_PREFIX
 from ftis_node.node.makers import Ingredients
-from ftis_node.node.parts import Parts
 from ftis_node.node.peer_book import PeerBook
 from ftis_node.node.peer_faults import fault_charger
 from ftis_node.node.prepare import prepare
@@ -34,6 +33,7 @@ from ftis_node.node.room import Room
 from ftis_node.node.serve import Served
 from ftis_node.node.signals import first_of_ours
 from ftis_node.node.slots import Slots
+from ftis_node.node.state import Figures
 from ftis_node.node.tracking import make_tracking
 from ftis_node.node.weights_folder import weights_folder
 from ftis_node.replay.buffer import ReplayBuffer
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource
+    from ftis_node.node.context import Generation, Learning
     from ftis_node.node.makers import Makers
-    from ftis_node.node.parts import Generation, Learning
     from ftis_node.node.plan import RunPlan
     from ftis_node.node.prepare import Prepared
     from ftis_node.telemetry.remembered import Remembered

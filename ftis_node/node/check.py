@@ -21,8 +21,8 @@ from ftis_node.replay.buffer import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
+    from ftis_node.node.context import Parts
     from ftis_node.node.intake import IntakeLoop
-    from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
 

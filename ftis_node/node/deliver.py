@@ -17,7 +17,7 @@ from ftis_node.node.waits import waiting_for
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 LOOK_S = 0.2
 

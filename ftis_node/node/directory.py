@@ -24,7 +24,7 @@ from ftis_node.tasks import told_domain
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import Candidate
 

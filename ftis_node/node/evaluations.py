@@ -10,7 +10,7 @@ from ftis_node.node.tracking import track_evaluation
 from ftis_node.telemetry.status import EvalStatus
 
 if TYPE_CHECKING:
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.tasks.base import Task
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from ftis_node.node.patience import Outlook, StepNeeds, may_start, never_starts,
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
+    from ftis_node.node.context import Parts
     from ftis_node.node.intake import IntakeLoop
-    from ftis_node.node.parts import Parts
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from ftis_node.records.group import Group, SamplingSettings
 from ftis_node.tasks.cost import ScoringCost
 
 if TYPE_CHECKING:
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.tasks.base import TaskItem
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.client import ProofToCome
     from ftis_node.ipc.weights import WeightProof
     from ftis_node.learner.messages import TrainReply
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 GiveWeights: TypeAlias = "Callable[[Parts, PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
 """Whom new weights are given to: `hand_over`, or a learner node's `OfferLoop.take`."""

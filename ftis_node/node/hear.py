@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ftis_node.gossip.interface import GossipMessage as Message
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.records.envelope import Announcement
 
 MAX_SENDERS = 4096  # whose numbers are followed; the one longest silent is forgotten

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
+    from ftis_node.node.context import Parts
     from ftis_node.node.home_use import HomeUse
-    from ftis_node.node.parts import Parts
 
 CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
 DAMAGED_PREFIX = "damaged-"

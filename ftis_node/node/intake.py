@@ -34,7 +34,7 @@ from ftis_node.validation import Accepted, DoorContext, Refusal, Refused, judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.swarm.peer_guard import PeerWork
     from ftis_node.tasks.scoring import IsolatedScorer
     from ftis_node.validation import Verdict

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ftis_node.ipc.supervisor import MakeRoom
     from ftis_node.learner.messages import CheckpointSkipped
     from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.parts import Generation, Learning
+    from ftis_node.node.context import Generation, Learning
     from ftis_node.records.identity import Identity
     from ftis_node.telemetry.events import EventTrail
 

@@ -10,7 +10,7 @@ from ftis_node.swarm.reputation.score import Behaviour
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.swarm.peer_guard import Place
 
 REASON = "fault"

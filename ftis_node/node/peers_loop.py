@@ -19,7 +19,7 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.clock import SteadyClock
 
 if TYPE_CHECKING:
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 log = logging.getLogger(__name__)
 

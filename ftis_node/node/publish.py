@@ -22,8 +22,8 @@ from ftis_node.validation import Accepted
 if TYPE_CHECKING:
     import asyncio
 
+    from ftis_node.node.context import Parts
     from ftis_node.node.intake import IntakeLoop
-    from ftis_node.node.parts import Parts
     from ftis_node.records.group import Group
 
 log = logging.getLogger(__name__)

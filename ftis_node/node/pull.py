@@ -45,8 +45,8 @@ from ftis_node.validation import Accepted, Refused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftis_node.node.context import Parts
     from ftis_node.node.intake import IntakeLoop
-    from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.swarm.pulling.domains import Portion
     from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest

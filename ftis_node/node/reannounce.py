@@ -22,7 +22,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 PERIOD_S = 1.0
 MAX_CHECKED = 8  # claims of different peers, at the same time

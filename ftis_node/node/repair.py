@@ -29,8 +29,8 @@ from ftis_node.swarm.token_bucket import TokenBucket
 from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
+    from ftis_node.node.context import Parts
     from ftis_node.node.hear import Ear
-    from ftis_node.node.parts import Parts
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.swarm.pulling.sequence import SequenceGap
 

@@ -20,7 +20,7 @@ from ftis_node.node.housekeeping import tidied, turn_over_logs
 from ftis_node.telemetry.sizes import size
 
 if TYPE_CHECKING:
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 log = logging.getLogger(__name__)
 

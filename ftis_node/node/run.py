@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ftis_node.config.disk_room import telling_full_disk
 from ftis_node.node.access import observe_token
 from ftis_node.node.build import built_parts
+from ftis_node.node.daemon import run_loops
 from ftis_node.node.first_look import check_saved
-from ftis_node.node.node import run_loops
 from ftis_node.node.probes import Observed, serve_observed
 from ftis_node.node.process_limits import keep_to
 from ftis_node.node.service_manager import ServiceManager
@@ -22,7 +22,7 @@ from ftis_node.telemetry.work import unwatched
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.node.plan import RunPlan
     from ftis_node.telemetry.work import OnProgress
 

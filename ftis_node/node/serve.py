@@ -20,7 +20,7 @@ from ftis_node.swarm.reputation.score import Behaviour
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.records.question import Question
 
 

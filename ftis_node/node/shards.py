@@ -20,7 +20,7 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 
 if TYPE_CHECKING:
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.node.pull import PullLoop
 
 log = logging.getLogger(__name__)

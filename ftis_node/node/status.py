@@ -18,10 +18,10 @@ import msgspec
 from ftis_node import __version__
 from ftis_node.config.disk_room import replace_file
 from ftis_node.node.control import PeerControl
-from ftis_node.node.figures import PeerFigures
 from ftis_node.node.health import STILL_S, RunningLoops, not_ready, worker_problems
 from ftis_node.node.last_change import LastChange
 from ftis_node.node.process_limits import FileShortage, num_open_files, open_files
+from ftis_node.node.state import PeerFigures
 from ftis_node.node.waits import waiting_for
 from ftis_node.node.watchdog import Watchdog
 from ftis_node.replay.reader import ReplayReader
@@ -45,7 +45,7 @@ from ftis_node.telemetry.status import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.replay.reader import BufferFigures
 
 PERIOD_S = 1.0

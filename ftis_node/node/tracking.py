@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.learner.messages import StepReport
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.telemetry.status import EvalStatus
 
 

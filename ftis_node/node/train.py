@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from ftis_node.config.manifest import Share
     from ftis_node.learner.messages import LearnerState, StepReport
+    from ftis_node.node.context import Parts
     from ftis_node.node.gate import StepGate
     from ftis_node.node.hand_over import GiveWeights
-    from ftis_node.node.parts import Parts
     from ftis_node.node.peer_book import PeerBook
     from ftis_node.records.group import Group
     from ftis_node.replay.buffer import StoredGroup

@@ -37,7 +37,7 @@ from ftis_node.validation.weights_rules import Follower, refuse_offer
 
 if TYPE_CHECKING:
     from ftis_node.ipc.weights import PublishedWeights, WeightProof
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.records.weights import WeightsOffer
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.client import ProofToCome
     from ftis_node.ipc.weights import PublishedWeights, WeightProof
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
+from ftis_node.node import daemon as node_module
 from ftis_node.node import directory, peers_loop, repair, status
-from ftis_node.node import node as node_module
 from ftis_node.node.build import built_parts
 from ftis_node.node.makers import gossip_limits
 from ftis_node.node.plan import RunPlan
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.node.audit import AuditLoop
+    from ftis_node.node.context import Parts
     from ftis_node.node.directory import DirectoryLoop
-    from ftis_node.node.parts import Parts
     from ftis_node.node.pull import PullLoop
 
 MANIFEST = """

@@ -22,9 +22,9 @@ from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
 from ftis_node.lab.experiment.trial import HonestSender
 from ftis_node.lab.stub_node import LightNode, light_group
 from ftis_node.node.build import built_parts
+from ftis_node.node.daemon import rollout_loops
 from ftis_node.node.hear import Ear
 from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.node import rollout_loops
 from ftis_node.node.plan import plan_run
 from ftis_node.node.pull import PullLoop
 from ftis_node.node.train import TrainLoop
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
-from ftis_node.node.node import _without_end
+from ftis_node.node.daemon import _without_end
 from ftis_node.node.signals import until_signalled
 from ftis_node.telemetry.faults import report
 from tests.node.support import ANY_PORT, started, write_manifest

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.door import DoorSection
-from ftis_node.node.figures import Figures
 from ftis_node.node.peer_book import PeerBook
 from ftis_node.node.peer_faults import MAX_TEXT, REASON, fault_charger
+from ftis_node.node.state import Figures
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.telemetry.events import EventTrail, read_events

@@ -25,7 +25,7 @@ from ftis_node.ipc.weights import WEIGHTS_FILE, PublishedWeights, WeightProof, p
 from ftis_node.learner.saving import MAX_UNSAVED_STEPS
 from ftis_node.node import weights_follow, weights_offer
 from ftis_node.node.disk import Disk
-from ftis_node.node.figures import Figures
+from ftis_node.node.state import Figures
 from ftis_node.node.weights_fetch import MAX_WRONG_CHUNKS, Download, OfferGoneError
 from ftis_node.node.weights_follow import FollowLoop
 from ftis_node.node.weights_offer import OfferLoop, newest_offered

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.node.parts import Learning
+    from ftis_node.node.context import Learning
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftis_node.lab.experiment.rounds import Rounds
-    from ftis_node.node.figures import Figures
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
+    from ftis_node.node.state import Figures
 
 POLL_S = 0.004
 

@@ -29,8 +29,8 @@ from ftis_node.lab.experiment.rounds import Quota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
 from ftis_node.lab.experiment.trial_result import TrialResult, read_member
 from ftis_node.node.build import built_parts
+from ftis_node.node.daemon import rollout_loops
 from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.node import rollout_loops
 from ftis_node.node.plan import RunPlan
 from ftis_node.node.pull import PullLoop
 from ftis_node.node.train import TrainLoop
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.delay import Delay
     from ftis_node.lab.experiment.final_evaluation import Exam
     from ftis_node.lab.experiment.trial_result import ExamResult, MemberResult
-    from ftis_node.node.figures import Figures
-    from ftis_node.node.parts import Generation, Parts
+    from ftis_node.node.context import Generation, Parts
+    from ftis_node.node.state import Figures
     from ftis_node.records.codec import CodecName
 
 NEVER = 100_000  # steps between checkpoints: a trial that is cut short is done again

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.disk import Disk
     from ftis_node.node.division import Division
-    from ftis_node.node.figures import Figures
     from ftis_node.node.peer_book import PeerBook
     from ftis_node.node.slots import Slots
+    from ftis_node.node.state import Figures
     from ftis_node.records.identity import Identity
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from ftis_node.config.roles import Role
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.node.probes import Observed
     from ftis_node.node.watchdog import Watchdog
     from ftis_node.records.group import Group
