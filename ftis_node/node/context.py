@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from ftis_node.generation.evaluate import Generator
 from ftis_node.memory.placement import Arrangement
 from ftis_node.node.budget import GenerateBudget
-from ftis_node.node.room import Room
+from ftis_node.node.loops.disk_space import Room
 from ftis_node.swarm.pulling.domains import OwnDomain
 from ftis_node.tasks import part_names
 from ftis_node.telemetry.tracking import Tracking

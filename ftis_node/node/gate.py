@@ -20,7 +20,7 @@ from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
     from ftis_node.node.context import Parts
-    from ftis_node.node.intake import IntakeLoop
+    from ftis_node.node.loops.intake import IntakeLoop
 
 log = logging.getLogger(__name__)
 

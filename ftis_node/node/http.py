@@ -21,7 +21,7 @@ from ftis_node.node.probes import Observed, add_probes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ftis_node.node.status import StatusLoop
+    from ftis_node.node.loops.status import StatusLoop
 
 HOST = "127.0.0.1"
 EVENT_PERIOD_S = 1.0

@@ -26,7 +26,7 @@ from ftis_node.telemetry.status import Status, starting
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ftis_node.node.status import StatusLoop
+    from ftis_node.node.loops.status import StatusLoop
 
 MAX_REQUEST_BYTES = 1024  # no route takes a body
 STARTING = starting(Status())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.node.status import swarm_status
+from ftis_node.node.loops.status import swarm_status
 from ftis_node.telemetry.trackers import TrackedRun
 from ftis_node.telemetry.tracking import Tracking, numbers_of
 

@@ -127,7 +127,7 @@ def _stuck(name: str, strand: Strand, for_s: float) -> Stuck:
 
 
 def stack_of(task: asyncio.Task[Any]) -> list[str]:
-    """Where a task that awaits something stands: `node/intake.py:97 _judge_all`, the innermost last.
+    """Where a task that awaits something stands: `node/loops/intake.py:97 _judge_all`, the innermost last.
 
     `Task.get_stack` gives the outermost frame alone; the others hang on what each coroutine awaits.
     """

@@ -169,7 +169,7 @@ class Watchdog:
 
 
 def thread_stack(ident: int) -> list[str]:
-    """Where a thread stands: `node/intake.py:97 _judge_all`, the innermost last, from what the loop called on."""
+    """Where a thread stands: `node/loops/intake.py:97 _judge_all`, the innermost last, from what the loop called on."""
     frame = sys._current_frames().get(ident)
     frames = traceback.extract_stack(frame) if frame is not None else []
     places = [f"{short_path(each.filename)}:{each.lineno} {each.name}" for each in frames]

@@ -161,7 +161,7 @@ async def live(
             with pytest.raises(KeyError):
                 await scorer.resolve(parts.eval_tasks[0][0].ref)
         await run_loops(parts, steps=made.budget.learn_steps)
-        from ftis_node.node.status import StatusLoop
+        from ftis_node.node.loops.status import StatusLoop
 
         return await StatusLoop(parts).refresh()
 

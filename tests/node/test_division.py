@@ -11,7 +11,7 @@ import pytest
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.node.division import Division, division_of, note_signals
-from ftis_node.node.generate import GenerateLoop
+from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.state import Figures
 from ftis_node.records.group import PromptRef
 from ftis_node.replay.buffer import StoredGroup
@@ -19,7 +19,7 @@ from ftis_node.replay.lifecycle import Candidate
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.tasks import load_task
 from tests.conftest import PROMPT_IDS, make_group
-from tests.node.test_train import HONEST, LIAR
+from tests.node.loops.test_train import HONEST, LIAR
 
 if TYPE_CHECKING:
     from ftis_node.records.identity import Identity

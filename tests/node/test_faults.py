@@ -26,7 +26,7 @@ RUN = "\nsys.argv = ['ftis-node', *sys.argv[4:]]\nfrom ftis_node.cli.app import 
 THREAD_FAILS = """
 import sys, threading
 from ftis_node.node.slots import Slots
-from ftis_node.node.status import StatusLoop
+from ftis_node.node.loops.status import StatusLoop
 save = StatusLoop.save
 def saves(self):
     save(self)

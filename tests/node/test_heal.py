@@ -21,9 +21,9 @@ from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
 from ftis_node.node import upgrade
 from ftis_node.node.absent import NoLearner
 from ftis_node.node.heal import rescue_files, set_right, tell_unknown_steps
+from ftis_node.node.loops.train import write_taken
 from ftis_node.node.peer_store import PeerStore
 from ftis_node.node.plan import plan_run
-from ftis_node.node.train import write_taken
 from ftis_node.records.identity import Identity
 from ftis_node.replay import soundness
 from ftis_node.replay.buffer import ReplayBuffer

@@ -16,7 +16,7 @@ from ftis_node.node.probes import Observed, serve_observed
 from ftis_node.telemetry.status import HealthStatus, Status
 
 if TYPE_CHECKING:
-    from ftis_node.node.status import StatusLoop
+    from ftis_node.node.loops.status import StatusLoop
 
 
 def test_a_loop_with_work_that_gets_nowhere_stands_still() -> None:

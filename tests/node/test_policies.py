@@ -16,8 +16,8 @@ from ftis_node.node.background import in_background
 from ftis_node.node.budget import GenerateBudget
 from ftis_node.node.fill import Fill
 from ftis_node.node.gate import PatientGate
+from ftis_node.node.loops.prompt_order import PromptOrder
 from ftis_node.node.patience import Outlook, StepNeeds, may_start, shares_of_step, stand_in
-from ftis_node.node.prompts import PromptOrder
 from ftis_node.node.slots import Slots
 from ftis_node.node.state import Figures
 from tests.node.support import manifest_text

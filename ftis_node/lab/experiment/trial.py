@@ -30,10 +30,10 @@ from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
 from ftis_node.lab.experiment.trial_result import TrialResult, read_member
 from ftis_node.node.build import built_parts
 from ftis_node.node.daemon import rollout_loops
-from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.plan import RunPlan
-from ftis_node.node.pull import PullLoop
-from ftis_node.node.train import TrainLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,7 +25,7 @@ from ftis_node.lab.experiment.synchronous_rounds import Lockstep
 from ftis_node.lab.experiment.trial import run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
-from ftis_node.node import train
+from ftis_node.node.loops import train
 from ftis_node.node.state import Figures
 
 if TYPE_CHECKING:

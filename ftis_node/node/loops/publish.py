@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from ftis_node.node.context import Parts
-    from ftis_node.node.intake import IntakeLoop
+    from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.records.group import Group
 
 log = logging.getLogger(__name__)

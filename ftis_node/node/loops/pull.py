@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.node.budget import shares_of_next_step
-from ftis_node.node.hear import Ear, Members
 from ftis_node.node.held_bytes import HeldBytes
-from ftis_node.node.repair import Repair
+from ftis_node.node.loops.announcements import Ear, Members
+from ftis_node.node.loops.backfill import Repair
 from ftis_node.node.waits import waiting_for
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.node.context import Parts
-    from ftis_node.node.intake import IntakeLoop
+    from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.swarm.pulling.domains import Portion
     from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest

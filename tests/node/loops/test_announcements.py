@@ -10,15 +10,15 @@ import pytest
 
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.announce import announcement_of
-from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.pull import PullLoop
-from ftis_node.node.repair import PAGE
+from ftis_node.node.loops.backfill import PAGE
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.pull import PullLoop
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
 from ftis_node.records.question import Question, open_question
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from tests.gossip.helpers import eventually
-from tests.node.test_pull import LightSwarm, held, identity_of, manifest_of, quick
+from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
 
 if TYPE_CHECKING:
     from collections.abc import Callable

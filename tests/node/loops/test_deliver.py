@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.deliver import DeliverLoop
+from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.slots import Slots
 from ftis_node.node.state import Figures
 from tests.node.support import manifest_text

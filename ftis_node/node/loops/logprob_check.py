@@ -15,14 +15,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
-from ftis_node.node.train import train_group
+from ftis_node.node.loops.train import train_group
 from ftis_node.node.waits import waiting_for
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
     from ftis_node.node.context import Parts
-    from ftis_node.node.intake import IntakeLoop
+    from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.node import reannounce
-from ftis_node.node.deliver import DeliverLoop
+from ftis_node.node.loops import reannounce
+from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.records.envelope import open_announcement
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from ftis_node.swarm.reputation.score import Behaviour
 from tests.gossip.helpers import eventually
-from tests.node.test_pull import LightSwarm, held, identity_of, manifest_of
+from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from ftis_node.lab.stub_node import light_group
 from ftis_node.node import state as figures_module
-from ftis_node.node.peers_loop import PeersLoop
+from ftis_node.node.loops.peers import PeersLoop
 from ftis_node.node.state import Figures
 from ftis_node.telemetry.status import EvalStatus
 from tests.gossip.helpers import eventually
-from tests.node.test_pull import RNG, LightSwarm, held, manifest_of
+from tests.node.loops.test_pull import RNG, LightSwarm, held, manifest_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_aff
 
 if TYPE_CHECKING:
     from ftis_node.node.context import Parts
-    from ftis_node.node.pull import PullLoop
+    from ftis_node.node.loops.pull import PullLoop
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.budget import shares_of_next_step
-from ftis_node.node.hear import MAX_SENDERS
+from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.waits import waiting_for
 from ftis_node.records.question import Question
 from ftis_node.swarm.peer_backoff import PeerBackoff
@@ -30,7 +30,7 @@ from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:
     from ftis_node.node.context import Parts
-    from ftis_node.node.hear import Ear
+    from ftis_node.node.loops.announcements import Ear
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.swarm.pulling.sequence import SequenceGap
 

@@ -7,7 +7,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.node.shards import LOOK_S, ShardsLoop
+from ftis_node.node.loops.shards import LOOK_S, ShardsLoop
 from ftis_node.swarm.topology.shards import shard_of
 from tests.loop_clock import LoopClock
 

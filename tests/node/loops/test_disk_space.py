@@ -21,8 +21,8 @@ from ftis_node.node import home_limit
 from ftis_node.node.disk import Disk
 from ftis_node.node.held_bytes import HeldBytes
 from ftis_node.node.home_use import HomeLimit, HomeUse, look_at
+from ftis_node.node.loops.disk_space import Room, RoomLoop
 from ftis_node.node.process_limits import MIN_OPEN_FILES, open_files
-from ftis_node.node.room import Room, RoomLoop
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.telemetry.events import EventTrail, read_events, trail_files

@@ -12,8 +12,8 @@ from ftis_node.ipc.weights import WeightProof
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderFigures
 from ftis_node.memory.placement import Arrangement
+from ftis_node.node.loops.train import TrainLoop, train_group
 from ftis_node.node.state import RECENT_STEPS, Figures
-from ftis_node.node.train import TrainLoop, train_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason

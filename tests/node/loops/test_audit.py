@@ -12,7 +12,7 @@ import pytest
 
 from ftis_node.config.door import DoorSection
 from ftis_node.learner.messages import AuditReply
-from ftis_node.node.audit import AuditLoop
+from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
