@@ -64,7 +64,7 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
         "tests/dashboard/test_real_home.py",
         "tests/documented/test_running.py",
         "tests/node/test_observe.py",
-        "tests/node/test_tracking.py",
+        "tests/node/training/test_tracking.py",
         "tests/node/test_two_homes.py",
     ),
 }

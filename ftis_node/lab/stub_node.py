@@ -26,8 +26,8 @@ from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.peer_book import PeerBook
 from ftis_node.node.peer_faults import fault_charger
 from ftis_node.node.serve import Served
-from ftis_node.node.slots import Slots
 from ftis_node.node.state import Figures
+from ftis_node.node.training.slots import Slots
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.replay.buffer import ReplayBuffer

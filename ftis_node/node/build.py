@@ -18,10 +18,8 @@ from ftis_node.config.limits import KEPT_EVENT_FILES
 from ftis_node.ipc.durable import remove_leftovers
 from ftis_node.models import parameter_count
 from ftis_node.node.absent import NoGeneration, NoLearner
-from ftis_node.node.budget import generate_budget
 from ftis_node.node.context import Parts
 from ftis_node.node.disk import Disk
-from ftis_node.node.division import division_of
 from ftis_node.node.heal import set_right, tell_unknown_steps
 from ftis_node.node.home_limit import num_versions, version_bytes
 from ftis_node.node.housekeeping import CHECKPOINT_PREFIX
@@ -32,9 +30,11 @@ from ftis_node.node.peer_faults import fault_charger
 from ftis_node.node.prepare import prepare
 from ftis_node.node.serve import Served
 from ftis_node.node.signals import first_of_ours
-from ftis_node.node.slots import Slots
 from ftis_node.node.state import Figures
-from ftis_node.node.tracking import make_tracking
+from ftis_node.node.training.division import division_of
+from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.token_budget import generate_budget
+from ftis_node.node.training.tracking import make_tracking
 from ftis_node.node.weights_folder import weights_folder
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.generation.evaluate import Generator
 from ftis_node.memory.placement import Arrangement
-from ftis_node.node.budget import GenerateBudget
 from ftis_node.node.loops.disk_space import Room
+from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.swarm.pulling.domains import OwnDomain
 from ftis_node.tasks import part_names
 from ftis_node.telemetry.tracking import Tracking
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.disk import Disk
-    from ftis_node.node.division import Division
     from ftis_node.node.peer_book import PeerBook
-    from ftis_node.node.slots import Slots
     from ftis_node.node.state import Figures
+    from ftis_node.node.training.division import Division
+    from ftis_node.node.training.slots import Slots
     from ftis_node.records.identity import Identity
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader

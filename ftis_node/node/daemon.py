@@ -61,8 +61,6 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
 from ftis_node.node.absent import NothingToPull
-from ftis_node.node.budget import makes_more
-from ftis_node.node.gate import PatientGate
 from ftis_node.node.health import RunningLoops
 from ftis_node.node.http import serve_status
 from ftis_node.node.loops.audit import AuditLoop
@@ -79,6 +77,8 @@ from ftis_node.node.loops.reannounce import ReannounceLoop
 from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.training.step_gate import PatientGate
+from ftis_node.node.training.token_budget import makes_more
 from ftis_node.node.waits import waiting_for
 from ftis_node.node.weights_follow import FollowLoop
 from ftis_node.node.weights_offer import OfferLoop

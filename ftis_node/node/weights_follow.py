@@ -24,7 +24,7 @@ from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.ipc.weights import probe_token_ids
 from ftis_node.models import model_fingerprint
 from ftis_node.node.background import in_background
-from ftis_node.node.evaluations import evaluate_tasks
+from ftis_node.node.training.evaluation import evaluate_tasks
 from ftis_node.node.waits import waiting_for
 from ftis_node.node.weights_fetch import Download, OfferGoneError
 from ftis_node.node.weights_held import HeldVersions

@@ -42,7 +42,7 @@ NOT_RUN = {
     "ftis-node status*--watch*": "goes on until ctrl-C; tests/cli/test_status.py watches a node",
     "ftis-node join --role *": "tests/node/test_roles.py runs a learner and its generators",
     "ftis-node join *--role *": "tests/node/test_roles.py runs a learner and its generators",
-    "ftis-node join *--track *": "tests/node/test_tracking.py",
+    "ftis-node join *--track *": "tests/node/training/test_tracking.py",
     "ftis-node join *--lora*": "tests/node/test_swarm.py and tests/learner train adapters; vLLM: test_vllm_node.py",
     "ftis-node join *--run run.toml --task arithmetic:*": "tests/node/test_domains.py and test_plan.py run such",
     "ftis-node join*Qwen/*": "a model of the hub: it is not fetched in a test",

@@ -29,7 +29,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/loops/logprob_check.py:sampled_by",
     ),
     Place.BATCH: (
-        "node/peer_weights.py:PeerWeights.weight",
+        "node/training/peer_weights.py:PeerWeights.weight",
         "node/loops/train.py:TrainLoop._as_trained",
         "node/loops/train.py:TrainLoop._as_trained>train_group",
         "node/loops/train.py:train_group",
@@ -254,7 +254,7 @@ EXCEPTIONS: dict[str, str] = {
     "node/loops/publish.py:*": "this node's own groups",
     "node/loops/reannounce.py:*": "this node's own groups",
     "node/swarm_words.py:*": "this node's own addresses and state",
-    "node/tracking.py:*": "this node's own report",
+    "node/training/tracking.py:*": "this node's own report",
     "node/loops/train.py:TrainLoop._train_in_turn": "groups of several peers; each is guarded in `_train`",
     "node/loops/train.py:write_taken": "ids and numbers of groups that are stored",
     "validation/*rules.py:*": "a part of `judge`",

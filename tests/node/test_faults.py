@@ -25,7 +25,7 @@ LIMIT_S = 240.0
 RUN = "\nsys.argv = ['ftis-node', *sys.argv[4:]]\nfrom ftis_node.cli.app import main\nmain()\n"
 THREAD_FAILS = """
 import sys, threading
-from ftis_node.node.slots import Slots
+from ftis_node.node.training.slots import Slots
 from ftis_node.node.loops.status import StatusLoop
 save = StatusLoop.save
 def saves(self):

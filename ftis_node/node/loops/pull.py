@@ -27,10 +27,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
-from ftis_node.node.budget import shares_of_next_step
 from ftis_node.node.held_bytes import HeldBytes
 from ftis_node.node.loops.announcements import Ear, Members
 from ftis_node.node.loops.backfill import Repair
+from ftis_node.node.training.token_budget import shares_of_next_step
 from ftis_node.node.waits import waiting_for
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place

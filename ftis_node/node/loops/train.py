@@ -21,13 +21,13 @@ import numpy as np
 from ftis_node.algorithms import pass_rates
 from ftis_node.errors import WorkerDiedError, WorkerTaskError
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
-from ftis_node.node.budget import is_learned_out
-from ftis_node.node.division import note_signals
-from ftis_node.node.evaluations import evaluate_tasks
-from ftis_node.node.hand_over import HandOver, hand_over
-from ftis_node.node.mismatch import Change, MismatchWatch, limits_of, warning_of
-from ftis_node.node.peer_weights import PeerWeights
-from ftis_node.node.tracking import track_step
+from ftis_node.node.training.division import note_signals
+from ftis_node.node.training.evaluation import evaluate_tasks
+from ftis_node.node.training.logprob_mismatch import Change, MismatchWatch, limits_of, warning_of
+from ftis_node.node.training.peer_weights import PeerWeights
+from ftis_node.node.training.token_budget import is_learned_out
+from ftis_node.node.training.tracking import track_step
+from ftis_node.node.training.weight_sync import HandOver, hand_over
 from ftis_node.node.waits import waiting_for
 from ftis_node.node.worker_settings import dtype_of
 from ftis_node.replay.failures import MAX_FAILED_STEPS
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import Share
     from ftis_node.learner.messages import LearnerState, StepReport
     from ftis_node.node.context import Parts
-    from ftis_node.node.gate import StepGate
-    from ftis_node.node.hand_over import GiveWeights
     from ftis_node.node.peer_book import PeerBook
+    from ftis_node.node.training.step_gate import StepGate
+    from ftis_node.node.training.weight_sync import GiveWeights
     from ftis_node.records.group import Group
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule

@@ -10,8 +10,8 @@ import pytest
 
 from ftis_node.lab.experiment.rounds import Quota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
-from ftis_node.node.slots import Slots
 from ftis_node.node.state import Figures
+from ftis_node.node.training.slots import Slots
 
 ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))
 

@@ -11,8 +11,8 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.loops.deliver import DeliverLoop
-from ftis_node.node.slots import Slots
 from ftis_node.node.state import Figures
+from ftis_node.node.training.slots import Slots
 from tests.node.support import manifest_text
 
 GROUP = SimpleNamespace(id=b"group")

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.node.budget import makes_more, shares_of_next_step
-from ftis_node.node.fill import Fill
-from ftis_node.node.patience import Outlook, StepNeeds, may_start, never_starts, stand_in
+from ftis_node.node.training.foreign_shortfall import Fill
+from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, never_starts, stand_in
+from ftis_node.node.training.token_budget import makes_more, shares_of_next_step
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:

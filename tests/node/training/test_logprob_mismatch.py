@@ -14,8 +14,15 @@ from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.logprob_check import CheckLoop, sampled_by
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.mismatch import LIMITS, Change, MismatchLimits, MismatchWatch, limits_of, warning_of
 from ftis_node.node.state import Figures
+from ftis_node.node.training.logprob_mismatch import (
+    LIMITS,
+    Change,
+    MismatchLimits,
+    MismatchWatch,
+    limits_of,
+    warning_of,
+)
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
 from tests.conftest import make_group

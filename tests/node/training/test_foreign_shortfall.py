@@ -9,7 +9,7 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.telemetry.events import read_events
 from tests.node.support import manifest_text
-from tests.node.test_budget import live
+from tests.node.training.test_token_budget import live
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ftis_node.node.patience import StepNeeds, shares_of_step
+from ftis_node.node.training.step_policy import StepNeeds, shares_of_step
 from ftis_node.node.waits import waiting_for
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.manifest import RunManifest
-from ftis_node.node.division import Division, division_of, note_signals
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.state import Figures
+from ftis_node.node.training.division import Division, division_of, note_signals
 from ftis_node.records.group import PromptRef
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import Candidate

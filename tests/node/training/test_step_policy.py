@@ -13,13 +13,13 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.background import in_background
-from ftis_node.node.budget import GenerateBudget
-from ftis_node.node.fill import Fill
-from ftis_node.node.gate import PatientGate
 from ftis_node.node.loops.prompt_order import PromptOrder
-from ftis_node.node.patience import Outlook, StepNeeds, may_start, shares_of_step, stand_in
-from ftis_node.node.slots import Slots
 from ftis_node.node.state import Figures
+from ftis_node.node.training.foreign_shortfall import Fill
+from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.step_gate import PatientGate
+from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, shares_of_step, stand_in
+from ftis_node.node.training.token_budget import GenerateBudget
 from tests.node.support import manifest_text
 
 

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ftis_node.generation.evaluate import evaluate
-from ftis_node.node.tracking import track_evaluation
+from ftis_node.node.training.tracking import track_evaluation
 from ftis_node.telemetry.status import EvalStatus
 
 if TYPE_CHECKING:
