@@ -35,7 +35,7 @@ from ftis_node.node.training.division import division_of
 from ftis_node.node.training.slots import Slots
 from ftis_node.node.training.token_budget import generate_budget
 from ftis_node.node.training.tracking import make_tracking
-from ftis_node.node.weights_folder import weights_folder
+from ftis_node.node.weights.staging import weights_folder
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring import IsolatedScorer

@@ -80,8 +80,8 @@ from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.training.step_gate import PatientGate
 from ftis_node.node.training.token_budget import makes_more
 from ftis_node.node.waits import waiting_for
-from ftis_node.node.weights_follow import FollowLoop
-from ftis_node.node.weights_offer import OfferLoop
+from ftis_node.node.weights.follow import FollowLoop
+from ftis_node.node.weights.offer import OfferLoop
 from ftis_node.swarm.topology.shards import shard_of
 
 if TYPE_CHECKING:

@@ -173,18 +173,18 @@ POINTS: dict[Place, tuple[str, ...]] = {
 """By the place that is in the event `peer_fault` then."""
 
 GENERATORS = (
-    "node/weights_fetch.py:Download._is_right",
-    "node/weights_follow.py:FollowLoop._fetch",
-    "node/weights_follow.py:FollowLoop._goes_back",
-    "node/weights_follow.py:FollowLoop._look>open_offer",
-    "node/weights_follow.py:FollowLoop._look>refuse_offer",
-    "node/weights_follow.py:FollowLoop._wants",
-    "node/weights_held.py:HeldVersions.put",
+    "node/weights/download.py:Download._is_right",
+    "node/weights/follow.py:FollowLoop._fetch",
+    "node/weights/follow.py:FollowLoop._goes_back",
+    "node/weights/follow.py:FollowLoop._look>open_offer",
+    "node/weights/follow.py:FollowLoop._look>refuse_offer",
+    "node/weights/follow.py:FollowLoop._wants",
+    "node/weights/store.py:HeldVersions.put",
 )
 LEARNERS = (
-    "node/weights_offer.py:OfferLoop._note_begin",
-    "node/weights_offer.py:OfferLoop.give",
-    "node/weights_offer.py:OfferLoop.give>open_question",
+    "node/weights/offer.py:OfferLoop._note_begin",
+    "node/weights/offer.py:OfferLoop.give",
+    "node/weights/offer.py:OfferLoop.give>open_question",
 )
 EXCEPTIONS: dict[str, str] = {
     "*.__init__": "a maker's own arguments",

@@ -26,7 +26,7 @@ from ftis_node.node.health import Turn
 from ftis_node.node.loops.train import is_of_own_weights
 from ftis_node.node.peer_faults import REASON as FAULT
 from ftis_node.node.waits import waiting_for
-from ftis_node.node.weights_offer import newest_offered
+from ftis_node.node.weights.offer import newest_offered
 from ftis_node.records.envelope import open_envelope
 from ftis_node.swarm.peer_guard import Place, is_own
 from ftis_node.validation import Accepted, DoorContext, Refusal, Refused, judge

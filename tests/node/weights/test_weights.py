@@ -23,12 +23,13 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.ipc.durable import complete_folder
 from ftis_node.ipc.weights import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from ftis_node.learner.saving import MAX_UNSAVED_STEPS
-from ftis_node.node import weights_follow, weights_offer
 from ftis_node.node.disk import Disk
 from ftis_node.node.state import Figures
-from ftis_node.node.weights_fetch import MAX_WRONG_CHUNKS, Download, OfferGoneError
-from ftis_node.node.weights_follow import FollowLoop
-from ftis_node.node.weights_offer import OfferLoop, newest_offered
+from ftis_node.node.weights import follow as weights_follow
+from ftis_node.node.weights import offer as weights_offer
+from ftis_node.node.weights.download import MAX_WRONG_CHUNKS, Download, OfferGoneError
+from ftis_node.node.weights.follow import FollowLoop
+from ftis_node.node.weights.offer import OfferLoop, newest_offered
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
 from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer, open_question, seal_offer

@@ -26,8 +26,8 @@ from ftis_node.models import model_fingerprint
 from ftis_node.node.background import in_background
 from ftis_node.node.training.evaluation import evaluate_tasks
 from ftis_node.node.waits import waiting_for
-from ftis_node.node.weights_fetch import Download, OfferGoneError
-from ftis_node.node.weights_held import HeldVersions
+from ftis_node.node.weights.download import Download, OfferGoneError
+from ftis_node.node.weights.store import HeldVersions
 from ftis_node.node.worker_settings import serves_adapters
 from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
 from ftis_node.swarm.peer_guard import Place
