@@ -23,9 +23,9 @@ from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.reannounce import ReannounceLoop
 from ftis_node.node.loops.shards import ShardsLoop
-from ftis_node.node.peer_book import PeerBook
-from ftis_node.node.peer_faults import fault_charger
-from ftis_node.node.serve import Served
+from ftis_node.node.peers.faults import fault_charger
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.serve import Served
 from ftis_node.node.state import Figures
 from ftis_node.node.training.slots import Slots
 from ftis_node.records.codec import hash_prompt

@@ -25,10 +25,10 @@ from ftis_node.node.home_limit import num_versions, version_bytes
 from ftis_node.node.housekeeping import CHECKPOINT_PREFIX
 from ftis_node.node.loops.disk_space import Room
 from ftis_node.node.makers import Ingredients
-from ftis_node.node.peer_book import PeerBook
-from ftis_node.node.peer_faults import fault_charger
+from ftis_node.node.peers.faults import fault_charger
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.serve import Served
 from ftis_node.node.prepare import prepare
-from ftis_node.node.serve import Served
 from ftis_node.node.signals import first_of_ours
 from ftis_node.node.state import Figures
 from ftis_node.node.training.division import division_of

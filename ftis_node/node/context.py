@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.disk import Disk
-    from ftis_node.node.peer_book import PeerBook
+    from ftis_node.node.peers.manager import PeerBook
     from ftis_node.node.state import Figures
     from ftis_node.node.training.division import Division
     from ftis_node.node.training.slots import Slots

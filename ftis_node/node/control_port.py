@@ -20,14 +20,14 @@ from aiohttp import web
 from ftis_node.errors import UsageError
 from ftis_node.files import check_no_folder, parse_json
 from ftis_node.node.access import is_same_secret
-from ftis_node.node.control import ACTIONS
+from ftis_node.node.peers.operator_actions import ACTIONS
 from ftis_node.telemetry.printable import one_line
 from ftis_node.telemetry.secrets import keep_secret
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.node.control import PeerControl
+    from ftis_node.node.peers.operator_actions import PeerControl
 
 TOKEN_HEADER = "X-Ftis-Token"
 TOKEN_BYTES = 16

@@ -31,7 +31,7 @@ from ftis_node.lab.stub_node import LightNode
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.status import StatusLoop
-from ftis_node.node.serve import Served
+from ftis_node.node.peers.serve import Served
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
 from ftis_node.records.question import open_question

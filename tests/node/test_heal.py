@@ -22,7 +22,7 @@ from ftis_node.node import upgrade
 from ftis_node.node.absent import NoLearner
 from ftis_node.node.heal import rescue_files, set_right, tell_unknown_steps
 from ftis_node.node.loops.train import write_taken
-from ftis_node.node.peer_store import PeerStore
+from ftis_node.node.peers.store import PeerStore
 from ftis_node.node.plan import plan_run
 from ftis_node.records.identity import Identity
 from ftis_node.replay import soundness

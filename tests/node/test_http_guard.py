@@ -20,9 +20,9 @@ from ftis_node.config.home import Home
 from ftis_node.dashboard.web import DashboardServer
 from ftis_node.node import http
 from ftis_node.node.access import is_same_secret
-from ftis_node.node.control import PeerControl
 from ftis_node.node.control_port import TOKEN_HEADER
 from ftis_node.node.http_guard import HttpGuard, HttpLimits
+from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.probes import Observed, serve_observed
 from ftis_node.telemetry.status import Status
 

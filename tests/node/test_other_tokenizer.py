@@ -31,8 +31,8 @@ from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.peer_book import PeerBook
-from ftis_node.node.serve import Served
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.serve import Served
 from ftis_node.node.state import Figures
 from ftis_node.node.training.slots import Slots
 from ftis_node.node.training.step_gate import PatientGate

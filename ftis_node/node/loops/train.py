@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import Share
     from ftis_node.learner.messages import LearnerState, StepReport
     from ftis_node.node.context import Parts
-    from ftis_node.node.peer_book import PeerBook
+    from ftis_node.node.peers.manager import PeerBook
     from ftis_node.node.training.step_gate import StepGate
     from ftis_node.node.training.weight_sync import GiveWeights
     from ftis_node.records.group import Group

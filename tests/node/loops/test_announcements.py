@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.gossip.interface import Fetched, FetchOutcome
-from ftis_node.node.announce import announcement_of
 from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.peers.announce import announcement_of
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
 from ftis_node.records.question import Question, open_question

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.door import DoorSection
-from ftis_node.node.peer_book import PeerBook
+from ftis_node.node.peers.manager import PeerBook
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation.score import Behaviour
@@ -122,7 +122,7 @@ def test_bans_trust_and_scores_outlive_a_kill(tmp_path: Path, events: EventTrail
 import os, signal
 from pathlib import Path
 from ftis_node.config.door import DoorSection
-from ftis_node.node.peer_book import PeerBook
+from ftis_node.node.peers.manager import PeerBook
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.telemetry.events import EventTrail
 book = PeerBook(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=DoorSection(),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import MAX_ANSWERS
-from ftis_node.node.announce import announcement_of
-from ftis_node.node.retell import retell_group
+from ftis_node.node.peers.announce import announcement_of
+from ftis_node.node.peers.text_copy import retell_group
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
 from ftis_node.records.question import open_question

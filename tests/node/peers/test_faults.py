@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.door import DoorSection
-from ftis_node.node.peer_book import PeerBook
-from ftis_node.node.peer_faults import MAX_TEXT, REASON, fault_charger
+from ftis_node.node.peers.faults import MAX_TEXT, REASON, fault_charger
+from ftis_node.node.peers.manager import PeerBook
 from ftis_node.node.state import Figures
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place

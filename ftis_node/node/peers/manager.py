@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftis_node.errors import UsageError
-from ftis_node.node.peer_store import PeerStore
+from ftis_node.node.peers.store import PeerStore
 from ftis_node.swarm.reputation.attribution import attribute_refusal
 from ftis_node.swarm.reputation.duplicates import DuplicateDetector, DuplicateRules, SeenCompletion
 from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
