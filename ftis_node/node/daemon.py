@@ -61,8 +61,8 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
 from ftis_node.node.absent import NothingToPull
-from ftis_node.node.health import RunningLoops
-from ftis_node.node.http import serve_status
+from ftis_node.node.http_api.health import RunningLoops
+from ftis_node.node.http_api.local_api import serve_status
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.loops.deliver import DeliverLoop
 from ftis_node.node.loops.directory import DirectoryLoop
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.roles import Role
     from ftis_node.node.context import Parts
-    from ftis_node.node.probes import Observed
+    from ftis_node.node.http_api.monitoring_api import Observed
     from ftis_node.node.watchdog import Watchdog
     from ftis_node.records.group import Group
 

@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import telling_full_disk
-from ftis_node.node.access import observe_token
 from ftis_node.node.build import built_parts
 from ftis_node.node.daemon import run_loops
 from ftis_node.node.first_look import check_saved
-from ftis_node.node.probes import Observed, serve_observed
+from ftis_node.node.http_api.auth import observe_token
+from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
 from ftis_node.node.process_limits import keep_to
 from ftis_node.node.service_manager import ServiceManager
 from ftis_node.node.signals import until_signalled

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.node.background import to_the_end
-from ftis_node.node.health import Turn
+from ftis_node.node.http_api.health import Turn
 from ftis_node.node.loops.train import is_of_own_weights
 from ftis_node.node.peers.faults import REASON as FAULT
 from ftis_node.node.waits import waiting_for

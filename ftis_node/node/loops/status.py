@@ -17,7 +17,7 @@ import msgspec
 
 from ftis_node import __version__
 from ftis_node.config.disk_room import replace_file
-from ftis_node.node.health import STILL_S, RunningLoops, not_ready, worker_problems
+from ftis_node.node.http_api.health import STILL_S, RunningLoops, not_ready, worker_problems
 from ftis_node.node.last_change import LastChange
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.process_limits import FileShortage, num_open_files, open_files

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from ftis_node.errors import UsageError
 from ftis_node.files import check_no_folder, parse_json
-from ftis_node.node.access import is_same_secret
+from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.peers.operator_actions import ACTIONS
 from ftis_node.telemetry.printable import one_line
 from ftis_node.telemetry.secrets import keep_secret

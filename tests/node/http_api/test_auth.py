@@ -11,8 +11,8 @@ from aiohttp import ClientSession
 from ftis_node.config.home import Home
 from ftis_node.config.observe import ObserveSection, is_loopback
 from ftis_node.errors import ConfigError
-from ftis_node.node.access import observe_token, read_token
-from ftis_node.node.probes import Observed, serve_observed
+from ftis_node.node.http_api.auth import observe_token, read_token
+from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
 
 if TYPE_CHECKING:
     from pathlib import Path

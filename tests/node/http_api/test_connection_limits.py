@@ -18,12 +18,12 @@ from aiohttp import ClientSession, web
 
 from ftis_node.config.home import Home
 from ftis_node.dashboard.web import DashboardServer
-from ftis_node.node import http
-from ftis_node.node.access import is_same_secret
-from ftis_node.node.control_port import TOKEN_HEADER
-from ftis_node.node.http_guard import HttpGuard, HttpLimits
+from ftis_node.node.http_api import local_api as http
+from ftis_node.node.http_api.auth import is_same_secret
+from ftis_node.node.http_api.connection_limits import HttpGuard, HttpLimits
+from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.http_api.operator_api import TOKEN_HEADER
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.probes import Observed, serve_observed
 from ftis_node.telemetry.status import Status
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ async def test_bytes_that_are_no_text_are_no_token(port: int, status: Any, caplo
 async def test_a_body_that_never_comes_is_given_up(
     port: int, status: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ftis_node.node.control_port.BODY_S", 0.2)
+    monkeypatch.setattr("ftis_node.node.http_api.operator_api.BODY_S", 0.2)
     request = post(status.token_file.read_bytes(), b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
     assert (await ask(port, request))[0] == 408
     assert status.http_refused == {"slow": 1} and caplog.text == ""
@@ -306,9 +306,9 @@ SERVER = """
 import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
 from pathlib import Path
-from tests.node.test_http_guard import FakeStatus
-from ftis_node.node import http
-from ftis_node.node.http_guard import HttpLimits
+from tests.node.http_api.test_connection_limits import FakeStatus
+from ftis_node.node.http_api import local_api as http
+from ftis_node.node.http_api.connection_limits import HttpLimits
 from ftis_node.telemetry.faults import unhandled_errors
 
 async def main():

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ftis_node.errors import UsageError
-from ftis_node.node.access import bearers_only, own_names_only
-from ftis_node.node.http_guard import HttpGuard
+from ftis_node.node.http_api.auth import bearers_only, own_names_only
+from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
 from ftis_node.telemetry.status import Status, starting
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ftis_node.errors import UsageError
-from ftis_node.node.access import own_names_only
-from ftis_node.node.control_port import MAX_REQUEST_BYTES, add_control
-from ftis_node.node.http_guard import HttpGuard
-from ftis_node.node.probes import Observed, add_probes
+from ftis_node.node.http_api.auth import own_names_only
+from ftis_node.node.http_api.connection_limits import HttpGuard
+from ftis_node.node.http_api.monitoring_api import Observed, add_probes
+from ftis_node.node.http_api.operator_api import MAX_REQUEST_BYTES, add_control
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
