@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ftis_node.lab.wire_probe import VOCABULARY, random_group
 from ftis_node.node.context import Parts
-from ftis_node.node.disk import Disk
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.publish import PublishLoop
@@ -27,6 +26,7 @@ from ftis_node.node.peers.faults import fault_charger
 from ftis_node.node.peers.manager import PeerBook
 from ftis_node.node.peers.serve import Served
 from ftis_node.node.state import Figures
+from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.training.slots import Slots
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import CompletionStatus, PromptRef

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.disk import Disk
     from ftis_node.node.peers.manager import PeerBook
     from ftis_node.node.state import Figures
+    from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.node.training.division import Division
     from ftis_node.node.training.slots import Slots
     from ftis_node.records.identity import Identity

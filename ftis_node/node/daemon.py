@@ -77,9 +77,9 @@ from ftis_node.node.loops.reannounce import ReannounceLoop
 from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_gate import PatientGate
 from ftis_node.node.training.token_budget import makes_more
-from ftis_node.node.waits import waiting_for
 from ftis_node.node.weights.follow import FollowLoop
 from ftis_node.node.weights.offer import OfferLoop
 from ftis_node.swarm.topology.shards import shard_of
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from ftis_node.config.roles import Role
     from ftis_node.node.context import Parts
     from ftis_node.node.http_api.monitoring_api import Observed
-    from ftis_node.node.watchdog import Watchdog
+    from ftis_node.node.supervision.watchdog import Watchdog
     from ftis_node.records.group import Group
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from ftis_node.ipc.durable import keep_newest, newest_complete
-from ftis_node.node.background import in_background
+from ftis_node.node.supervision.background import in_background
 from ftis_node.node.turn_over import turn_over
 from ftis_node.telemetry.events import trail_files
 

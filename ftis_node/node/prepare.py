@@ -17,10 +17,10 @@ from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
 from ftis_node.memory.choice import choose_here
 from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.node.background import in_background
 from ftis_node.node.first_look import check_owner, check_ports, check_room
 from ftis_node.node.home_limit import limit_of
 from ftis_node.node.makers import ProcessMakers
+from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task
 from ftis_node.telemetry.secrets import keep_secret

@@ -11,11 +11,11 @@ from ftis_node.node.daemon import run_loops
 from ftis_node.node.first_look import check_saved
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
-from ftis_node.node.process_limits import keep_to
-from ftis_node.node.service_manager import ServiceManager
-from ftis_node.node.signals import until_signalled
+from ftis_node.node.supervision.process_limits import keep_to
+from ftis_node.node.supervision.service_manager import ServiceManager
+from ftis_node.node.supervision.shutdown import until_signalled
+from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.upgrade import opened
-from ftis_node.node.watchdog import Watchdog
 from ftis_node.replay.soundness import telling_damage
 from ftis_node.telemetry.work import unwatched
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.token_budget import shares_of_next_step
-from ftis_node.node.waits import waiting_for
 from ftis_node.records.question import Question
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place

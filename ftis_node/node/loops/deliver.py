@@ -13,7 +13,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.node.waits import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:

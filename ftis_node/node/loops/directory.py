@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from ftis_node import __version__
 from ftis_node.errors import RecordError
 from ftis_node.node.peers.log_messages import SwarmWords
-from ftis_node.node.waits import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.reading import SCHEMA
 from ftis_node.swarm.peer_guard import Place

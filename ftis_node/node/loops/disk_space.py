@@ -14,9 +14,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.node.background import in_background
 from ftis_node.node.home_use import HomeLimit, HomeUse, look_at
 from ftis_node.node.housekeeping import tidied, turn_over_logs
+from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.sizes import size
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ftis_node.errors import WorkerError
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.node.loops.prompt_order import PromptOrder
-from ftis_node.node.waits import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
 from ftis_node.tasks.cost import ScoringCost

@@ -21,11 +21,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.node.background import to_the_end
 from ftis_node.node.http_api.health import Turn
 from ftis_node.node.loops.train import is_of_own_weights
 from ftis_node.node.peers.faults import REASON as FAULT
-from ftis_node.node.waits import waiting_for
+from ftis_node.node.supervision.background import to_the_end
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.weights.offer import newest_offered
 from ftis_node.records.envelope import open_envelope
 from ftis_node.swarm.peer_guard import Place, is_own

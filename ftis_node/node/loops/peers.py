@@ -13,8 +13,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_gate import evict_foreign
-from ftis_node.node.waits import waiting_for
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.clock import SteadyClock
 

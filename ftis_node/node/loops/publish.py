@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.node.peers.announce import announce
-from ftis_node.node.waits import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.validation import Accepted
 

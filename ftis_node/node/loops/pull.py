@@ -27,11 +27,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
-from ftis_node.node.held_bytes import HeldBytes
 from ftis_node.node.loops.announcements import Ear, Members
 from ftis_node.node.loops.backfill import Repair
+from ftis_node.node.supervision.body_memory import HeldBytes
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.token_budget import shares_of_next_step
-from ftis_node.node.waits import waiting_for
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.demand import STEPS_IN_STOCK, PullDemand, pull_demand

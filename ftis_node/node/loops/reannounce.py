@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.node.peers.announce import announce, announcement_of
-from ftis_node.node.waits import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_envelope
 from ftis_node.swarm.peer_guard import Place
 

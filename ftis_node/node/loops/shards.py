@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ftis_node.node.waits import waiting_for
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_affordable, shard_of
 

@@ -18,12 +18,12 @@ import msgspec
 from ftis_node import __version__
 from ftis_node.config.disk_room import replace_file
 from ftis_node.node.http_api.health import STILL_S, RunningLoops, not_ready, worker_problems
-from ftis_node.node.last_change import LastChange
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.state import PeerFigures
-from ftis_node.node.waits import waiting_for
-from ftis_node.node.watchdog import Watchdog
+from ftis_node.node.supervision.last_change import LastChange
+from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.telemetry.status import (

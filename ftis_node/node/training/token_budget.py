@@ -10,8 +10,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_policy import StepNeeds, shares_of_step
-from ftis_node.node.waits import waiting_for
 
 if TYPE_CHECKING:
     from ftis_node.config.budget import BudgetSection

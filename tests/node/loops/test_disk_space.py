@@ -18,11 +18,11 @@ from ftis_node.config.limits import usual_home_bytes
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.node import home_limit
-from ftis_node.node.disk import Disk
-from ftis_node.node.held_bytes import HeldBytes
 from ftis_node.node.home_use import HomeLimit, HomeUse, look_at
 from ftis_node.node.loops.disk_space import Room, RoomLoop
-from ftis_node.node.process_limits import MIN_OPEN_FILES, open_files
+from ftis_node.node.supervision.body_memory import HeldBytes
+from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.telemetry.events import EventTrail, read_events, trail_files
@@ -179,7 +179,7 @@ def limited(soft: int, hard: int) -> Iterator[Any]:
 
 
 def test_open_files_are_raised_to_what_the_system_gives_and_too_few_are_refused() -> None:
-    code = "from ftis_node.node.process_limits import *; print(*allow_open_files())"
+    code = "from ftis_node.node.supervision.process_limits import *; print(*allow_open_files())"
     with limited(256, 4096) as run:
         assert run(code).stdout.split() == ["4096", "4096"]
     with limited(100, MIN_OPEN_FILES - 1) as run:
@@ -192,7 +192,7 @@ def test_priority_and_threads_are_those_of_the_settings_and_go_to_children() -> 
     code = """
 import os, subprocess, sys
 from ftis_node.config.limits import LimitsSection
-from ftis_node.node.process_limits import keep_to
+from ftis_node.node.supervision.process_limits import keep_to
 keep_to(LimitsSection(nice=7, daemon_threads=3))
 keep_to(LimitsSection())
 child = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.environ['GOMAXPROCS'], os.environ['OMP_NUM_THREADS'])"

@@ -12,9 +12,9 @@ import pytest
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.node.background import in_background
 from ftis_node.node.loops.prompt_order import PromptOrder
 from ftis_node.node.state import Figures
+from ftis_node.node.supervision.background import in_background
 from ftis_node.node.training.foreign_shortfall import Fill
 from ftis_node.node.training.slots import Slots
 from ftis_node.node.training.step_gate import PatientGate

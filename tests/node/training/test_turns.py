@@ -33,8 +33,8 @@ from ftis_node.node.daemon import run_loops
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.makers import ProcessMakers, generation_boot
 from ftis_node.node.plan import RunPlan
-from ftis_node.node.signals import first_of_ours
 from ftis_node.node.state import Figures
+from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
 from tests.node.support import manifest_text

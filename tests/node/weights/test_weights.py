@@ -23,8 +23,8 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.ipc.durable import complete_folder
 from ftis_node.ipc.weights import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from ftis_node.learner.saving import MAX_UNSAVED_STEPS
-from ftis_node.node.disk import Disk
 from ftis_node.node.state import Figures
+from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.weights import follow as weights_follow
 from ftis_node.node.weights import offer as weights_offer
 from ftis_node.node.weights.download import MAX_WRONG_CHUNKS, Download, OfferGoneError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.disk_room import replace_file
-from ftis_node.node.process_limits import FileShortage, num_open_files
+from ftis_node.node.supervision.process_limits import FileShortage, num_open_files
 from ftis_node.telemetry.events import EventTrail, read_events, trail_files
 from ftis_node.telemetry.seldom import Seldom, is_out_of_files
 

@@ -25,13 +25,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.node.waits import Board, short_path
+from ftis_node.node.supervision.task_monitor import Board, short_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ftis_node.config.observe import ObserveSection
-    from ftis_node.node.service_manager import ServiceManager
+    from ftis_node.node.supervision.service_manager import ServiceManager
     from ftis_node.telemetry.events import EventTrail
 
 log = logging.getLogger(__name__)

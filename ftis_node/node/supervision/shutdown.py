@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
-from ftis_node.node.waits import stack_of
+from ftis_node.node.supervision.task_monitor import stack_of
 from ftis_node.telemetry.faults import unhandled_errors
 
 if TYPE_CHECKING:
