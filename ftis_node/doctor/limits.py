@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.doctor.findings import Finding
 from ftis_node.ipc.durable import newest_complete
-from ftis_node.node.home_use import look_at
+from ftis_node.node.storage.usage import look_at
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.sizes import size
 

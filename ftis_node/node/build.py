@@ -20,8 +20,6 @@ from ftis_node.models import parameter_count
 from ftis_node.node.absent import NoGeneration, NoLearner
 from ftis_node.node.context import Parts
 from ftis_node.node.heal import set_right, tell_unknown_steps
-from ftis_node.node.home_limit import num_versions, version_bytes
-from ftis_node.node.housekeeping import CHECKPOINT_PREFIX
 from ftis_node.node.loops.disk_space import Room
 from ftis_node.node.makers import Ingredients
 from ftis_node.node.peers.faults import fault_charger
@@ -29,6 +27,8 @@ from ftis_node.node.peers.manager import PeerBook
 from ftis_node.node.peers.serve import Served
 from ftis_node.node.prepare import prepare
 from ftis_node.node.state import Figures
+from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
+from ftis_node.node.storage.quota import num_versions, version_bytes
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.training.division import division_of

@@ -238,7 +238,7 @@ EXCEPTIONS: dict[str, str] = {
     "node/heal.py:*": "this node's own files",
     "node/http_api/connection_limits.py:*": "a connection to an HTTP port: it is closed and counted, and no peer is known there",
     "node/http_api/local_api.py:*": "a request of this machine's users; `StatusLoop.peers` guards each row",
-    "node/identities.py:*": "the operator's file",
+    "node/storage/identity_backup.py:*": "the operator's file",
     "node/loops/intake.py:IntakeLoop._admit": "groups of several peers; after an error each alone, in `_admit_one`",
     "node/context.py:*": "this node's settings",
     "node/peers/manager.py:PeerBook.*ban*": "a peer id alone, which is bounded where it is read",

@@ -14,8 +14,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.node.home_use import HomeLimit, HomeUse, look_at
-from ftis_node.node.housekeeping import tidied, turn_over_logs
+from ftis_node.node.storage.cleanup import tidied, turn_over_logs
+from ftis_node.node.storage.usage import HomeLimit, HomeUse, look_at
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.sizes import size
 

@@ -17,9 +17,9 @@ from ftis_node.config.home import Home
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node import home_limit
-from ftis_node.node.home_use import HomeLimit, HomeUse, look_at
 from ftis_node.node.loops.disk_space import Room, RoomLoop
+from ftis_node.node.storage import quota as home_limit
+from ftis_node.node.storage.usage import HomeLimit, HomeUse, look_at
 from ftis_node.node.supervision.body_memory import HeldBytes
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files

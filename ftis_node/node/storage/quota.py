@@ -8,7 +8,7 @@ from ftis_node.config.limits import usual_home_bytes
 from ftis_node.errors import ConfigError
 from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.first_look import checkpoint_bytes
-from ftis_node.node.home_use import HomeLimit
+from ftis_node.node.storage.usage import HomeLimit
 from ftis_node.node.weights.staging import VERSIONS_AT_ONCE
 from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.telemetry.sizes import size

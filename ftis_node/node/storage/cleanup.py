@@ -15,8 +15,8 @@ import shutil
 from typing import TYPE_CHECKING
 
 from ftis_node.ipc.durable import keep_newest, newest_complete
+from ftis_node.node.storage.log_rotation import turn_over
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.turn_over import turn_over
 from ftis_node.telemetry.events import trail_files
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ftis_node.config.home import Home
     from ftis_node.node.context import Parts
-    from ftis_node.node.home_use import HomeUse
+    from ftis_node.node.storage.usage import HomeUse
 
 CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
 DAMAGED_PREFIX = "damaged-"

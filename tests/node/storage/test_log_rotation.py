@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from ftis_node.node import turn_over as module
-from ftis_node.node.turn_over import turn_over
+from ftis_node.node.storage import log_rotation as module
+from ftis_node.node.storage.log_rotation import turn_over
 
 if TYPE_CHECKING:
     from pathlib import Path
