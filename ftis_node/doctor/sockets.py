@@ -15,7 +15,7 @@ from ftis_node.doctor.findings import Finding, Level
 from ftis_node.errors import UsageError
 from ftis_node.gossip.multiaddr import parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.ports import check_free
-from ftis_node.node.first_look import check_ports
+from ftis_node.node.startup.preflight import check_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

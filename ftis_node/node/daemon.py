@@ -60,7 +60,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
-from ftis_node.node.absent import NothingToPull
 from ftis_node.node.http_api.health import RunningLoops
 from ftis_node.node.http_api.local_api import serve_status
 from ftis_node.node.loops.audit import AuditLoop
@@ -77,6 +76,7 @@ from ftis_node.node.loops.reannounce import ReannounceLoop
 from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.startup.null_workers import NothingToPull
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.step_gate import PatientGate
 from ftis_node.node.training.token_budget import makes_more

@@ -20,12 +20,12 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
 from ftis_node.node import daemon as node_module
-from ftis_node.node.build import built_parts
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status
 from ftis_node.node.loops import peers as peers_loop
-from ftis_node.node.makers import gossip_limits
-from ftis_node.node.plan import RunPlan
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.factories import gossip_limits
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.attacks.member import Maker, Member
 from tests.gossip.helpers import eventually

@@ -19,7 +19,7 @@ from ftis_node.memory.placement import Arrangement, Seats, arrange, arrange_on, 
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.memory.suggestions import Change
 from ftis_node.models import ModelSource, shape_of
-from ftis_node.node.makers import generation_boot, learner_boot
+from ftis_node.node.startup.factories import generation_boot, learner_boot
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from ftis_node.lab.experiment.provenance import made_by
 from ftis_node.lab.experiment.rounds import Quota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import Lockstep, RoundGate
 from ftis_node.lab.experiment.trial_result import TrialResult, read_member
-from ftis_node.node.build import built_parts
 from ftis_node.node.daemon import rollout_loops
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.plan import RunPlan
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

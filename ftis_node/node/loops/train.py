@@ -21,6 +21,7 @@ import numpy as np
 from ftis_node.algorithms import pass_rates
 from ftis_node.errors import WorkerDiedError, WorkerTaskError
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.node.startup.worker_settings import dtype_of
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.division import note_signals
 from ftis_node.node.training.evaluation import evaluate_tasks
@@ -29,7 +30,6 @@ from ftis_node.node.training.peer_weights import PeerWeights
 from ftis_node.node.training.token_budget import is_learned_out
 from ftis_node.node.training.tracking import track_step
 from ftis_node.node.training.weight_sync import HandOver, hand_over
-from ftis_node.node.worker_settings import dtype_of
 from ftis_node.replay.failures import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import (
     ReleaseReason,

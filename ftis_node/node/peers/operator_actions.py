@@ -12,7 +12,7 @@ from ftis_node.config.manifest import first_problem
 from ftis_node.errors import DamagedError, UsageError
 from ftis_node.files import read_object
 from ftis_node.node.peers.manager import PeerBook
-from ftis_node.node.upgrade import opened
+from ftis_node.node.startup.migrations import opened
 from ftis_node.swarm.peer_lookup import find_peer
 from ftis_node.telemetry.events import EventTrail
 

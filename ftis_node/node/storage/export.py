@@ -10,8 +10,8 @@ from ftis_node.errors import ConfigError
 from ftis_node.files import read_object
 from ftis_node.memory.placement import Arrangement
 from ftis_node.models import resolve_model
-from ftis_node.node.makers import learner_boot
-from ftis_node.node.upgrade import bring_up_to_date
+from ftis_node.node.startup.factories import learner_boot
+from ftis_node.node.startup.migrations import bring_up_to_date
 from ftis_node.telemetry.work import unwatched
 
 if TYPE_CHECKING:

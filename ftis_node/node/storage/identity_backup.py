@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import ConfigError, FileError, UsageError
 from ftis_node.files import read_file
-from ftis_node.node.upgrade import opened
+from ftis_node.node.startup.migrations import opened
 from ftis_node.records.identity import Identity, write_private
 from ftis_node.records.identity_backup import MAX_BYTES, pack_backup, unpack_backup
 from ftis_node.replay.buffer import ReplayBuffer

@@ -23,12 +23,12 @@ from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.ipc.weights import probe_token_ids
 from ftis_node.models import model_fingerprint
+from ftis_node.node.startup.worker_settings import serves_adapters
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.evaluation import evaluate_tasks
 from ftis_node.node.weights.download import Download, OfferGoneError
 from ftis_node.node.weights.store import HeldVersions
-from ftis_node.node.worker_settings import serves_adapters
 from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch

@@ -16,11 +16,11 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.build import built_parts
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.train import is_of_own_weights
 from ftis_node.node.peers.manager import PeerBook
-from ftis_node.node.plan import RunPlan
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.state import Figures
 from ftis_node.node.supervision.background import to_the_end
 from ftis_node.records.envelope import seal_group

@@ -18,9 +18,9 @@ from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.node.build import built_parts
 from ftis_node.node.daemon import run_loops
-from ftis_node.node.plan import RunPlan
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, never_starts, shares_of_step, stand_in
 from ftis_node.node.training.token_budget import GenerateBudget, generate_budget
 from ftis_node.replay.reader import ReplayReader

@@ -28,11 +28,11 @@ from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.memory.placement import Arrangement
-from ftis_node.node.build import built_parts
 from ftis_node.node.daemon import run_loops
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.makers import ProcessMakers, generation_boot
-from ftis_node.node.plan import RunPlan
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.factories import ProcessMakers, generation_boot
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.state import Figures
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.swarm.peer_guard import PeerGuard
@@ -42,7 +42,7 @@ from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
     from ftis_node.learner.client import LearnerClient
-    from ftis_node.node.makers import Ingredients
+    from ftis_node.node.startup.factories import Ingredients
 
 WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
 PROOF = WeightProof(version=1, probe_ids=(1, 2), logprobs=(-1.0,))

@@ -12,7 +12,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.directory.manifests import RUN_ID_HEX, pack_manifest, unpack_manifest
-from ftis_node.node.find_run import find_run
+from ftis_node.node.startup.find_run import find_run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,16 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import telling_full_disk
-from ftis_node.node.build import built_parts
 from ftis_node.node.daemon import run_loops
-from ftis_node.node.first_look import check_saved
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.migrations import opened
+from ftis_node.node.startup.preflight import check_saved
 from ftis_node.node.supervision.process_limits import keep_to
 from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog
-from ftis_node.node.upgrade import opened
 from ftis_node.replay.soundness import telling_damage
 from ftis_node.telemetry.work import unwatched
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.node.context import Parts
-    from ftis_node.node.plan import RunPlan
+    from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.telemetry.work import OnProgress
 
 

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from ftis_node.config.limits import KEPT_EVENT_FILES
 from ftis_node.ipc.durable import remove_leftovers
 from ftis_node.models import parameter_count
-from ftis_node.node.absent import NoGeneration, NoLearner
 from ftis_node.node.context import Parts
-from ftis_node.node.heal import set_right, tell_unknown_steps
 from ftis_node.node.loops.disk_space import Room
-from ftis_node.node.makers import Ingredients
 from ftis_node.node.peers.faults import fault_charger
 from ftis_node.node.peers.manager import PeerBook
 from ftis_node.node.peers.serve import Served
-from ftis_node.node.prepare import prepare
+from ftis_node.node.startup.factories import Ingredients
+from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
+from ftis_node.node.startup.prepare import prepare
+from ftis_node.node.startup.recovery import set_right, tell_unknown_steps
 from ftis_node.node.state import Figures
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
 from ftis_node.node.storage.quota import num_versions, version_bytes
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource
     from ftis_node.node.context import Generation, Learning
-    from ftis_node.node.makers import Makers
-    from ftis_node.node.plan import RunPlan
-    from ftis_node.node.prepare import Prepared
+    from ftis_node.node.startup.factories import Makers
+    from ftis_node.node.startup.prepare import Prepared
+    from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.telemetry.remembered import Remembered
     from ftis_node.telemetry.work import OnProgress
 

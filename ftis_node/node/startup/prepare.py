@@ -17,8 +17,8 @@ from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
 from ftis_node.memory.choice import choose_here
 from ftis_node.models import load_tokenizer, resolve_model
-from ftis_node.node.first_look import check_owner, check_ports, check_room
-from ftis_node.node.makers import ProcessMakers
+from ftis_node.node.startup.factories import ProcessMakers
+from ftis_node.node.startup.preflight import check_owner, check_ports, check_room
 from ftis_node.node.storage.quota import limit_of
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.memory.placement import Arrangement
     from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.makers import Makers
-    from ftis_node.node.plan import RunPlan
+    from ftis_node.node.startup.factories import Makers
+    from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.node.storage.usage import HomeLimit
     from ftis_node.tasks.base import Task
     from ftis_node.telemetry.work import OnProgress

@@ -32,7 +32,7 @@ from ftis_node.errors import DamagedError, FileError, MachineError
 from ftis_node.files import read_object
 from ftis_node.ipc.durable import complete_folder
 from ftis_node.learner.older import older_checkpoints, renew
-from ftis_node.node.heal import rescue_files
+from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.replay import database
 from ftis_node.replay.reader import ReplayReader
 

@@ -10,7 +10,7 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.errors import ConfigError
-from ftis_node.node.plan import RunPlan, plan_run
+from ftis_node.node.startup.run_plan import RunPlan, plan_run
 
 if TYPE_CHECKING:
     from pathlib import Path

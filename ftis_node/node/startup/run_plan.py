@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task, read_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError, TaskError
 from ftis_node.files import check_regular, read_object
-from ftis_node.node.find_run import is_run_id
-from ftis_node.node.first_look import told_runs, trained_runs
+from ftis_node.node.startup.find_run import is_run_id
+from ftis_node.node.startup.preflight import told_runs, trained_runs
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
 from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
 from ftis_node.tasks.spec import FILE_TASKS

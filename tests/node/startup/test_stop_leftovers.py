@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.home import Home
-from ftis_node.node import build
+from ftis_node.node.startup import assemble as build
 from ftis_node.telemetry.events import EventTrail, read_events
 
 if TYPE_CHECKING:

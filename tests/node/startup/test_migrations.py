@@ -25,7 +25,7 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.learner.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
-from ftis_node.node import upgrade
+from ftis_node.node.startup import migrations as upgrade
 from ftis_node.replay import database
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
@@ -123,7 +123,7 @@ import os, signal, sys
 from pathlib import Path
 from ftis_node.config.home import Home
 from ftis_node.learner import older
-from ftis_node.node import upgrade
+from ftis_node.node.startup import migrations as upgrade
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 home, moment = Home(Path(sys.argv[1])), sys.argv[2]
 if moment == "backup":
@@ -211,7 +211,7 @@ def test_a_ban_on_an_old_home_upgrades_it_first(old: OldHome, capsys: pytest.Cap
 
 @pytest.mark.parametrize("schema", [1, 2])
 def test_the_run_of_an_old_manifest_has_the_id_that_upgraded_homes_have(schema: int) -> None:
-    """Where this fails, a setting of the manifest is new: raise HOME_SCHEMA, with a step in node/upgrade.py that renews
+    """Where this fails, a setting of the manifest is new: raise HOME_SCHEMA, with a step in node/startup/migrations.py that renews
     the run id of checkpoints again; else no home of today can be resumed."""
     manifest = parse_manifest((OLD_HOMES / f"run-{schema}.toml").read_text(), source="run.toml")
     assert manifest.run_id == RUN_IDS[schema]

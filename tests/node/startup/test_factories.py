@@ -18,7 +18,8 @@ from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.learner.schedule import Schedule
 from ftis_node.memory.placement import Arrangement
 from ftis_node.models import ModelSource
-from ftis_node.node import makers, worker_settings
+from ftis_node.node.startup import factories as makers
+from ftis_node.node.startup import worker_settings
 
 if TYPE_CHECKING:
     from pathlib import Path

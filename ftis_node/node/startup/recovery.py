@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ftis_node.node.mend_trail import mend_trail
 from ftis_node.node.peers.store import copy_peers
+from ftis_node.node.startup.trail_repair import mend_trail
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.salvage import copy_buffer, missing_columns
 from ftis_node.replay.soundness import rescue

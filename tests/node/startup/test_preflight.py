@@ -11,7 +11,7 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.models import model_fingerprint, resolve_model
-from ftis_node.node import first_look
+from ftis_node.node.startup import preflight as first_look
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
