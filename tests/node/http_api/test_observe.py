@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.small_swarm import SmallSwarm
 
 pytestmark = pytest.mark.timeout(600)
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "ftis-node.json"
 RULES = DEPLOY / "prometheus" / "alerts.yaml"
 KEY_FILES = {"identity.key", "control.token", "observe.token", "p2pd.key"}

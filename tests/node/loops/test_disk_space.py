@@ -31,7 +31,7 @@ from tests.replay.test_buffer import ANN, ME, accepted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KB = 1000
 ANYTHING: Any = None
 

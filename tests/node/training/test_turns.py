@@ -191,7 +191,7 @@ class _Short(InProcessMakers):
         self._folder = folder
 
     def generation(self, of: Ingredients) -> GenerationClient:  # type: ignore[override]
-        environment = {"SHORT_FOLDER": str(self._folder), "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {"SHORT_FOLDER": str(self._folder), "PYTHONPATH": str(Path(__file__).parents[3])}
         self._client = GenerationClient(
             generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement),
             sockets_dir=of.home.sockets,
