@@ -14,7 +14,7 @@ RANKS: dict[Level, int] = {"fail": 0, "warn": 1, "ok": 2}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result. `id` is stable, `doctor_table.py` says what each means; `advice` is empty where nothing need be done.
+    """One result. `id` is stable, `table.py` says what each means; `advice` is empty where nothing need be done.
 
     `num_bytes` is set where the finding is an amount of memory.
     """

@@ -3,7 +3,7 @@
 Arithmetic alone: nothing is loaded and torch is not imported. The learner's terms count what its code does
 (`learner/masters.py`, `learner/logprobs.py`, transformers' eager Qwen2 layer) tensor by tensor; tests compare them with
 the tensors of a real model on the CPU. A process' context is a rule of thumb until a GPU has been measured. Bytes
-everywhere; per token means per position of a micro-batch. `memory_generator.py` has the generator's terms.
+everywhere; per token means per position of a micro-batch. `generator.py` has the generator's terms.
 """
 
 from __future__ import annotations

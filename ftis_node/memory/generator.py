@@ -1,6 +1,6 @@
 """What the generation worker holds in memory, part by part: vLLM's weights, cache, places for adapters and work space.
 
-Arithmetic alone, as in `memory_parts.py`. Workspace, context and graphs are rules of thumb until a GPU has been
+Arithmetic alone, as in `components.py`. Workspace, context and graphs are rules of thumb until a GPU has been
 measured. Bytes everywhere.
 """
 

@@ -232,11 +232,11 @@ EXCEPTIONS: dict[str, str] = {
     "node/http_api/auth.py:*": "a request of this machine's users: aiohttp answers an error",
     "node/peers/announce.py:*": "this node's own groups",
     "node/http_api/operator_api.py:*": "a request of this machine's users: aiohttp answers an error",
-    "node/doctor*": "`doctor`: a process of its own, for given addresses",
+    "doctor/*": "`doctor`: a process of its own, for given addresses",
     "node/state.py:*": "counts by peer id; its callers are points",
     "node/loops/generate.py:*": "this node's own groups",
     "node/startup/recovery.py:*": "this node's own files",
-    "node/http_api/connection_limits.py:*": "a connection to an HTTP port: it is closed and counted, and no peer is known there",
+    "node/http_api/connection_limits.py:*": "a connection to an HTTP port: closed and counted, no peer is known there",
     "node/http_api/local_api.py:*": "a request of this machine's users; `StatusLoop.peers` guards each row",
     "node/storage/identity_backup.py:*": "the operator's file",
     "node/loops/intake.py:IntakeLoop._admit": "groups of several peers; after an error each alone, in `_admit_one`",
@@ -298,7 +298,7 @@ UNREACHED: dict[str, str] = {
     "node/loops/backfill.py:Repair.note_record": "guarded in `_renew_records`",
     "node/peers/serve.py:Served.announcement_refused": "guarded in `Libp2pGossip._on_message`",
     "node/peers/serve.py:Served.retell": "guarded in `StreamServer._serve_guarded`",
-    "node/weights_*": "a generator's: guarded in `FollowLoop`; a learner's: in `StreamServer._serve_guarded`",
+    "node/weights/*": "a generator's: guarded in `FollowLoop`; a learner's: in `StreamServer._serve_guarded`",
 }
 """Patterns of points that the peers of this test do not reach, and where the guard is that takes what is raised."""
 
