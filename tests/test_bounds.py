@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 ROOMS = (
-    *("gossip", "generation", "ipc", "learner", "node", "records", "replay", "swarm", "tasks", "telemetry"),
-    "validation",
+    *("doctor", "evaluation", "gossip", "generation", "ipc", "learner", "memory", "node", "records", "replay"),
+    *("swarm", "tasks", "telemetry", "validation"),
 )
 FILES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
 SIZED_QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}

@@ -8,7 +8,7 @@ the first that fits. Limits of `sampling` belong to the run: changing one makes 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ftis_node.memory.components import BFLOAT16, FLOAT32
 
@@ -16,11 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ftis_node.memory.components import Workload
-    from ftis_node.memory.plan import MemoryPlan, Placement
 
-    Place: TypeAlias = Callable[[Workload], MemoryPlan]
+    Place: TypeAlias = Callable[[Workload], "Placed"]
     Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # ever smaller, each with the words for it
     Kind: TypeAlias = Callable[[Workload], Sizes]
+
+
+class Placed(Protocol):
+    """What is read of a `MemoryPlan` here."""
+
+    @property
+    def placement(self) -> str:
+        """Where the workers go; "none" where they do not fit."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the fuller device."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan can run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +43,12 @@ class Change:
     """What a change would bring; "A + B" are changes together."""
 
     name: str
-    placement: Placement
+    placement: str
     peak_bytes: int
     fits: bool
 
 
-def find_changes(workload: Workload, now: MemoryPlan, place: Place) -> Iterator[Change]:
+def find_changes(workload: Workload, now: Placed, place: Place) -> Iterator[Change]:
     """Each change alone, if it brings anything; where `now` does not fit and none of them suffices, also as many
     together as it takes, without an adapter and with one, or all of them where even that is too little."""
     alone = [found[0] for sizes in CHANGES if (found := _try(sizes(workload), now.peak_bytes, place))]
@@ -44,7 +59,7 @@ def find_changes(workload: Workload, now: MemoryPlan, place: Place) -> Iterator[
     yield from {change.name: change for change in both if change is not None}.values()
 
 
-def _together(kinds: Sequence[Kind], workload: Workload, now: MemoryPlan, place: Place) -> Change | None:
+def _together(kinds: Sequence[Kind], workload: Workload, now: Placed, place: Place) -> Change | None:
     """One kind of change after the other, until it fits; None where one alone is all there is."""
     names: list[str] = []
     together = None

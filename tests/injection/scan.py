@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 PACKAGE = Path(__file__).parents[2] / "ftis_node"
-ROOMS = ("gossip", "node", "doctor", "validation")  # `records` works inside of these, `swarm` decides on what these give it
+ROOMS = ("doctor", "gossip", "node", "validation")  # `records` works inside of these, `swarm` on what they give
 READING_ROOMS = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {
