@@ -38,10 +38,11 @@ from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.memory.placement import Arrangement, arrange
+from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model
-from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
-from ftis_node.node.memory_plan import MemoryPlan, plan
-from ftis_node.node.placement import Arrangement, arrange
+from ftis_node.node.startup.factories import generation_boot, learner_boot
+from ftis_node.node.startup.worker_settings import dtype_of
 from ftis_node.records.group import SamplingSettings
 
 if TYPE_CHECKING:

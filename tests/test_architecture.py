@@ -34,11 +34,14 @@ FLOORS = {
     "generation": 3,
     "learner": 3,
     "gossip": 3,
-    "node": 4,
-    "lab": 5,
-    "report": 5,
-    "dashboard": 5,
-    "cli": 6,
+    "memory": 4,
+    "node": 5,
+    "doctor": 6,
+    "evaluation": 6,
+    "lab": 7,
+    "report": 7,
+    "dashboard": 7,
+    "cli": 8,
 }
 BASE = {"errors", "files"}  # which all others may import
 TOP_FILES = {"__init__", "__main__"}

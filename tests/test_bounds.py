@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 ROOMS = (
-    *("gossip", "generation", "ipc", "learner", "node", "records", "replay", "swarm", "tasks", "telemetry"),
-    "validation",
+    *("doctor", "evaluation", "gossip", "generation", "ipc", "learner", "memory", "node", "records", "replay"),
+    *("swarm", "tasks", "telemetry", "validation"),
 )
 FILES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
 SIZED_QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}
@@ -25,7 +25,7 @@ CONNECTING = {"open_connection", "open_unix_connection"}
 UNBOUNDED = {
     "generation/engines/torch_engine.py": "requests of the daemon, which has `groups_in_flight` and one load under way",
     "generation/engines/vllm_driver.py": "the same, and one command for each of them",
-    "node/checks.py": "one answer for each check of the doctor",
+    "doctor/runner.py": "one answer for each check of the doctor",
     "telemetry/tracking.py": "`offer` looks at its capacity first",
 }
 

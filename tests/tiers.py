@@ -74,8 +74,8 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
     "swarm": (  # tests/small_swarm.py
         "tests/dashboard/test_real_home.py",
         "tests/documented/test_running.py",
-        "tests/node/test_observe.py",
-        "tests/node/test_tracking.py",
+        "tests/node/http_api/test_observe.py",
+        "tests/node/training/test_tracking.py",
         "tests/node/test_two_homes.py",
     ),
 }

@@ -36,7 +36,7 @@ def bootstrap(
 
     It holds no model and no rollouts. Give one of its lines to `join --peers`. The home keeps its peer id.
     """
-    from ftis_node.node.meeting_point import run_meeting_point
+    from ftis_node.node.startup.bootstrap import run_meeting_point
 
     run_meeting_point(
         home_at(home),

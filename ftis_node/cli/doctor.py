@@ -25,9 +25,9 @@ from ftis_node.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.node.findings import Finding
+    from ftis_node.doctor.findings import Finding
 
-# as node/doctor.py has them
+# as doctor/doctor.py has them
 CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
 INDENT = " " * 6
 OPTION = "memory.option"
@@ -91,10 +91,10 @@ def doctor(
         raise ConfigError(f"--only {min(unknown)}: there is no such check, but {', '.join(CHECKS)}")
 
     from ftis_node.config.node import load_node_settings
+    from ftis_node.doctor.doctor import Patient, examine, exit_code_of
+    from ftis_node.doctor.memory import DETAILS, ask
     from ftis_node.gossip import parse_multiaddr
     from ftis_node.gossip.multiaddr import parse_listen_address
-    from ftis_node.node.doctor import Patient, examine, exit_code_of
-    from ftis_node.node.memory_report import DETAILS, ask
 
     place = home_at(home)
     settings = load_node_settings(
@@ -131,7 +131,7 @@ def _tell_progress(text: str) -> None:
 
 def _screen(findings: list[Finding]) -> Iterator[str]:
     """The lines of all findings; the options of a model are a table with a head."""
-    from ftis_node.node.memory_report import OPTIONS_HEAD
+    from ftis_node.doctor.memory import OPTIONS_HEAD
 
     head = OPTIONS_HEAD
     for finding in findings:

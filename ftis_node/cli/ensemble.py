@@ -15,7 +15,7 @@ from ftis_node.cli.progress import show_fraction
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.node.ensemble_result import EnsembleResult, Entry, TextFigures
+    from ftis_node.evaluation.result import EnsembleResult, Entry, TextFigures
 
 
 def ensemble(
@@ -70,7 +70,7 @@ def ensemble(
     model and domain}], prior: {name: probability} or null, gate: {prompts, right: {name: share}, generated_tokens,
     forward_tokens} or null, text: [{name, tokens, nats, nats_per_token, perplexity}]}.
     """
-    from ftis_node.node.ensemble import MODES, run_ensemble
+    from ftis_node.evaluation.ensemble import MODES, run_ensemble
 
     with show_fraction("ensemble") as progress:
         result = run_ensemble(

@@ -29,7 +29,7 @@ def evaluate(
 
     JSON shape: {model, task, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long, completion_tokens_mean}.
     """
-    from ftis_node.node.evaluate import evaluate_model
+    from ftis_node.evaluation.evaluate import evaluate_model
 
     with show_fraction("eval") as progress:
         result = evaluate_model(

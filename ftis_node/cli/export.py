@@ -20,7 +20,7 @@ def export(
 
     With LoRA the adapter alone is written, unless --merge is given. Works beside a running node.
     """
-    from ftis_node.node.export import export_model_of
+    from ftis_node.node.storage.export import export_model_of
 
     with show_fraction("export") as progress:
         step = export_model_of(home_at(home), out, merge=merge, on_progress=progress)

@@ -59,7 +59,7 @@ def backup(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:
     """Write the identity to one file; works beside a running node. Keep it where the node's disk is not."""
-    from ftis_node.node.identities import back_up_identity
+    from ftis_node.node.storage.identity_backup import back_up_identity
 
     passphrase = _passphrase(passphrase_file, again=True) if encrypt or passphrase_file else None
     peer_id = back_up_identity(home_at(home), out, passphrase=passphrase, replace=force)
@@ -78,7 +78,7 @@ def restore(
     ] = False,
 ) -> None:
     """Put a backed-up identity into a home. Two nodes with one identity must never run at the same time."""
-    from ftis_node.node.identities import restore_identity
+    from ftis_node.node.storage.identity_backup import restore_identity
 
     done = restore_identity(
         home_at(home), source, ask_passphrase=lambda: _passphrase(passphrase_file, again=False), replace=force

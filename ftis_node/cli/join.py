@@ -112,9 +112,11 @@ def join(
         raise ConfigError("--tensor-parallel needs vLLM: the torch engine uses one GPU; leave one of them out")
     check_name(settings.model)
 
-    from ftis_node.node.find_run import find_run  # these take a second, and are not needed to say what is wrong above
-    from ftis_node.node.plan import plan_run
-    from ftis_node.node.run import run_until_stopped
+    from ftis_node.node.startup.find_run import (
+        find_run,  # these take a second, and are not needed to say what is wrong above
+    )
+    from ftis_node.node.startup.run import run_until_stopped
+    from ftis_node.node.startup.run_plan import plan_run
 
     plan = plan_run(
         run,

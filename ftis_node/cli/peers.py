@@ -126,7 +126,7 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **asked: Any) -> N
 
 def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[str, Any]:
     """The same in the file of a node that is stopped; its settings are those of its last start."""
-    from ftis_node.node.control import stopped_peers
+    from ftis_node.node.peers.operator_actions import stopped_peers
 
     if not home.peers.exists() and not home.settings.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")

@@ -3,8 +3,8 @@
     {"schema": 4}
 
 The number rises when a version can no longer read what an older one wrote: a column of the buffer, a field of the
-checkpoints, a setting of the run that all old manifests are without (it changes their run id). `node/upgrade.py` has
-the steps from each number to the next. Homes from before the file are told by what is in them.
+checkpoints, a setting of the run that all old manifests are without (it changes their run id). The steps from each
+number to the next are in `node/startup/migrations.py`. Homes from before the file are told by what is in them.
 """
 
 from __future__ import annotations

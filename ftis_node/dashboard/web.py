@@ -23,8 +23,8 @@ from aiohttp import web
 from textual_serve.server import Server
 
 from ftis_node.errors import UsageError
-from ftis_node.node.access import host_name, is_same_secret
-from ftis_node.node.http_guard import HttpGuard
+from ftis_node.node.http_api.auth import host_name, is_same_secret
+from ftis_node.node.http_api.connection_limits import HttpGuard
 from ftis_node.telemetry.printable import one_line
 
 if TYPE_CHECKING:

@@ -15,19 +15,19 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from ftis_node.lab.wire_probe import VOCABULARY, random_group
-from ftis_node.node.directory import DirectoryLoop
-from ftis_node.node.disk import Disk
-from ftis_node.node.figures import Figures
-from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.parts import Parts
-from ftis_node.node.peer_book import PeerBook
-from ftis_node.node.peer_faults import fault_charger
-from ftis_node.node.publish import PublishLoop
-from ftis_node.node.pull import PullLoop
-from ftis_node.node.reannounce import ReannounceLoop
-from ftis_node.node.serve import Served
-from ftis_node.node.shards import ShardsLoop
-from ftis_node.node.slots import Slots
+from ftis_node.node.context import Parts
+from ftis_node.node.loops.directory import DirectoryLoop
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.publish import PublishLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.reannounce import ReannounceLoop
+from ftis_node.node.loops.shards import ShardsLoop
+from ftis_node.node.peers.faults import fault_charger
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.serve import Served
+from ftis_node.node.state import Figures
+from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.training.slots import Slots
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.replay.buffer import ReplayBuffer

@@ -32,7 +32,7 @@ SHORTEST_HOLD_S, LONGEST_HOLD_S = 2.0, 25.0
 ROOM_BYTES = 96 << 20
 FULL_WITHIN_S = 600.0  # with a start on a busy machine
 WRONG_USE, CANNOT = 2, 3  # exit codes
-HEAL = "tests/node/test_heal.py::"
+HEAL = "tests/node/startup/test_recovery.py::"
 CHECKPOINTS = "tests/learner/test_learner_checkpoint.py::"
 
 

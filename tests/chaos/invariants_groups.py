@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ftis_node.node.intake import COMMIT_CAPACITY
+from ftis_node.node.loops.intake import COMMIT_CAPACITY
 from tests.chaos.history import counted
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ftis_node.config.home_schema import mark_schema, marked_schema
 from ftis_node.ipc.durable import complete_folder, newest_complete
 from ftis_node.learner.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
 from ftis_node.learner.older import older_checkpoints, renew
-from ftis_node.node.peer_store import PeerStore
+from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import Identity
 from ftis_node.replay.database import open_writer
 from tests.chaos.lost_power import Tree, lay_out, recorded

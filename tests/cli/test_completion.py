@@ -103,7 +103,7 @@ def test_the_names_are_those_of_the_code() -> None:
     from ftis_node.algorithms.methods import METHODS
     from ftis_node.config.manifest import PRESETS
     from ftis_node.config.node import NodeSettings
-    from ftis_node.node.ensemble import MODES
+    from ftis_node.evaluation.ensemble import MODES
     from ftis_node.replay.lifecycle import State
     from ftis_node.tasks.plugins import TASK_GROUP
     from ftis_node.tasks.registry import BUILT_IN

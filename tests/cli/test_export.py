@@ -13,9 +13,9 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import LoraSection, NodeSettings
 from ftis_node.ipc.weights import probe_logprobs
 from ftis_node.learner.core import Learner
+from ftis_node.memory.placement import Arrangement
 from ftis_node.models import resolve_model
-from ftis_node.node.makers import learner_boot
-from ftis_node.node.placement import Arrangement
+from ftis_node.node.startup.factories import learner_boot
 from tests.learner.learner_rig import random_groups
 from tests.models.tiny_models import save_tiny
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftis_node.node.intake import IntakeLoop
+from ftis_node.node.loops.intake import IntakeLoop
 from tests.fuzz import cases
 from tests.fuzz.chains import announced, taken
 from tests.fuzz.items import MAX_ITEMS, Item, join, split
@@ -93,7 +93,7 @@ async def test_a_chain_reports_what_the_guard_swallows() -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    with patch("ftis_node.node.hear.Ear._take", fail), pytest.raises(ZeroDivisionError):
+    with patch("ftis_node.node.loops.announcements.Ear._take", fail), pytest.raises(ZeroDivisionError):
         await announced.chain(split(announced.seeds()[0]))
 
 

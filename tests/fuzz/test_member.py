@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from ftis_node.node.hear import Ear
-from ftis_node.node.repair import Repair
+from ftis_node.node.loops.announcements import Ear
+from ftis_node.node.loops.backfill import Repair
 from tests.fuzz.battle import Battle
 from tests.fuzz.deeds import CHOICES, RULES
 from tests.fuzz.member import play

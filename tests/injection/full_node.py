@@ -19,11 +19,13 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.node import directory, peers_loop, repair, status
-from ftis_node.node import node as node_module
-from ftis_node.node.build import built_parts
-from ftis_node.node.makers import gossip_limits
-from ftis_node.node.plan import RunPlan
+from ftis_node.node import daemon as node_module
+from ftis_node.node.loops import backfill as repair
+from ftis_node.node.loops import directory, status
+from ftis_node.node.loops import peers as peers_loop
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.factories import gossip_limits
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.attacks.member import Maker, Member
 from tests.gossip.helpers import eventually
@@ -36,10 +38,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.node.audit import AuditLoop
-    from ftis_node.node.directory import DirectoryLoop
-    from ftis_node.node.parts import Parts
-    from ftis_node.node.pull import PullLoop
+    from ftis_node.node.context import Parts
+    from ftis_node.node.loops.audit import AuditLoop
+    from ftis_node.node.loops.directory import DirectoryLoop
+    from ftis_node.node.loops.pull import PullLoop
 
 MANIFEST = """
 name = "injected"

@@ -16,8 +16,8 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from ftis_node.node.figures import Figures
-from ftis_node.node.parts import Parts
+from ftis_node.node.context import Parts
+from ftis_node.node.state import Figures
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator

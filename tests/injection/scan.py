@@ -1,9 +1,9 @@
-"""Where values of peers are handled in `ftis_node/gossip` and `ftis_node/node`, read off the syntax.
+"""Where values of peers are handled in `gossip`, `node` and `doctor`, read off the syntax.
 
 A point is one of two things, and each has a name:
 
-    node/hear.py:Ear.consider                       a function that takes a value of a peer
-    node/hear.py:Ear.consider>open_announcement     a call of a reader, which makes a value out of a peer's bytes
+    node/loops/announcements.py:Ear.consider                     a function that takes a value of a peer
+    node/loops/announcements.py:Ear.consider>open_announcement   a call of a reader: a value out of a peer's bytes
 
 Readers are found by rule: functions of `records/` and `gossip/` that take bytes or a stream and give something else
 than bytes, and the few that `TEXT_READERS` names. Values are found by their type, or by the name of the parameter.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 PACKAGE = Path(__file__).parents[2] / "ftis_node"
-ROOMS = ("gossip", "node", "validation")  # `records` works inside of these, `swarm` decides on what these give it
+ROOMS = ("doctor", "gossip", "node", "validation")  # `records` works inside of these, `swarm` on what they give
 READING_ROOMS = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {

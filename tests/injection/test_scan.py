@@ -15,7 +15,7 @@ from tests.injection.table import EXCEPTIONS, GENERATORS, LEARNERS, POINTS, STOR
 if TYPE_CHECKING:
     from pathlib import Path
 
-HELPERS = {"node/intake.py:IntakeLoop._work_for"}  # they name the place by a parameter
+HELPERS = {"node/loops/intake.py:IntakeLoop._work_for"}  # they name the place by a parameter
 
 
 def _unknown(found: set[str]) -> list[str]:

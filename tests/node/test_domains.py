@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
 RNG = np.random.default_rng(0)

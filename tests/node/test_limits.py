@@ -139,7 +139,8 @@ async def test_no_more_is_pulled_than_the_line_may_carry(
 
 
 def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ftis_node.node import announce, publish
+    from ftis_node.node.loops import publish
+    from ftis_node.node.peers import announce
 
     told, honest = publish.announce_group, announce.Announcement
     monkeypatch.setattr(publish, "announce_group", lambda *given, envelope_bytes: told(*given, envelope_bytes=1))

@@ -25,17 +25,17 @@ from ftis_node.lab.tiny.tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.disk import Disk
-from ftis_node.node.figures import Figures
-from ftis_node.node.gate import PatientGate
-from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.parts import Parts
-from ftis_node.node.peer_book import PeerBook
-from ftis_node.node.publish import PublishLoop
-from ftis_node.node.pull import PullLoop
-from ftis_node.node.serve import Served
-from ftis_node.node.slots import Slots
-from ftis_node.node.train import TrainLoop
+from ftis_node.node.context import Parts
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.publish import PublishLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.serve import Served
+from ftis_node.node.state import Figures
+from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.step_gate import PatientGate
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
 from ftis_node.records.identity import Identity

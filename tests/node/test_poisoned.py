@@ -24,10 +24,10 @@ from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.node.build import built_parts
-from ftis_node.node.makers import ProcessMakers
-from ftis_node.node.node import run_loops
-from ftis_node.node.plan import RunPlan
+from ftis_node.node.daemon import run_loops
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.factories import ProcessMakers
+from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.failures import MAX_FAILED_STEPS

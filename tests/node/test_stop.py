@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.node.support import ANY_PORT, STOP_LIMIT_S, RunningNode, started, write_manifest
-from tests.node.test_tracking import curve
+from tests.node.training.test_tracking import curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -21,7 +21,7 @@ from ftis_node.gossip.rpc.bounds import pack_ids
 from ftis_node.gossip.rpc.frames import HEADER, Frame
 from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
-from ftis_node.node.serve import MAX_ANSWERS
+from ftis_node.node.peers.serve import MAX_ANSWERS
 from ftis_node.records import bounds, compact, planes, question, weights
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from ftis_node.node.generate import GenerateLoop
+from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.records.envelope import announce_group, seal_group
 from ftis_node.records.group import FinishReason
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftis_node.evaluation.ensemble import MODES, evaluate_ensemble
+from ftis_node.evaluation.members import Member
 from ftis_node.lab.experiment.in_process import InProcessLearner
 from ftis_node.lab.experiment.trial_result import ExamResult
-from ftis_node.node.ensemble import MODES, evaluate_ensemble
-from ftis_node.node.ensemble_members import Member
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftis_node.node.parts import Learning
+    from ftis_node.node.context import Learning
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ from ftis_node.generation.local import LocalGenerator
 from ftis_node.ipc.supervisor import WorkerState
 from ftis_node.ipc.weights import WEIGHTS_FILE, find_difference
 from ftis_node.learner.messages import AuditReply
-from ftis_node.node.makers import dtype_of, generation_boot, learner_boot
-from ftis_node.node.placement import Arrangement
+from ftis_node.memory.placement import Arrangement
+from ftis_node.node.startup.factories import generation_boot, learner_boot
+from ftis_node.node.startup.worker_settings import dtype_of
 from ftis_node.swarm.transit import VersionsInTransit
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.core import Learner
     from ftis_node.learner.messages import LearnerBoot, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource
-    from ftis_node.node.makers import Ingredients
+    from ftis_node.node.startup.factories import Ingredients
     from ftis_node.records.group import SamplingSettings
 
 

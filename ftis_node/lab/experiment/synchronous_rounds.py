@@ -11,15 +11,15 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftis_node.lab.experiment.rounds import Quota
-from ftis_node.node.fill import Fill
+from ftis_node.node.training.foreign_shortfall import Fill
 from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftis_node.lab.experiment.rounds import Rounds
-    from ftis_node.node.figures import Figures
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
+    from ftis_node.node.state import Figures
 
 POLL_S = 0.004
 

@@ -28,12 +28,12 @@ from ftis_node.lab.experiment.provenance import made_by
 from ftis_node.lab.experiment.rounds import Quota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
 from ftis_node.lab.experiment.trial_result import TrialResult, read_member
-from ftis_node.node.build import built_parts
-from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.node import rollout_loops
-from ftis_node.node.plan import RunPlan
-from ftis_node.node.pull import PullLoop
-from ftis_node.node.train import TrainLoop
+from ftis_node.node.daemon import rollout_loops
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.delay import Delay
     from ftis_node.lab.experiment.final_evaluation import Exam
     from ftis_node.lab.experiment.trial_result import ExamResult, MemberResult
-    from ftis_node.node.figures import Figures
-    from ftis_node.node.parts import Generation, Parts
+    from ftis_node.node.context import Generation, Parts
+    from ftis_node.node.state import Figures
     from ftis_node.records.codec import CodecName
 
 NEVER = 100_000  # steps between checkpoints: a trial that is cut short is done again

@@ -12,7 +12,7 @@ from ftis_node.telemetry.events import read_events
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
 
 STEP_FIGURES = (
     *("reward_mean", "own_reward_mean", "kept_fraction", "truncated_fraction", "mean_kl", "grad_norm", "entropy"),

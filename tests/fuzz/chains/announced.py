@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import GossipMessage as Message
-from ftis_node.node.hear import Members
+from ftis_node.node.loops.announcements import Members
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.peer_guard import Place

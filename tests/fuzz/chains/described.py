@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from ftis_node.node.directory import DirectoryLoop
+from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import PEER_DOMAIN

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
-from ftis_node.node.weights_follow import FollowLoop
+from ftis_node.node.weights.follow import FollowLoop
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import WEIGHTS_DOMAIN
 from ftis_node.records.weights import WeightsPart, hash_chunks, open_question, seal_offer

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import UsageError
 from ftis_node.files import parse_json
-from ftis_node.node.access import host_name, is_same_secret
-from ftis_node.node.control import ACTIONS, PeerControl
-from ftis_node.node.status import StatusLoop
+from ftis_node.node.http_api.auth import host_name, is_same_secret
+from ftis_node.node.loops.status import StatusLoop
+from ftis_node.node.peers.operator_actions import ACTIONS, PeerControl
 from ftis_node.telemetry.metrics import render_metrics
 from ftis_node.telemetry.printable import one_line
 from tests.fuzz.items import Item, join

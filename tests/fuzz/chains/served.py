@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.wire_names import RpcService
-from ftis_node.node.weights_offer import Held, OfferLoop
+from ftis_node.node.weights.offer import Held, OfferLoop
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group
 from ftis_node.records.question import Question

@@ -20,8 +20,8 @@ from ftis_node.learner.messages import TrainGroup
 from ftis_node.learner.objective import make_objective
 from ftis_node.learner.packing import make_packed_micro_batches
 from ftis_node.models.decoder import Decoder
-from ftis_node.node.serve import Served
-from ftis_node.node.train import TrainLoop
+from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.peers.serve import Served
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.codec import CODECS, pack_group
 from ftis_node.records.envelope import open_announcement

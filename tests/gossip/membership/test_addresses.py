@@ -20,7 +20,7 @@ from ftis_node.gossip.membership.dialler import Dialler, usable_addresses
 from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.client import P2pdError, _usable
 from ftis_node.gossip.p2pd.hivemind_bindings import Multiaddr, address_bytes, address_texts
-from ftis_node.node.meeting_point import run_meeting_point
+from ftis_node.node.startup.bootstrap import run_meeting_point
 from ftis_node.records.addresses import CODES, MAX_ADDRESS_CHARS, AddressError, parse_address, read_address
 from ftis_node.swarm.reputation.rate_limits import subnet_of
 from tests.gossip.helpers import settings as network_settings

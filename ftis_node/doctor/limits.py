@@ -1,0 +1,62 @@
+"""What `doctor` says of the node's own limits: whether this machine can give what they allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.config.limits import usual_home_bytes
+from ftis_node.doctor.findings import Finding
+from ftis_node.ipc.durable import newest_complete
+from ftis_node.node.storage.usage import look_at
+from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
+from ftis_node.telemetry.sizes import size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.config.home import Home
+    from ftis_node.config.node import NodeSettings
+
+CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
+
+
+def look_at_limits(home: Home, settings: NodeSettings | None) -> Iterator[Finding]:
+    """Whether the disk has what the home may take by `settings`, and the system as many open files."""
+    if settings is not None:
+        yield _room(home, settings)
+    yield files_in(open_files().reachable)
+
+
+def files_in(reachable: int) -> Finding:
+    """The word on so many open files."""
+    text = f"a process may open {reachable} files"
+    if reachable < MIN_OPEN_FILES:
+        advice = f"{MIN_OPEN_FILES} are needed: raise `ulimit -Hn`, LimitNOFILE of a unit, --ulimit of a container"
+        return Finding("limits.files", "fail", text, advice)
+    return Finding("limits.files", "ok", text)
+
+
+def _room(home: Home, settings: NodeSettings) -> Finding:
+    use = look_at(home, keep_checkpoints=settings.learner.keep_checkpoints)
+    limit = settings.limits.home_bytes or _usual(home, settings)
+    if limit is None:
+        return Finding("limits.disk", "ok", "no limit is set: it comes with the model's checkpoints")
+    text = f"the home takes {size(use.used_bytes)} and may take {size(limit)}; {size(use.free_bytes)} are free"
+    if use.used_bytes + use.free_bytes < limit:
+        advice = "make room, or set a lower limits.home_bytes: where the disk is full the node pauses"
+        return Finding("limits.disk", "warn", text, advice, limit)
+    return Finding("limits.disk", "ok", text, num_bytes=limit)
+
+
+def _usual(home: Home, settings: NodeSettings) -> int | None:
+    """The limit where none is set, by the size of the newest checkpoint; None before the first."""
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    if newest is None:
+        return None
+    return usual_home_bytes(
+        settings.limits,
+        buffer_bytes=max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes),
+        checkpoint_bytes=sum(file.stat().st_size for file in newest.iterdir()),
+        keep_checkpoints=settings.learner.keep_checkpoints,
+        weights_bytes=0,
+    )

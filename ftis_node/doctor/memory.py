@@ -1,0 +1,170 @@
+"""The memory plan as `doctor` prints it: what is trained, where the workers go, every part in GiB, what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ftis_node.config.manifest import load_manifest, read_manifest
+from ftis_node.config.node import load_node_settings
+from ftis_node.doctor.findings import Finding
+from ftis_node.errors import FtisError
+from ftis_node.node.findings import GIB, Finding, in_gib
+from ftis_node.node.first_look import Begun, begun_with
+from ftis_node.node.memory_choice import choose, full_or_adapter, smaller_model
+from ftis_node.node.memory_plan import Machine, plan
+from ftis_node.node.placement import find_seats, look_around
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.memory.choice import Option
+    from ftis_node.memory.plan import MemoryPlan
+    from ftis_node.memory.suggestions import Change
+    from ftis_node.models import ModelShape
+
+OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
+DETAILS = ("memory.part", "memory.change")  # what people see with --verbose alone
+PLACES = {
+    "cpu": "no GPU: both workers in host memory",
+    "split": "both workers stay on one GPU",
+    "sleep": "one GPU: the generator sleeps while the learner steps",
+    "separate": "the generator on the first GPU, the learner on the next",
+    "none": "does not fit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryQuestion:
+    """Whether `settings.model` fits; `gpus_bytes` are GPUs to suppose, None: those of this machine.
+
+    `begun`: what the home trains already, None: nothing.
+    """
+
+    settings: NodeSettings
+    manifest: RunManifest
+    gpus_bytes: tuple[int, ...] | None = None
+    begun: Begun | None = None
+
+
+def ask(
+    home: Home, *, model: str, run: str | None = None, gpus_gib: Sequence[float] = (), **flags: Any
+) -> MemoryQuestion:
+    """The question that the flags of `doctor` mean: settings as `join` would read them, and a preset's or a file's run.
+
+    `flags` are the node's settings, None where they are not given. Without `run` the home's own, else `gsm8k-ftis`.
+    Raises ConfigError.
+    """
+    settings = load_node_settings(home.node_toml, model=model, **flags)
+    if run is None and home.run_toml.exists():
+        manifest = read_manifest(home.run_toml)
+    else:
+        manifest = load_manifest(run or DEFAULT_RUN)
+    gpus_bytes = tuple(int(gib * GIB) for gib in gpus_gib) or None
+    return MemoryQuestion(settings, manifest, gpus_bytes, begun_with(home, settings.model))
+
+
+def answer(question: MemoryQuestion, shape: ModelShape) -> Iterator[Finding]:
+    """What `join` would train of a model of this shape, the plan for it, and what it was compared with."""
+    settings, manifest = question.settings, question.manifest
+    try:
+        if question.gpus_bytes is None:
+            settings, machine = look_around(settings)
+        else:
+            machine = Machine(question.gpus_bytes, psutil.virtual_memory().available)
+        choice = choose(settings, manifest, shape, machine, question.begun)
+        chosen = next((option for option in choice.options if option.settings is choice.settings), None)
+        if chosen is None:
+            made = plan(
+                shape,
+                (),
+                choice.settings,
+                manifest,
+                host_bytes=machine.host_bytes,
+                memory_disk_bytes=machine.memory_disk_bytes,
+            )
+        else:
+            made = chosen.made
+        advice = "" if made.fits else _advice(made)
+        if not made.fits and settings.lora is None and question.begun is None and choice.options:
+            advice = smaller_model(choice, manifest, shape, machine)
+    except FtisError as error:
+        yield Finding("memory.plan", "fail", str(error))
+        return
+    name = chosen.name if chosen else full_or_adapter(choice.settings)
+    title = f"{manifest.name}, {name}"
+    yield from report(made, title=title, advice=advice, place=_place(made, machine, choice.settings))
+    if len(choice.options) > 1:
+        yield from (_option(option, is_taken=option is chosen and made.fits) for option in choice.options)
+
+
+def report(made: MemoryPlan, *, title: str, advice: str, place: str = "") -> Iterator[Finding]:
+    """A plan as findings: the verdict, its parts, the cache's share, and the changes; `place`: which GPU does what."""
+    needs = f"{in_gib(made.peak_bytes)} at the peak of {in_gib(made.usable_bytes)}"
+    verdict = f"{title}: {place or PLACES[made.placement]}: {needs}"
+    yield Finding("memory.plan", "ok" if made.fits else "fail", verdict, advice, made.peak_bytes)
+    for name, num_bytes in made.parts.items():
+        if num_bytes:
+            yield Finding("memory.part", "ok", f"{in_gib(num_bytes):>10}  {name}", num_bytes=num_bytes)
+    if made.gpu_memory_utilization is not None:
+        yield Finding("memory.part", "ok", _speed(made))
+        yield Finding("memory.part", "ok", f"the generator's share of its GPU: {made.gpu_memory_utilization:.3f}")
+        yield Finding(
+            "memory.part", "ok", f"host memory beside it: {in_gib(made.host_bytes)}", num_bytes=made.host_bytes
+        )
+    yield from map(_change, made.changes)
+
+
+def _place(made: MemoryPlan, machine: Machine, settings: NodeSettings) -> str:
+    """Which GPU does what, where there are several."""
+    num_gpus = len(machine.devices_bytes)
+    if num_gpus < 2 or made.placement in ("cpu", "none"):
+        return PLACES[made.placement]
+    seats = find_seats(num_gpus, settings)
+    if seats.are_shared:
+        return f"{PLACES[made.placement]} (GPU {seats.learner[0]} of {num_gpus})"
+    ranks = ", divided among them" if len(seats.learner) > 1 else ""
+    unused = [str(gpu) for gpu in range(num_gpus) if gpu not in (*seats.generator, *seats.learner)]
+    rest = f"; not used: {', '.join(unused)}" if unused else ""
+    return f"the generator on GPU {_names(seats.generator)}, the learner on GPU {_names(seats.learner)}{ranks}{rest}"
+
+
+def _names(gpus: tuple[int, ...]) -> str:
+    return " and ".join(", ".join(map(str, gpus)).rsplit(", ", 1))
+
+
+def _speed(made: MemoryPlan) -> str:
+    """What the learner does with the memory that is left, or does without."""
+    if not made.recompute_activations:
+        activations = "activations are kept, nothing is recomputed"
+    elif made.keeping_bytes is None:
+        activations = "activations are recomputed"
+    else:
+        activations = f"activations are recomputed: with them kept, the peak is {in_gib(made.keeping_bytes)}"
+    return f"{activations}; the output head takes {made.head_chunk_tokens} tokens at once"
+
+
+def _option(option: Option, *, is_taken: bool) -> Finding:
+    """A row of the table whose head is `OPTIONS_HEAD`."""
+    note = " (join takes this)" if is_taken else f" (after {option.missing})" if option.missing and option.fits else ""
+    row = f"{in_gib(option.made.needed_bytes):>10}  {'yes' if option.fits else 'no':<4}  {option.name}{note}"
+    return Finding("memory.option", "ok", row, num_bytes=option.made.needed_bytes)
+
+
+def _advice(made: MemoryPlan) -> str:
+    for change in made.changes:
+        if change.fits:
+            return f"{change.name} would do; --verbose names every change"
+    return "take a smaller model or a larger device: no change is enough (--verbose names them)"
+
+
+def _change(change: Change) -> Finding:
+    verdict = f"would fit ({change.placement})" if change.fits else "would not fit"
+    return Finding(
+        "memory.change", "warn", f"{change.name}: {in_gib(change.peak_bytes)}, {verdict}", num_bytes=change.peak_bytes
+    )

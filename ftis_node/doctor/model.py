@@ -1,0 +1,136 @@
+"""What `doctor` says of a model: is it here, whole and readable, or may it be had from the hub; and does it fit.
+
+Nothing is downloaded but a configuration of a few kilobytes, which the plan needs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.doctor.findings import Finding
+from ftis_node.doctor.memory import answer
+from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
+from ftis_node.files import read_text
+from ftis_node.models import read_json, read_shape, resolve_model, shape_of
+from ftis_node.models.hub import ask_about, cached_snapshot
+from ftis_node.models.source import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.doctor.memory import MemoryQuestion
+    from ftis_node.models import ModelShape, ModelSource
+    from ftis_node.models.hub import HubModel
+
+LICENCE = re.compile(r"^license:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
+CARD = "README.md"
+CARD_HEAD_CHARACTERS = 10_000
+TEMPLATE_FILE = "chat_template.jinja"
+
+
+def look_at_model(question: MemoryQuestion) -> Iterator[Finding]:
+    """The model of `question`, and the plan of its memory where it is known."""
+    model = question.settings.model
+    try:
+        check_name(model)
+        source = _on_this_machine(model)
+    except FtisError as error:
+        yield Finding("model.found", "fail", str(error), "correct --model, or complete the folder")
+        return
+    if source is not None:
+        yield from _files(source)
+        yield from _planned(question, source)
+        return
+    try:
+        on_hub = ask_about(model)
+    except NetworkError as error:
+        text = str(error).split(": give ")[0]
+        yield Finding("hub.reached", "fail", text, "check the network, or give a local folder with --model DIR")
+        return
+    except ModelError as error:
+        yield Finding("hub.reached", "fail", str(error), "check the name, and HF_TOKEN")
+        return
+    yield from _offered(model, on_hub)
+    try:
+        shape = shape_of(on_hub.config, where=f"{model}: config.json", num_parameters=on_hub.num_parameters)
+    except ModelError as error:
+        yield Finding("memory.plan", "warn", str(error), "it may work all the same: join tries it")
+        return
+    yield from answer(question, shape)
+
+
+def _on_this_machine(model: str) -> ModelSource | None:
+    """The model in its folder or in the hub's cache; None where it must be fetched. Raises ModelError."""
+    if Path(model).expanduser().is_dir():
+        return resolve_model(model)
+    folder = cached_snapshot(model)
+    if folder is None:
+        return None
+    try:
+        return resolve_model(str(folder))
+    except ModelError:  # a download that was interrupted
+        return None
+
+
+def _files(source: ModelSource) -> Iterator[Finding]:
+    num_bytes = sum(path.stat().st_size for path in source.weights_files)
+    yield Finding("model.found", "ok", f"{source.folder} is complete, {num_bytes / 1e9:.2f} GB of weights")
+    yield tokenizer_of(source.folder)
+    if licence := _licence_in(source.folder / CARD):
+        yield Finding("model.licence", "ok", f"its card names the licence {licence}")
+
+
+def tokenizer_of(folder: Path) -> Finding:
+    """Whether the tokenizer can be read, as far as that is told without loading transformers."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return Finding("model.tokenizer", "ok", "its files are there")
+    from tokenizers import Tokenizer
+
+    try:
+        size = Tokenizer.from_file(str(file)).get_vocab_size()
+    except Exception as error:  # the library raises Exception itself
+        return Finding("model.tokenizer", "fail", f"{file} cannot be read: {error}", "fetch the model's folder again")
+    if not has_template(folder):
+        advice = "nothing need be done for a base model; a chat model answers worse so"
+        return Finding("model.tokenizer", "warn", f"{size} tokens, no chat template: prompts are plain lines", advice)
+    return Finding("model.tokenizer", "ok", f"{size} tokens, with a chat template")
+
+
+def has_template(folder: Path) -> bool:
+    """Whether the folder has a chat template, in a file of its own or among the tokenizer's settings."""
+    if (folder / TEMPLATE_FILE).is_file():
+        return True
+    try:
+        return bool(read_json(folder / "tokenizer_config.json").get("chat_template"))
+    except ModelError:
+        return False
+
+
+def _licence_in(card: Path) -> str:
+    try:
+        found = LICENCE.search(read_text(card)[:CARD_HEAD_CHARACTERS])
+    except (OSError, FileError):
+        return ""
+    return found[1] if found else ""
+
+
+def _planned(question: MemoryQuestion, source: ModelSource) -> Iterator[Finding]:
+    try:
+        shape: ModelShape = read_shape(source)
+    except ModelError as error:
+        yield Finding("memory.plan", "warn", str(error), "it may work all the same: join tries it")
+        return
+    yield from answer(question, shape)
+
+
+def _offered(model: str, on_hub: HubModel) -> Iterator[Finding]:
+    size = f", {on_hub.num_bytes / 1e9:.1f} GB" if on_hub.num_bytes else ""
+    yield Finding("hub.reached", "ok", f"the hub has {model}{size}: the first `join` fetches it")
+    token = "an access token is set" if on_hub.has_token else "no access token is set, and none is needed for it"
+    yield Finding("hub.token", "ok", token)
+    if on_hub.licence:
+        yield Finding("model.licence", "ok", f"its card names the licence {json.dumps(on_hub.licence)[1:-1]}")

@@ -1,0 +1,127 @@
+"""What `doctor` says of given peers, of the clock, and of how this machine can be reached. Facts in, findings out."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ftis_node.doctor.findings import Finding, Level
+from ftis_node.doctor.sockets import is_carriers_nat, own_address
+from ftis_node.gossip import parse_multiaddr
+from ftis_node.gossip.membership.reachability import Reachability, is_public
+from ftis_node.telemetry.sizes import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.gossip.membership.probe import AddressProbe, NetworkProbe
+
+P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
+STATUS_WITHIN_S = 3.0
+SKEW_NOTE_S = 1.0
+SKEW_PROBLEM_S = 3.0
+SYNCHRONISE = "switch on time synchronisation (systemd-timesyncd, chrony): peers refuse each other at 3 s"
+SMALL_RELAY_BYTES = GIB >> 6
+BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a forwarded port makes transfers faster"
+
+
+def examine_network(peers: tuple[str, ...], *, listen: tuple[str, ...], limit_s: float) -> Iterator[Finding]:
+    """Dials each peer. Raises ConfigError for an address that is none, UsageError and MachineError as a node would."""
+    from ftis_node.gossip.membership.probe import probe_network
+
+    addresses = tuple(map(parse_multiaddr, peers))
+    with tempfile.TemporaryDirectory(prefix="ftis-") as folder:
+        probing = probe_network(addresses, listen=listen, sockets_dir=Path(folder) / "net")
+        try:
+            probe = asyncio.run(asyncio.wait_for(probing, limit_s))
+        except TimeoutError:
+            text = f"the peers could not be dialled within {limit_s:g} s, cut off"
+            yield Finding("peer.dial", "fail", text, "name one --peers at a time")
+            return
+    yield from judge(probe)
+
+
+def judge(probe: NetworkProbe) -> Iterator[Finding]:
+    """The findings: each address, the clock, the way back."""
+    reached = [one for one in probe.addresses if not one.error]
+    for one in probe.addresses:
+        yield _peer(one, others_are_reached=bool(reached))
+    skews = [one.clock_skew_s for one in reached if one.clock_skew_s is not None]
+    if skews:
+        yield _clock(sorted(skews)[len(skews) // 2])
+    yield nat_kind(own_address(socket.AF_INET), own_address(socket.AF_INET6), probe.reachability)
+
+
+def nat_kind(own_ipv4: str, own_ipv6: str, reachability: Reachability = Reachability.UNKNOWN) -> Finding:
+    """How others reach this machine, as its own addresses tell; `reachability`: as p2pd's list of them does."""
+    if reachability is Reachability.PUBLIC or any(is_public(f"/ip/{own}") for own in (own_ipv4, own_ipv6) if own):
+        return Finding("nat.kind", "ok", "this machine has a public address: others can dial it, but for firewalls")
+    if is_carriers_nat(own_ipv4):
+        return Finding(
+            "nat.kind", "warn", f"{own_ipv4} is behind its carrier's NAT: no port can be forwarded", BY_RELAY
+        )
+    if own_ipv4 or own_ipv6 or reachability is Reachability.LOCAL:
+        text = "this machine has private addresses only: it is behind NAT, or in a network of its own"
+        return Finding("nat.kind", "warn", text, BY_RELAY)
+    return Finding("nat.kind", "warn", "this machine has no address that others could dial", "connect it to a network")
+
+
+def look_at_running(url: str) -> Iterator[Finding]:
+    """What the node that runs on this home says: with time, its peers have told it how it can be reached."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=STATUS_WITHIN_S)
+    try:
+        connection.request("GET", "/status")
+        swarm = json.loads(connection.getresponse().read())["swarm"]
+        text = f"the running node: reachability {swarm['reachability']}; {swarm['state']}: {swarm['reason']}"
+    except (OSError, ValueError, KeyError) as error:
+        yield Finding("nat.running", "warn", f"the node at {url} does not answer ({error})", "look into its logs/")
+    else:
+        yield Finding("nat.running", "ok", text)
+    finally:
+        connection.close()
+
+
+def _peer(probe: AddressProbe, *, others_are_reached: bool) -> Finding:
+    if probe.error:
+        level: Level = "warn" if others_are_reached else "fail"
+        return Finding(
+            "peer.dial", level, f"{probe.address}: {P2PDS_PREAMBLE.sub('', probe.error)}", _advice(probe.error)
+        )
+    reached = f"{probe.address}: reached in {probe.dial_s * 1000:.0f} ms"
+    if not probe.is_in_directory:
+        advice = "give a bootstrap node, or a member of the run, of this version"
+        return Finding("peer.dial", "warn", f"{reached}, but it does not answer in the directory", advice)
+    limit = probe.relay_limit
+    if limit is not None and 0 < limit.num_bytes < SMALL_RELAY_BYTES:
+        small = f"{reached}; as a relay it cuts connections after {limit.num_bytes / 1024:.0f} KiB"
+        return Finding("peer.dial", "warn", small, "nodes behind NAT: give the address of a bootstrap node, too")
+    return Finding("peer.dial", "ok", reached)
+
+
+def _advice(error: str) -> str:
+    """What to do about p2pd's words."""
+    if "connection refused" in error:
+        return "nobody listens there: check the port, and that the peer runs"
+    if "peer id mismatch" in error:
+        return "another peer answers at this address: ask for its present address"
+    if "no route to host" in error or "network is unreachable" in error:
+        return "this machine has no way there: check its network"
+    if "i/o timeout" in error or "deadline exceeded" in error:
+        return "no answer: check the address, and firewalls at both ends"
+    return "check the address, and that the peer runs"
+
+
+def _clock(skew_s: float) -> Finding:
+    if abs(skew_s) < SKEW_NOTE_S:
+        return Finding("clock.peers", "ok", f"within {SKEW_NOTE_S:g} s of the peers' clocks ({skew_s:+.2f} s)")
+    which = "behind" if skew_s > 0 else "ahead of"
+    level: Level = "fail" if abs(skew_s) > SKEW_PROBLEM_S else "warn"
+    return Finding("clock.peers", level, f"this machine's clock is {abs(skew_s):.1f} s {which} the peers'", SYNCHRONISE)

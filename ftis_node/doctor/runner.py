@@ -1,0 +1,79 @@
+"""Runs checks side by side, each within its own limit, so that one that hangs costs a line and not the answer.
+
+A check is a function that yields findings. It runs in a daemon thread, for most of what it waits on (a name server, a
+disk, a driver) obeys no time-out; one that is cut off is left to itself and ends with the process.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftis_node.doctor.findings import Finding
+from ftis_node.errors import FtisError, NetworkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+QUIET_S = 2.0  # a check that takes longer is named
+PROGRESS_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`look` may take `limit_s`. `title` is what a person reads while waiting."""
+
+    name: str
+    title: str
+    limit_s: float
+    look: Callable[[], Iterable[Finding]]
+
+
+def run_checks(checks: Sequence[Check], *, on_progress: Callable[[str], None] = lambda text: None) -> list[Finding]:
+    """The findings of all checks, in the order of the checks. `on_progress` is told what is waited for."""
+    answers: queue.SimpleQueue[tuple[str, list[Finding]]] = queue.SimpleQueue()
+    began_at = time.monotonic()
+    open_checks = {check.name: check for check in checks}
+    found: dict[str, list[Finding]] = {}
+    for check in checks:
+        threading.Thread(target=_run, args=(check, answers), name=f"check-{check.name}", daemon=True).start()
+    next_word_at = began_at + QUIET_S
+    while open_checks:
+        next_cut_at = began_at + min(check.limit_s for check in open_checks.values())
+        try:
+            name, findings = answers.get(timeout=max(0.0, min(next_cut_at, next_word_at) - time.monotonic()))
+        except queue.Empty:
+            pass
+        else:
+            if open_checks.pop(name, None):
+                found[name] = findings
+        now = time.monotonic()
+        for check in [check for check in open_checks.values() if began_at + check.limit_s <= now]:
+            del open_checks[check.name]
+            found[check.name] = [_cut(check)]
+        if open_checks and now >= next_word_at:
+            next_word_at = now + PROGRESS_EVERY_S
+            on_progress(f"still looking at: {', '.join(check.title for check in open_checks.values())}")
+    return [finding for check in checks for finding in found[check.name]]
+
+
+def _run(check: Check, answers: queue.SimpleQueue[tuple[str, list[Finding]]]) -> None:
+    findings: list[Finding] = []
+    try:
+        for finding in check.look():
+            findings.append(finding)  # noqa: PERF402 - what was found before a fault counts
+    except FtisError as error:
+        findings.append(Finding("peer.dial" if isinstance(error, NetworkError) else "check.broken", "fail", str(error)))
+    except Exception as error:
+        advice = "report it with what `ftis-node --debug doctor` says"
+        findings.append(Finding("check.broken", "warn", f"{check.title}: {type(error).__name__}: {error}", advice))
+    answers.put((check.name, findings))
+
+
+def _cut(check: Check) -> Finding:
+    return Finding(
+        "check.cut", "warn", f"{check.title}: no answer within {check.limit_s:g} s, cut off", "run doctor again"
+    )

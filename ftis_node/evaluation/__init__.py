@@ -1,0 +1,1 @@
+"""`ftis-node eval` and `ensemble`: pass@1 of one model, or of several together."""

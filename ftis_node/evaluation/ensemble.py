@@ -1,0 +1,252 @@
+"""Several models evaluated together on one task: each alone, then as mixture, by vote, and by the best one alone.
+
+    each model, one after another -> its answers to all problems   -> the experts alone, vote, confidence, route, gate
+                                  -> log-probs of prompts and text -> route, the cached prior, perplexity
+                                  -> answers to training prompts   -> what gate learns from
+    all models at once            -> answers of the mixture        -> posterior, cached, mean, answer
+
+Vote, confidence, route and gate take the answers that the models gave alone: they cost no second generation. So a
+model alone is evaluated exactly as `ftis-node eval` does it, and one model's mixture as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ftis_node.errors import ConfigError, TaskError
+from ftis_node.evaluation.evaluate import check_engine_name
+from ftis_node.evaluation.members import Member, as_members, swarm_members
+from ftis_node.evaluation.memory import check_mixture_fits
+from ftis_node.evaluation.result import (
+    EnsembleResult,
+    TextFigures,
+    chosen_entry,
+    confidence_entry,
+    gate_figures,
+    is_right,
+    route_entry,
+    vote_entry,
+)
+from ftis_node.evaluation.study import Expert, PartsProgress, Seen, Study
+from ftis_node.files import read_text
+from ftis_node.generation.engines import choose_engine
+from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.tasks import load_task
+from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.telemetry.work import unwatched
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.generation.engines import EngineName
+    from ftis_node.generation.engines.mixture_decoder import Weighing
+    from ftis_node.tasks.base import Task, TaskItem
+    from ftis_node.telemetry.work import OnProgress
+
+MAX_TEXT_BYTES = 1 << 30
+MIXTURES: Final = ("posterior", "cached", "mean", "answer")
+MODES: Final = (*MIXTURES, "vote", "confidence", "route", "gate")
+DEFAULT_DEV_PROMPTS: Final = 32
+DEFAULT_GATE_PROMPTS: Final = 256
+DEFAULT_DECAY: Final = 0.9
+TRAINING_USE: Final = {"cached": "takes its prior from", "gate": "learns from"}
+
+
+def run_ensemble(
+    models: Sequence[str], swarm: Sequence[Path], task: str, *, on_progress: OnProgress = unwatched, **options: Any
+) -> EnsembleResult:
+    """`evaluate_ensemble` of the models that are named and those of the swarm's folders, in this order."""
+    with tempfile.TemporaryDirectory(prefix="ftis-ensemble-") as scratch:
+        members: list[str | Member] = [*models, *swarm_members(swarm, Path(scratch), on_progress=on_progress)]
+        return asyncio.run(evaluate_ensemble(members, task, on_progress=on_progress, **options))
+
+
+async def evaluate_ensemble(
+    models: Sequence[str | Member],
+    task: str,
+    *,
+    modes: Sequence[str] = MODES,
+    limit: int = 512,
+    k: int = 1,
+    max_tokens: int = 760,
+    engine: EngineName = "auto",
+    dev_prompts: int = DEFAULT_DEV_PROMPTS,
+    decay: float = DEFAULT_DECAY,
+    gate_prompts: int = DEFAULT_GATE_PROMPTS,
+    gate_task: str | None = None,
+    seed: int | None = None,
+    text: Path | None = None,
+    on_progress: OnProgress = unwatched,
+) -> EnsembleResult:
+    """Each model alone and each of `modes` on the first `limit` test problems of `task`.
+
+    `max_tokens` bounds prompt and completion together. The experts alone, and so the modes that choose among their
+    answers, are served by `engine`, a mixture by the torch engine. `cached` takes its prior from the last
+    `dev_prompts` training prompts, `gate` learns from `gate_prompts` of `gate_task`, or of `task` where it is None.
+    `text` is a file whose perplexity is measured, too. With a `seed` samples are the same each time.
+    Raises ConfigError, ModelError, TaskError, MachineError, EngineError and NetworkError.
+    """
+    check_engine_name(engine)
+    _check_modes(modes, dev_prompts=dev_prompts, gate_prompts=gate_prompts, decay=decay)
+    open_engine = choose_engine(engine)
+    experts = _load_experts(as_members(models), on_progress)
+    mixtures = [mode for mode in modes if mode in MIXTURES]
+    if mixtures:
+        _check_one_tokenizer(experts)
+        check_mixture_fits([expert.source for expert in experts], max_tokens=max_tokens)
+    on_progress(None, f"loading the problems of {task}")
+    problems = load_task(task, split="test")
+    asked = [problems[index] for index in range(min(limit, len(problems)))] if {"route", "gate"} & set(modes) else []
+    training = {
+        mode: _training_task(of, mode) for mode, of in (("cached", task), ("gate", gate_task or task)) if mode in modes
+    }
+    study = Study(
+        experts,
+        problems,
+        limit=limit,
+        k=k,
+        max_tokens=max_tokens,
+        seed=seed,
+        progress=PartsProgress(on_progress, num_parts=len(experts) * (1 + ("gate" in modes)) + len(mixtures)),
+        routed=asked if "route" in modes else [],
+        dev=_last(training["cached"], dev_prompts) if "cached" in modes else [],
+        gated=_unasked(_last(training["gate"], gate_prompts), asked) if "gate" in modes else [],
+        text=_read_text(text) if text is not None else "",
+    )
+    also_scored = [training["gate"]] if "gate" in modes else []
+    async with IsolatedScorer(problems, scored_only=also_scored) as scorer:
+        seen = [await study.look_at(expert, open_engine, scorer) for expert in experts]
+        weighings = _weighings(mixtures, seen, decay=decay)
+        mixed = await study.mix(weighings, scorer) if mixtures else {}
+    names = [expert.member.name for expert in experts]
+    by_model = [each.answered for each in seen]
+    if "vote" in modes:
+        mixed["vote"] = vote_entry("vote", by_model, problems, k=k)
+    if "confidence" in modes:
+        mixed["confidence"] = confidence_entry("confidence", by_model, problems, names=names, k=k)
+    if "route" in modes:
+        prompts = [each.prompts for each in seen]
+        mixed["route"] = route_entry("route", by_model, prompts, problems, names=names, k=k)
+    if "gate" in modes:
+        chances = _gate_chances(seen, asked)
+        mixed["gate"] = chosen_entry("gate", by_model, chances, problems, names=names, k=k)
+    cached = weighings.get("cached")
+    return EnsembleResult(
+        task=task,
+        n=len(by_model[0]),
+        k=k,
+        experts=tuple(study.alone(expert, each) for expert, each in zip(experts, seen, strict=True)),
+        modes=tuple(mixed[mode] for mode in dict.fromkeys(modes)),
+        prior=tuple(map(exp, cached.log_prior)) if cached is not None else None,
+        gate=gate_figures([each.gated for each in seen]) if "gate" in modes else None,
+        text=_text_figures(names, seen, weighings) if text is not None else (),
+    )
+
+
+def _load_experts(members: list[Member], on_progress: OnProgress) -> list[Expert]:
+    experts = []
+    for member in members:
+        source = resolve_model(member.model, on_progress=on_progress)
+        experts.append(Expert(member, replace(source, name=member.name), load_tokenizer(source)))
+    return experts
+
+
+def _check_modes(modes: Sequence[str], *, dev_prompts: int, gate_prompts: int, decay: float) -> None:
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown or not modes:
+        raise ConfigError(f"no mode {unknown[0] if unknown else ''!r}: use all, or some of {', '.join(MODES)}")
+    if not 0.0 < decay <= 1.0:
+        raise ConfigError(f"--decay is {decay:g}: it must be above 0 and at most 1")
+    if dev_prompts < 1:
+        raise ConfigError("--dev-prompts must be at least 1")
+    if gate_prompts < 1:
+        raise ConfigError("--gate-prompts must be at least 1")
+
+
+def _check_one_tokenizer(experts: Sequence[Expert]) -> None:
+    first = experts[0]
+    for other in experts[1:]:
+        if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
+            raise ConfigError(
+                f"{first.member.name} and {other.member.name} have different tokenizers, so their tokens cannot be "
+                "mixed: use --mode vote or --mode route"
+            )
+
+
+def _training_task(task: str, mode: str) -> Task:
+    try:
+        return load_task(task, split="train")
+    except TaskError as error:
+        raise TaskError(f"the mode {mode} {TRAINING_USE[mode]} training prompts: {error}") from error
+
+
+def _last(problems: Task, num_prompts: int) -> list[TaskItem]:
+    """The last prompts of the training split: where a file is given for both splits, those that are evaluated last."""
+    return [problems[index] for index in range(max(0, len(problems) - num_prompts), len(problems))]
+
+
+def _unasked(items: list[TaskItem], asked: list[TaskItem]) -> list[TaskItem]:
+    """Those whose prompts are not evaluated: a file that is given for both splits holds the same problems."""
+    unasked = [item for item in items if all(item.prompt != other.prompt for other in asked)]
+    if not unasked:
+        raise TaskError(
+            "the mode gate needs training prompts that are not evaluated: give a smaller --limit, or another task with "
+            "--gate-task"
+        )
+    return unasked
+
+
+def _gate_chances(seen: Sequence[Seen], asked: Sequence[TaskItem]) -> list[list[float]]:
+    """`[J][N]` how likely each expert is right about each problem."""
+    from ftis_node.generation.gate import train_gate
+
+    rewarded = [[is_right(problem) for problem in each.gated] for each in seen]
+    gate = train_gate([problem.item.prompt for problem in seen[0].gated], rewarded)
+    return gate.chances([item.prompt for item in asked])
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = read_text(path.expanduser(), max_bytes=MAX_TEXT_BYTES)
+    except OSError as error:
+        raise ConfigError(f"the text {path} cannot be read: {error}") from None
+    if not text:
+        raise ConfigError(f"the text {path} is empty")
+    return text
+
+
+def _weighings(mixtures: Sequence[str], seen: Sequence[Seen], *, decay: float) -> dict[str, Weighing]:
+    """How each of the mixtures weighs the experts."""
+    if not mixtures:
+        return {}
+    from ftis_node.generation.experts import cached_weighing, even_weighing
+
+    makers = {
+        "posterior": lambda: even_weighing(len(seen)),
+        "cached": lambda: cached_weighing(list(zip(*(each.dev for each in seen), strict=True)), decay=decay),
+        "mean": lambda: even_weighing(len(seen), learns=False),
+        "answer": lambda: even_weighing(len(seen), reads_prompt=False),
+    }
+    return {mode: makers[mode]() for mode in mixtures}
+
+
+def _text_figures(
+    names: Sequence[str], seen: Sequence[Seen], weighings: dict[str, Weighing]
+) -> tuple[TextFigures, ...]:
+    """The text by each expert alone, then by each of the mixtures."""
+    figures = [
+        TextFigures(name, tokens=sum(map(len, each.windows)), nats=-sum(map(sum, each.windows)))
+        for name, each in zip(names, seen, strict=True)
+    ]
+    if weighings:
+        from ftis_node.generation.experts import mixture_nats
+
+        windows = list(zip(*(each.windows for each in seen), strict=True))
+        num_tokens = figures[0].tokens
+        figures += [TextFigures(mode, num_tokens, mixture_nats(windows, how)) for mode, how in weighings.items()]
+    return tuple(figures)

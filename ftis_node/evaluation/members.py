@@ -1,0 +1,119 @@
+"""Who belongs to an ensemble: models that are named, and those of one operator's nodes.
+
+A folder of a swarm is an exported model, the home of a node, or holds such folders. Of a home the newest checkpoint is
+exported to a scratch folder first, an adapter merged into its model; a node that only generates has none of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.config.home import Home
+from ftis_node.config.home_schema import refuse_newer
+from ftis_node.config.manifest import load_manifest
+from ftis_node.errors import ConfigError, DamagedError, FileError
+from ftis_node.files import read_object
+from ftis_node.models.source import CONFIG_FILE
+from ftis_node.node.storage.export import export_model_of
+from ftis_node.telemetry.work import unwatched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ftis_node.telemetry.work import OnProgress
+
+ADAPTER_FILE = "adapter_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One expert: the `name` it goes by, its `model` (a folder, or an id on the hub), and its `domain` where known."""
+
+    name: str
+    model: str
+    domain: str | None = None
+
+
+def as_members(models: Iterable[str | Member]) -> list[Member]:
+    """Members whose names differ: a model goes by its folder's name or its id, a second one of that name gets a number.
+
+    Raises ConfigError where there is none.
+    """
+    members: list[Member] = []
+    for model in models:
+        member = model if isinstance(model, Member) else Member(_short_name(model), model)
+        taken = {other.name for other in members}
+        number = 2
+        name = member.name
+        while name in taken:
+            name = f"{member.name}-{number}"
+            number += 1
+        members.append(replace(member, name=name))
+    if not members:
+        raise ConfigError("an ensemble needs models: name them with --models A,B or --swarm FOLDER")
+    return members
+
+
+def swarm_members(folders: Sequence[Path], scratch: Path, *, on_progress: OnProgress = unwatched) -> list[Member]:
+    """The models in and below `folders`, by name of their folder; homes are exported into `scratch`.
+
+    Raises ConfigError for a folder that holds none, and what an export raises.
+    """
+    return [member for folder in folders for member in _members_of(folder.expanduser(), scratch, on_progress)]
+
+
+def _members_of(folder: Path, scratch: Path, on_progress: OnProgress) -> list[Member]:
+    if not folder.is_dir():
+        raise ConfigError(f"no such folder: {folder}; give one that holds exported models or homes of nodes")
+    inside = [folder] if _is_model(folder) or _is_home(folder) else sorted(filter(Path.is_dir, folder.iterdir()))
+    found = [_member(each, scratch, on_progress) for each in inside if _is_model(each) or _is_home(each)]
+    members = [member for member in found if member is not None]
+    if not members:
+        raise ConfigError(
+            f"{folder} holds no trained model: give a folder of exported models (ftis-node export --out) or of homes "
+            "of nodes that learn"
+        )
+    return members
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() or (folder / ADAPTER_FILE).is_file()
+
+
+def _is_home(folder: Path) -> bool:
+    home = Home(folder)
+    return home.settings.is_file() and home.run_toml.is_file()
+
+
+def _member(folder: Path, scratch: Path, on_progress: OnProgress) -> Member | None:
+    """None for the home of a node that only generates."""
+    if _is_home(folder):
+        return _exported(Home(folder), scratch, on_progress)
+    if not (folder / CONFIG_FILE).is_file():
+        raise ConfigError(f"{folder} is an adapter alone: export it again with --merge")
+    return Member(folder.resolve().name, str(folder))
+
+
+def _exported(home: Home, scratch: Path, on_progress: OnProgress) -> Member | None:
+    refuse_newer(home)
+    try:
+        settings = read_object(home.settings)
+        role, name, domain = (str(settings.get(key) or "") for key in ("role", "name", "task"))
+    except (OSError, FileError) as error:
+        raise DamagedError(f"{home.settings} cannot be read: {error}; start the node once, it mends it") from None
+    if role == "generator":
+        return None
+    name = name or home.root.resolve().name
+    number = sum(1 for _ in scratch.iterdir())
+    out = scratch / f"{number}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)}"
+    on_progress(None, f"exporting the model of {name}")
+    export_model_of(home, out, merge=True, on_progress=on_progress)
+    return Member(name, str(out), domain or load_manifest(str(home.run_toml)).task)
+
+
+def _short_name(model: str) -> str:
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model

@@ -1,0 +1,188 @@
+"""What is asked of every model of an ensemble, one after another, and then of their mixture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import ConfigError
+from ftis_node.evaluation.evaluate import serving
+from ftis_node.evaluation.result import Entry, entry_of
+from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.evaluate import answer_problems
+from ftis_node.generation.local import LocalGenerator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ftis_node.evaluation.members import Member
+    from ftis_node.generation.engines import OpenEngine
+    from ftis_node.generation.engines.base import Engine
+    from ftis_node.generation.engines.mixture_decoder import Weighing
+    from ftis_node.generation.evaluate import Answered
+    from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.tasks.base import Task, TaskItem
+    from ftis_node.tasks.scoring import IsolatedScorer
+    from ftis_node.telemetry.work import OnProgress
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """A member with its files looked at."""
+
+    member: Member
+    source: ModelSource
+    tokenizer: PromptTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one model did alone: answers, and log-likelihoods of the problems' prompts and of the dev prompts.
+
+    `gated` are its greedy answers to the gate's prompts; `windows` has the log-probs of the text's tokens, piece by
+    piece.
+    """
+
+    answered: list[Answered]
+    prompts: list[float]
+    dev: list[float]
+    gated: list[Answered]
+    windows: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Who answers problems: a model or a mixture, and what reads and scores its answers."""
+
+    opened: Engine
+    tokenizer: PromptTokenizer
+    eos_ids: Iterable[int]
+    scorer: IsolatedScorer
+
+
+class PartsProgress:
+    """One bar over all parts of the work."""
+
+    def __init__(self, tell: OnProgress, *, num_parts: int) -> None:
+        self.tell = tell
+        self._num_parts = num_parts
+        self._num_done = 0
+
+    def part(self, name: str, done: int, total: int) -> None:
+        """So far `done` of `total` problems of this part."""
+        self.tell((self._num_done + done / total) / self._num_parts, f"{name}: {done} of {total} problems")
+
+    def end_part(self) -> None:
+        """The next part begins."""
+        self._num_done += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What is asked of every model: `routed` and `dev` are problems whose prompts alone are looked at.
+
+    `gated` are training problems that are answered greedily.
+    """
+
+    experts: list[Expert]
+    problems: Task
+    limit: int
+    k: int
+    max_tokens: int
+    seed: int | None
+    progress: PartsProgress
+    routed: list[TaskItem]
+    dev: list[TaskItem]
+    gated: list[TaskItem]
+    text: str
+
+    async def look_at(self, expert: Expert, open_engine: OpenEngine, scorer: IsolatedScorer) -> Seen:
+        """One model alone; it is in memory only meanwhile."""
+        settings, windows = self._settings(expert.tokenizer), self._windows(expert.tokenizer)
+        name = expert.member.name
+        self.progress.tell(None, f"loading {name} into the engine")
+        async with serving(open_engine, expert.source, settings) as opened:
+            asking = _Asking(opened, expert.tokenizer, expert.tokenizer.eos_ids, scorer)
+            return Seen(
+                answered=await self._answers(name, asking, self.problems, limit=self.limit, k=self.k),
+                prompts=[await self._likelihood(opened, expert, item) for item in self.routed],
+                dev=[await self._likelihood(opened, expert, item) for item in self.dev],
+                gated=await self._answers(f"{name} for the gate", asking, self.gated, limit=len(self.gated), k=1)
+                if self.gated
+                else [],
+                windows=[await opened.probe(ids) for ids in windows],
+            )
+
+    async def mix(self, weighings: dict[str, Weighing], scorer: IsolatedScorer) -> dict[str, Entry]:
+        """All models at once, each of the mixtures in turn. The prompt is as the first model's template has it."""
+        from ftis_node.generation.engines.mixture_engine import open_mixture
+
+        tokenizer = self.experts[0].tokenizer
+        eos_ids = {token for expert in self.experts for token in expert.tokenizer.eos_ids}
+        sources = [expert.source for expert in self.experts]
+        first = next(iter(weighings.values()))
+        opened = open_mixture(sources, self._settings(tokenizer), first, on_progress=self.progress.tell)
+        asking = _Asking(opened, tokenizer, eos_ids, scorer)
+        entries = {}
+        try:
+            for mode, weighing in weighings.items():
+                opened.weigh(weighing)
+                answered = await self._answers(mode, asking, self.problems, limit=self.limit, k=self.k)
+                entries[mode] = entry_of(mode, answered, self.problems, k=self.k, num_models=len(sources))
+        finally:
+            await opened.close()
+        return entries
+
+    def alone(self, expert: Expert, seen: Seen) -> Entry:
+        """An expert's own line."""
+        member = expert.member
+        entry = entry_of(member.name, seen.answered, self.problems, k=self.k)
+        return replace(entry, model=member.model, domain=member.domain)
+
+    async def _answers(
+        self, name: str, asking: _Asking, problems: Task | Sequence[TaskItem], *, limit: int, k: int
+    ) -> list[Answered]:
+        answered = await answer_problems(
+            LocalGenerator(asking.opened, eos_ids=asking.eos_ids),
+            problems,
+            asking.tokenizer,
+            scorer=asking.scorer,
+            limit=limit,
+            k=k,
+            completion_limit=lambda num_prompt_tokens: self.max_tokens - num_prompt_tokens,
+            on_progress=lambda done, total: self.progress.part(name, done, total),
+        )
+        self.progress.end_part()
+        return answered
+
+    def _settings(self, tokenizer: PromptTokenizer) -> EngineSettings:
+        return EngineSettings(vocab_size=tokenizer.vocab_size, max_model_len=self.max_tokens, seed=self.seed)
+
+    async def _likelihood(self, opened: Engine, expert: Expert, item: TaskItem) -> float:
+        """log p(prompt) under one model; 0 for a prompt that is too long to be asked."""
+        ids = self._prompt_ids(expert, item)
+        return sum(await opened.probe(ids)) if 1 < len(ids) < self.max_tokens else 0.0
+
+    def _prompt_ids(self, expert: Expert, item: TaskItem) -> list[int]:
+        """The first expert's prompt for all of them; where their tokenizers differ, the prompt's plain text."""
+        if has_one_tokenizer(self.experts):
+            return self.experts[0].tokenizer.encode_prompt(item.prompt)
+        tokenizer = expert.tokenizer
+        words = tokenizer.encode_text("\n\n".join(message["content"] for message in item.prompt))
+        return words if tokenizer.eos_id is None else [tokenizer.eos_id, *words]
+
+    def _windows(self, tokenizer: PromptTokenizer) -> list[list[int]]:
+        """The text in pieces that leave an engine room for a token, each from the last token of the one before.
+
+        So every token but the first is predicted once.
+        """
+        ids = tokenizer.encode_text(self.text)
+        if self.text and len(ids) < 2:
+            raise ConfigError("the text of --text has fewer than two tokens: there is nothing to predict")
+        step = max(self.max_tokens - 2, 1)
+        return [ids[start : start + step + 1] for start in range(0, len(ids) - 1, step)]
+
+
+def has_one_tokenizer(experts: Sequence[Expert]) -> bool:
+    """Whether all of them read each other's ids."""
+    return len({expert.tokenizer.fingerprint for expert in experts}) == 1

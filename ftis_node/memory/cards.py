@@ -1,0 +1,53 @@
+"""Which Qwen2.5 models a card trains, and how, by the memory plan: the table of README.md and docs/memory.md.
+
+    python -m ftis_node.memory.cards      prints it
+
+A card has what CUDA reports of the smallest sold under its name, or a little less; beside it the host has 64 GiB free.
+The run is gsm8k-ftis, with the settings that a new home has. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.memory.choice import DEFAULT_RUN, compare
+from ftis_node.memory.plan import Machine
+from ftis_node.models import published_qwen25
+from ftis_node.telemetry.sizes import GIB
+
+if TYPE_CHECKING:
+    from ftis_node.models import ModelShape
+
+SMALLEST_GIB = {8: 7.6, 12: 11.6, 16: 14.5, 24: 22.0, 32: 31.0, 48: 44.0, 80: 79.0, 141: 139.0}  # by GB as sold
+HOST_GIB = 64
+STATES = {"float32": "full", "8bit": "full, 8-bit states", "offload": "full, states on the host"}
+
+
+def as_markdown() -> str:
+    """The table."""
+    shapes = published_qwen25()
+    rows = [
+        f"| {size} GB | {' | '.join(_cell(name, shape, gib) for name, shape in shapes.items())} |"
+        for size, gib in SMALLEST_GIB.items()
+    ]
+    return "\n".join([f"| card | {' | '.join(shapes)} |", "|---" * (1 + len(shapes)) + "|", *rows])
+
+
+def _cell(name: str, shape: ModelShape, gib: float) -> str:
+    """What `join` would train where all packages are installed; a dash where nothing fits."""
+    settings = NodeSettings.model_validate({"model": name, "engine": "vllm"})
+    machine = Machine((int(gib * GIB),), HOST_GIB * GIB)
+    fitting = (option for option in compare(settings, load_manifest(DEFAULT_RUN), shape, machine) if option.fits)
+    if (first := next(fitting, None)) is None:
+        return "-"
+    if not first.settings.lora:
+        return STATES[first.settings.learner.optimizer_states]
+    is_smaller = first.settings.generation.max_batch > 0
+    return f"LoRA {first.settings.lora_adapter.rank}" + (", small batches" if is_smaller else "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(as_markdown() + "\n")

@@ -1,0 +1,261 @@
+"""What a node trains where neither `--full` nor `--lora` says: the first of these that fits.
+
+    all weights -> with 8-bit optimizer states -> with optimizer states in host memory
+    -> a LoRA adapter of the rank that is set -> with smaller batches -> of smaller ranks with still smaller batches
+
+A home goes on with what it began with: then only the batches, and where float32 states lie, are chosen anew. Without a
+GPU nothing is chosen and all weights are trained: host memory is no hard limit (`placement.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import MachineError, ModelError
+from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
+from ftis_node.memory.components import GPU_MICRO_BATCH_TOKENS
+from ftis_node.memory.home_training import Begun, begun_with
+from ftis_node.memory.placement import find_seats, look_around
+from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
+from ftis_node.models import published_qwen25, read_shape
+from ftis_node.node.findings import GIB
+from ftis_node.node.first_look import Begun, begun_with
+from ftis_node.node.memory_parts import GPU_MICRO_BATCH_TOKENS
+from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
+from ftis_node.node.placement import check_heads, find_seats, look_around
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.memory.plan import MemoryPlan
+    from ftis_node.models import ModelShape, ModelSource
+
+DEFAULT_RUN = "gsm8k-ftis"
+MIN_RANK = 8
+# What the rank is divided by, completions side by side, positions of a micro-batch: each at most, all of them halved
+# or quartered from one to the next. A smaller batch costs time alone, a smaller rank what can be learned.
+SMALLER_ADAPTERS = ((1, 64, 4096), (4, 32, 2048), (16, 16, 1024))
+ALL_WEIGHTS = "all weights"
+AS_BEGUN = ", as this home began"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to train. `settings` are the node's with it, `missing` what would have to be installed first.
+
+    `fits`: on the GPU, and in host memory where optimizer states are to lie there.
+    """
+
+    name: str
+    settings: NodeSettings
+    made: MemoryPlan
+    fits: bool
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`settings` say what is trained; `training` says it to people, and why, in one line: empty for a node that trains
+    nothing. `options`: all that were compared, none of them where nothing was to be chosen."""
+
+    settings: NodeSettings
+    training: str
+    options: tuple[Option, ...] = ()
+
+
+def choose_here(settings: NodeSettings, manifest: RunManifest, home: Home, source: ModelSource) -> Choice:
+    """What this node trains on this machine. Raises MachineError where nothing fits, ConfigError for GPUs that are not
+    there."""
+    if not settings.learns:
+        return Choice(settings, "")
+    begun = begun_with(home, settings.model)
+    settings = _keep_rank(settings, begun)
+    if settings.role != "full":
+        return _without_plan(settings, begun)
+    if settings.lora is not None:
+        return Choice(settings, full_or_adapter(settings) + _asked(settings))
+    try:
+        shape = read_shape(source)
+    except ModelError:
+        return _without_plan(settings, begun)
+    planning, machine = look_around(settings)
+    choice = choose(planning, manifest, shape, machine, begun)
+    if begun is None:
+        refuse_what_does_not_fit(choice, manifest, shape, machine)
+    return Choice(choice.settings.model_copy(update={"engine": settings.engine}), choice.training, choice.options)
+
+
+def choose(
+    settings: NodeSettings, manifest: RunManifest, shape: ModelShape, machine: Machine, begun: Begun | None = None
+) -> Choice:
+    """The first option that fits, or the last where none does. Raises ConfigError for GPUs that are not there.
+
+    `engine` "auto" counts as vLLM; where `settings.lora` is set there is no other option.
+    """
+    if not machine.devices_bytes or settings.device == "cpu":
+        return _without_plan(settings, begun)
+    options = tuple(compare(settings, manifest, shape, machine, begun))
+    chosen = next((option for option in options if option.fits and not option.missing), options[-1])
+    if settings.lora is not None:
+        reason = _asked(settings)
+    elif begun is not None:
+        reason = AS_BEGUN
+    else:
+        reason = _beside_full(options[0].made, shape)
+    return Choice(chosen.settings, f"{chosen.name}{reason}{_activations(chosen)}", options)
+
+
+def compare(
+    settings: NodeSettings, manifest: RunManifest, shape: ModelShape, machine: Machine, begun: Begun | None = None
+) -> Iterator[Option]:
+    """All options in their order, each with its plan."""
+    check_heads(shape, settings)
+    devices_bytes = find_seats(len(machine.devices_bytes), settings).devices_bytes(machine.devices_bytes)
+    for name, changed in _candidates(settings, begun, manifest.sampling.group_size):
+        made = plan(shape, devices_bytes, changed, manifest, host_bytes=machine.host_bytes)
+        states = changed.learner.optimizer_states
+        has_room = states != "offload" or changed.lora or made.host_bytes <= USABLE_SHARE * machine.host_bytes
+        needs_package = states == "8bit" and not changed.lora and find_spec("bitsandbytes") is None
+        missing = "pip install 'ftis-node[8bit]'" if needs_package else ""
+        yield Option(name, changed, made, made.fits and bool(has_room), missing)
+
+
+def refuse_what_does_not_fit(choice: Choice, manifest: RunManifest, shape: ModelShape, machine: Machine) -> None:
+    """Raises MachineError where no option fits, in one line with the largest Qwen2.5 model that would; not where
+    `memory.check` only warns."""
+    if not choice.options or any(option.fits for option in choice.options):
+        return
+    if choice.settings.memory.check != "refuse":
+        return
+    least = min(choice.options, key=lambda option: option.made.peak_bytes)
+    raise MachineError(
+        f"{choice.settings.model} does not fit on the GPU: {least.name} needs {_gib(least.made.peak_bytes)} GiB and "
+        f"{_gib(least.made.usable_bytes)} GiB are usable; {smaller_model(choice, manifest, shape, machine)} (see "
+        f'`ftis-node doctor --model {choice.settings.model}`; memory.check = "warn" goes on all the same)'
+    )
+
+
+def smaller_model(choice: Choice, manifest: RunManifest, shape: ModelShape, machine: Machine) -> str:
+    """The largest Qwen2.5 model that would fit in place of one of this shape, as advice."""
+    settings = choice.options[0].settings.model_copy(update={"lora": None})
+    for name, smaller in reversed(published_qwen25().items()):
+        if smaller.num_parameters < shape.num_parameters and any(
+            option.fits for option in compare(settings, manifest, smaller, machine)
+        ):
+            return f"the largest Qwen2.5 model that fits is Qwen/{name}"
+    return "no Qwen2.5 model fits: take a larger card"
+
+
+def _candidates(settings: NodeSettings, begun: Begun | None, group_size: int) -> Iterator[tuple[str, NodeSettings]]:
+    """Each option's name and settings."""
+    if settings.lora is not None:
+        yield full_or_adapter(settings), settings
+        return
+    if begun is None or not begun.lora:
+        yield from _with_all_weights(settings, "" if begun is None else begun.optimizer_states)
+    if begun is None or begun.lora:
+        adapter = settings.lora_adapter
+        if begun is not None:
+            adapter = adapter.model_copy(update={"rank": begun.rank, "alpha": begun.alpha})
+        yield from _with_adapters(
+            settings.model_copy(update={"lora": True, "lora_adapter": adapter}),
+            group_size,
+            keeps_rank=begun is not None,
+        )
+
+
+def _with_all_weights(settings: NodeSettings, kept_states: str) -> Iterator[tuple[str, NodeSettings]]:
+    """`kept_states`: those of a home that has begun; 8-bit ones cannot become others, nor others them."""
+    settings = settings.model_copy(update={"lora": False})
+    if settings.learner.optimizer_states != "float32" or settings.learner.num_processes > 1:
+        yield ALL_WEIGHTS, settings
+        return
+    if kept_states != "8bit":
+        yield ALL_WEIGHTS, settings
+    if kept_states in ("", "8bit"):
+        yield f"{ALL_WEIGHTS}, 8-bit optimizer states", _updated(settings, "learner", optimizer_states="8bit")
+    if kept_states != "8bit":
+        offload = _updated(settings, "learner", optimizer_states="offload")
+        yield f"{ALL_WEIGHTS}, optimizer states in host memory", offload
+
+
+def _with_adapters(settings: NodeSettings, group_size: int, *, keeps_rank: bool) -> Iterator[tuple[str, NodeSettings]]:
+    """As set, then smaller; an adapter's output stays scaled by the same alpha / rank."""
+    yield full_or_adapter(settings), settings
+    adapter = settings.lora_adapter
+    for divisor, max_batch, micro_batch_tokens in SMALLER_ADAPTERS:
+        rank = adapter.rank if keeps_rank else max(min(MIN_RANK, adapter.rank), adapter.rank // divisor)
+        alpha = max(1, round(adapter.alpha * rank / adapter.rank))
+        rows = min(settings.generation.max_batch or DEFAULT_MAX_BATCH, max(max_batch, group_size))
+        tokens = min(settings.learner.micro_batch_tokens or GPU_MICRO_BATCH_TOKENS, micro_batch_tokens)
+        smaller = _updated(settings, "lora_adapter", rank=rank, alpha=alpha)
+        smaller = _updated(smaller, "generation", max_batch=rows)
+        smaller = _updated(smaller, "learner", micro_batch_tokens=tokens)
+        yield f"{full_or_adapter(smaller)}, batches of {rows} completions and {tokens} tokens", smaller
+
+
+def _keep_rank(settings: NodeSettings, begun: Begun | None) -> NodeSettings:
+    """With `--lora` alone a home keeps the rank of its adapter, which may be smaller than the one that is set today."""
+    is_set = settings.lora_adapter.model_fields_set & {"rank", "alpha"}
+    if not settings.lora or begun is None or not begun.lora or is_set:
+        return settings
+    return _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
+
+
+def _without_plan(settings: NodeSettings, begun: Begun | None) -> Choice:
+    """What the home began with, else all weights."""
+    if settings.lora is not None:
+        return Choice(settings, full_or_adapter(settings) + _asked(settings))
+    if begun is None:
+        settings = settings.model_copy(update={"lora": False})
+        return Choice(settings, f"{ALL_WEIGHTS}, as always where no memory plan chooses")
+    settings = settings.model_copy(update={"lora": begun.lora})
+    if begun.lora:
+        settings = _updated(settings, "lora_adapter", rank=begun.rank, alpha=begun.alpha)
+    elif begun.optimizer_states == "8bit":
+        settings = _updated(settings, "learner", optimizer_states="8bit")
+    return Choice(settings, full_or_adapter(settings) + AS_BEGUN)
+
+
+def _beside_full(full: MemoryPlan, shape: ModelShape) -> str:
+    """`: full training of 3.09 B needs 59.0 GiB, this card has 22.0 (20.9 usable)`."""
+    usable = _gib(full.usable_bytes)
+    card = _gib(full.usable_bytes / USABLE_SHARE)
+    parameters = f"{shape.num_parameters / 1e9:.2f} B"
+    return (
+        f": full training of {parameters} needs {_gib(full.needed_bytes)} GiB, this card has {card} ({usable} usable)"
+    )
+
+
+def _activations(option: Option) -> str:
+    """Whether they are kept or recomputed, and why."""
+    if not option.fits:
+        return ""
+    if not option.made.recompute_activations:
+        return "; activations are kept"
+    if (needed := option.made.keeping_bytes) is None:
+        return "; activations are recomputed, as set"
+    return f"; activations are recomputed (keeping them needs {_gib(needed)} GiB)"
+
+
+def full_or_adapter(settings: NodeSettings) -> str:
+    """What is trained, in words."""
+    return f"a LoRA adapter of rank {settings.lora_adapter.rank}" if settings.lora else ALL_WEIGHTS
+
+
+def _asked(settings: NodeSettings) -> str:
+    return f", as asked ({'--lora' if settings.lora else '--full'})"
+
+
+def _updated(settings: NodeSettings, section: str, **values: Any) -> NodeSettings:
+    """The settings with these keys of one section changed."""
+    return settings.model_copy(update={section: getattr(settings, section).model_copy(update=values)})
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f}"

@@ -1,0 +1,274 @@
+"""What is asked of the two workers, and what the learner holds in memory, part by part, from a model's shape.
+
+Arithmetic alone: nothing is loaded and torch is not imported. The learner's terms count what its code does
+(`learner/masters.py`, `learner/logprobs.py`, transformers' eager Qwen2 layer) tensor by tensor; tests compare them with
+the tensors of a real model on the CPU. A process' context is a rule of thumb until a GPU has been measured. Bytes
+everywhere; per token means per position of a micro-batch. `generator.py` has the generator's terms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ftis_node.config.node import MAX_SERVED_RANK
+from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
+from ftis_node.node.hand_over_way import way_of
+
+if TYPE_CHECKING:
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.models import ModelShape
+
+MIB = 1 << 20
+FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
+ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
+# Tokens that go through the output head at once: as in learner.logprobs (a test compares the two); on a GPU, at most.
+HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS = 512, 2048
+GPU_MICRO_BATCH_TOKENS, CPU_MICRO_BATCH_TOKENS = 16384, 2048
+
+# Float32 logits: all that is made of them is made in place.
+LOGITS_BYTES = 4
+PLACES_BYTES = 24  # of a token: its id, its position, and where it predicts, in int64
+# A process on a GPU: driver context, kernels and cuBLAS workspace; 0.6 to 0.8 GiB with CUDA 13 on a Hopper card.
+DEVICE_CONTEXT_BYTES = 717 * MIB
+# Resident memory of a Python process that has imported torch, transformers and peft (456 MiB seen, torch 2.13).
+HOST_PROCESS_BYTES = 512 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is asked of the two workers. `dtype_bytes` is the compute dtype's; `adapter_rank` matters with `lora`.
+
+    `holds_start`: the learner holds the model as it came besides (`learner/reference.py`). `maps_weights`: an engine on
+    the learner's GPU reads new weights where they are.
+    """
+
+    dtype_bytes: int
+    lora: bool
+    adapter_rank: int
+    micro_batch_tokens: int
+    recompute_activations: bool
+    max_batch: int
+    max_prompt_tokens: int
+    max_total_tokens: int
+    group_size: int
+    num_groups: int
+    on_gpu: bool
+    can_sleep: bool
+    must_sleep: bool = False
+    optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
+    holds_start: bool = False
+    learner_ranks: int = 1
+    serves_adapters: bool = False
+    maps_weights: bool = False
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+
+    @classmethod
+    def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
+        """As a node with these settings and this run would have it; dtype "auto" is bfloat16 on a GPU alone."""
+        can_sleep = on_gpu and settings.engine != "torch" and settings.memory.placement != "split"
+        is_bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and on_gpu)
+        return cls(
+            dtype_bytes=BFLOAT16 if is_bfloat16 else FLOAT32,
+            lora=bool(settings.lora),
+            adapter_rank=settings.lora_adapter.rank,
+            micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=on_gpu),
+            recompute_activations=recomputes(settings, on_gpu=on_gpu),
+            max_batch=settings.generation.max_batch or DEFAULT_MAX_BATCH,  # vLLM's; torch has half of it
+            max_prompt_tokens=manifest.sampling.max_prompt_tokens,
+            max_total_tokens=manifest.sampling.max_total_tokens,
+            group_size=manifest.sampling.group_size,
+            num_groups=manifest.step.own_groups + manifest.step.foreign_groups,
+            on_gpu=on_gpu,
+            can_sleep=can_sleep,
+            must_sleep=can_sleep and settings.memory.placement == "sleep",
+            learner_ranks=settings.learner.num_processes if on_gpu else 1,
+            optimizer_states=settings.learner.optimizer_states,
+            holds_start=manifest.optimizer.kl_to_start > 0 and not settings.lora,
+            serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
+            maps_weights=way_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
+        )
+
+    @property
+    def lora_rank(self) -> int | None:
+        """None: all weights are trained."""
+        return self.adapter_rank if self.lora else None
+
+    @property
+    def adapter_served(self) -> int | None:
+        """The rank that the engine makes room for; None where it is handed whole models."""
+        serves = self.lora and self.serves_adapters and self.adapter_rank <= MAX_SERVED_RANK
+        return served_rank(self.adapter_rank) if serves else None
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """Positions: the setting, at least one whole completion, at most the whole batch."""
+        whole_batch = self.num_groups * self.group_size * self.max_total_tokens
+        return min(max(self.micro_batch_tokens, self.max_total_tokens), whole_batch)
+
+
+def micro_batch_tokens_of(settings: NodeSettings, *, on_gpu: bool) -> int:
+    """Positions of a micro-batch: as set, else what fills the device and no more."""
+    return settings.learner.micro_batch_tokens or (GPU_MICRO_BATCH_TOKENS if on_gpu else CPU_MICRO_BATCH_TOKENS)
+
+
+def recomputes(settings: NodeSettings, *, on_gpu: bool) -> bool:
+    """Whether the learner recomputes activations where no plan decides: as set, else on a GPU, where they are most of
+    the memory."""
+    chosen = settings.learner.recompute_activations
+    return on_gpu if chosen is None else chosen
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerMemory:
+    """Of the learner worker. The parts from `gradients` to `work` live together at the step's peak alone.
+
+    `masters` are those of weights in bfloat16; a float32 weight is its own. `on_host` is what lies in host memory
+    although the learner is on a GPU.
+    """
+
+    weights: int
+    start: int
+    masters: int
+    moments: int
+    context: int
+    gradients: int
+    activations: int
+    work: int
+    hand_over: int
+    on_host: int
+
+    @property
+    def resident(self) -> int:
+        """What stays between two steps."""
+        return self.weights + self.start + self.masters + self.moments + self.context
+
+    @property
+    def peak(self) -> int:
+        """In a step; new weights are handed over after it, when its own parts are gone."""
+        step = self.gradients + self.activations + self.work
+        return self.resident + max(step, self.hand_over)
+
+
+def learner_memory(shape: ModelShape, workload: Workload) -> LearnerMemory:
+    """Weights in the compute dtype, once more where the start is held; of what is trained float32 masters where that is
+    bfloat16, float32 gradients (4 bytes) and Adam's two moments (8, or 2 of 8 bits), all of these on the host if
+    offloaded; and what one step adds, which is the largest of four moments (`_step_parts`).
+    """
+    rank = workload.lora_rank
+    trained = shape.num_parameters if rank is None else shape.adapter_parameters(rank)
+    frozen = 0 if rank is None else shape.num_parameters
+    is_offloaded = workload.optimizer_states == "offload"
+    masters = FLOAT32 * trained if workload.dtype_bytes == BFLOAT16 or is_offloaded else 0
+    moments = int((ADAM_8BIT_BYTES if workload.optimizer_states == "8bit" else ADAM_BYTES) * trained)
+    gradients = FLOAT32 * trained
+    activations, work = max(_step_parts(shape, workload), key=sum)
+    return LearnerMemory(
+        weights=workload.dtype_bytes * (trained + frozen),
+        start=workload.dtype_bytes * shape.num_parameters if workload.holds_start else 0,
+        masters=0 if is_offloaded else masters,
+        moments=0 if is_offloaded else moments,
+        context=DEVICE_CONTEXT_BYTES if workload.on_gpu else HOST_PROCESS_BYTES,
+        gradients=0 if is_offloaded else gradients,
+        activations=activations,
+        work=work,
+        hand_over=_hand_over(shape, workload),
+        on_host=masters + moments + gradients if is_offloaded else 0,
+    )
+
+
+def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
+    """What one layer keeps of a token for its backward pass, exact for the Qwen2 layer with packed or fused attention.
+
+    H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input (and, where it is
+    trained, the normalised value) and one reciprocal; attention keeps q, k, v, output and a float32 log-sum a head; the
+    gated block keeps two wide tensors, three under an adapter (`learner/gated.py`).
+
+        float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
+        float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8
+        bfloat16, full   16 H + 4 Q + 4 K + 4 I + 4 h + 8
+        bfloat16, LoRA   12 H + 4 Q + 4 K + 6 I + 14 r + 4 h + 8
+
+    In bfloat16 a norm's input and its float32 copy of it are two tensors, and the copy is what is kept.
+    """
+    hidden, query, key, wide = shape.hidden_size, shape.query_size, shape.kv_size, shape.intermediate_size
+    rank = workload.lora_rank or 0
+    is_full, is_float32 = workload.lora_rank is None, workload.dtype_bytes == FLOAT32
+    norms_and_inputs = {(True, True): 24, (True, False): 16, (False, True): 16, (False, False): 12}[is_float32, is_full]
+    widths = 2 * query + 2 * key + (2 if is_full else 3) * wide + 7 * rank
+    return norms_and_inputs * hidden + workload.dtype_bytes * widths + 4 * shape.num_heads + 8
+
+
+def _step_parts(shape: ModelShape, workload: Workload) -> tuple[tuple[int, int], ...]:
+    """Activations and work space at four moments: end of the forward pass; the backward passes of the output head, of
+    the last layers, and of the embedding.
+
+    Outside the layers a token keeps 12 H bytes (the last norm, and the positions that predict), 8 H in bfloat16, and
+    4 H or 2 H under LoRA; besides, its rotary angles and places. Beside all that was kept, the backward passes of the
+    last norm and the last layer need what `_layer_work` says; where layers are recomputed, kept are the layers' inputs,
+    and the last layer makes again all that it would have kept.
+    """
+    tokens, hidden, width = workload.largest_micro_batch, shape.hidden_size, workload.dtype_bytes
+    is_full = not workload.lora
+    layer = layer_bytes_per_token(shape, workload)
+    outside = hidden * ((12 if width == FLOAT32 else 8) if is_full else width)
+    places = 2 * width * shape.query_size // shape.num_heads + PLACES_BYTES
+    forward_work = _logits(shape, workload)
+    embedding = width * shape.embedding_parameters if is_full else 0
+    head_gradient = embedding if shape.is_tied else 0  # waits for the embedding's
+    last_norm, last_block = (tokens * work + head_gradient for work in _layer_work(shape, workload))
+    at_end = tokens * (places + width * hidden), embedding + 2 * head_gradient
+    if not workload.recompute_activations:
+        kept = tokens * (shape.num_layers * layer + outside + places)
+        return (kept, forward_work), (kept, _head_work(shape, workload)), (kept, max(last_norm, last_block)), at_end
+    kept = tokens * (shape.num_layers * width * hidden + outside + places)
+    # The first norm keeps the layer's input itself where it is float32, so that it is not there twice.
+    again = tokens * (layer - (width * hidden if width == FLOAT32 else 0))
+    return (kept, forward_work), (kept, _head_work(shape, workload)), (kept, again + last_block), at_end
+
+
+def _layer_work(shape: ModelShape, workload: Workload) -> tuple[int, int]:
+    """Of a token, beyond all that is kept: gradients of the hidden size in the last norm, and in the last layer four
+    tensors of the feed-forward width (three under an adapter) when some of what was kept is gone. Counted on torch
+    2.13."""
+    hidden, width = shape.hidden_size, workload.dtype_bytes
+    wide = (4 if not workload.lora else 3) * width * shape.intermediate_size
+    if width == FLOAT32:
+        return (12 if not workload.lora else 16) * hidden, wide - (8 if not workload.lora else 4) * hidden
+    return (16 if not workload.lora else 18) * hidden, wide - (6 if not workload.lora else 4) * hidden
+
+
+def _head_work(shape: ModelShape, workload: Workload) -> int:
+    """Of the output head's backward pass: gradients of the positions that predict, one chunk's logits, and, where the
+    head is trained, its gradient in float32; in bfloat16 logits are there in both forms, and so is a product of them
+    that is added to it, which a CPU converts to float32 first (a GPU with
+    products into float32 makes neither, but one without them does)."""
+    tokens, width = workload.largest_micro_batch, workload.dtype_bytes
+    chunk = min(workload.head_chunk_tokens, tokens) * shape.vocab_size
+    positions = width * tokens * shape.hidden_size
+    logits = _logits(shape, workload)
+    if workload.lora_rank is not None:
+        return positions + logits
+    converted = 0 if workload.on_gpu else FLOAT32 * shape.embedding_parameters
+    product = BFLOAT16 * (chunk + shape.embedding_parameters) + converted if width == BFLOAT16 else 0
+    return positions + FLOAT32 * shape.embedding_parameters + max(logits, product)
+
+
+def _logits(shape: ModelShape, workload: Workload) -> int:
+    """One chunk's, in bfloat16 in both forms."""
+    chunk = min(workload.head_chunk_tokens, workload.largest_micro_batch) * shape.vocab_size
+    return (LOGITS_BYTES + (BFLOAT16 if workload.dtype_bytes == BFLOAT16 else 0)) * chunk
+
+
+def _hand_over(shape: ModelShape, workload: Workload) -> int:
+    """Staging of new weights: on a CPU the whole file's bytes; on a GPU one tensor at a time, the embedding in the
+    compute dtype or, with an adapter to be merged, three float32 copies of the widest map; nothing where the engine
+    maps them."""
+    if not workload.on_gpu:
+        return shape.num_parameters * workload.dtype_bytes
+    if workload.maps_weights:
+        return 0
+    if workload.lora_rank is None:
+        return shape.embedding_parameters * workload.dtype_bytes
+    return 3 * FLOAT32 * max(inputs * outputs for inputs, outputs in shape.linear_layers)

@@ -1,0 +1,88 @@
+"""What the generation worker holds in memory, part by part: vLLM's weights, cache, places for adapters and work space.
+
+Arithmetic alone, as in `components.py`. Workspace, context and graphs are rules of thumb until a GPU has been
+measured. Bytes everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ftis_node.generation.engines.base import DEFAULT_MAX_PREFILL_TOKENS
+from ftis_node.generation.engines.vllm_options import num_loras
+from ftis_node.memory.components import DEVICE_CONTEXT_BYTES, HOST_PROCESS_BYTES, MIB
+
+if TYPE_CHECKING:
+    from ftis_node.memory.components import Workload
+    from ftis_node.models import ModelShape
+
+# Logits in two forms, log-probs, probabilities, and their running sum in float64.
+SAMPLING_BYTES = 24
+# CUDA graphs that vLLM captures, which it keeps while it sleeps; with adapters it captures them with and without one.
+ENGINE_GRAPHS_BYTES, ADAPTER_GRAPHS_BYTES = 768 * MIB, 512 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorMemory:
+    """Of the generation worker. `cache` is for all completions at their limit, `smallest_cache` for one group.
+
+    `adapters` are the places that vLLM makes for adapters, `adapters_in_turns` their number where it sleeps in between;
+    `staging` is what loading new weights takes besides, between two steps.
+    """
+
+    weights: int
+    cache: int
+    smallest_cache: int
+    workspace: int
+    asleep: int
+    adapters: int = 0
+    adapters_in_turns: int = 0
+    staging: int = 0
+
+    @property
+    def fixed(self) -> int:
+        """All but the cache, and the staging."""
+        return self.weights + self.adapters + self.workspace
+
+    @property
+    def in_turns(self) -> GeneratorMemory:
+        """The same where it sleeps while the learner steps."""
+        return replace(self, adapters=self.adapters_in_turns)
+
+
+def cache_bytes_per_token(shape: ModelShape, dtype_bytes: int) -> int:
+    """A key and a value for each layer and key/value head."""
+    return 2 * shape.num_layers * shape.kv_size * dtype_bytes
+
+
+def generator_memory(shape: ModelShape, workload: Workload) -> GeneratorMemory:
+    """Weights in the compute dtype; cache by `cache_bytes_per_token` x completions side by side x their limit.
+
+    Workspace: float32 logits while sampling (24 bytes x max_batch x vocabulary), one prefill of 8,192 tokens (6 x
+    intermediate + 12 x hidden bytes a token in bfloat16: gate, up and product, and six hidden states), context and
+    graphs. On a CPU the process stands in for context and graphs.
+
+    Places for adapters hold one of the served rank each, in the compute dtype. New weights are staged by module on a
+    GPU (the largest is the embedding, or the joined gate and up maps); an adapter goes into its place.
+    """
+    width, rank = workload.dtype_bytes, workload.adapter_served
+    per_token = cache_bytes_per_token(shape, width)
+    sampling = SAMPLING_BYTES * workload.max_batch * shape.vocab_size
+    prefill_width = 3 * shape.intermediate_size + 6 * shape.hidden_size
+    prefill = DEFAULT_MAX_PREFILL_TOKENS * prefill_width * width
+    graphs = ENGINE_GRAPHS_BYTES + (0 if rank is None else ADAPTER_GRAPHS_BYTES)
+    asleep = DEVICE_CONTEXT_BYTES + graphs if workload.on_gpu else HOST_PROCESS_BYTES
+    adapter = 0 if rank is None else width * shape.adapter_parameters(rank)
+    is_staged = workload.on_gpu and rank is None
+    largest_module = max(shape.embedding_parameters, 2 * shape.hidden_size * shape.intermediate_size)
+    return GeneratorMemory(
+        weights=shape.num_parameters * width,
+        cache=per_token * workload.max_batch * workload.max_total_tokens,
+        smallest_cache=per_token * min(workload.group_size, workload.max_batch) * workload.max_total_tokens,
+        workspace=sampling + prefill + asleep,
+        asleep=asleep,
+        adapters=num_loras(can_sleep=False) * adapter,
+        adapters_in_turns=num_loras(can_sleep=True) * adapter,
+        staging=width * largest_module if is_staged else 0,
+    )

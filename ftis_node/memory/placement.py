@@ -1,0 +1,277 @@
+"""From the memory plan to what the two workers are told, and the refusal of a model that does not fit.
+
+    settings, manifest, model's shape --> seats (which GPUs) --> plan --> fits? --> Arrangement --> workers' boots
+
+A GPU's memory is a hard limit, and a model that does not fit on it is refused before anything is loaded. Host memory is
+not: what is free changes by the minute, there is swap, and beside a small model the rules of thumb for the processes
+are most of the estimate. So on a CPU a plan that does not fit is a warning, whatever the settings say.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ftis_node.config.node import PARALLEL_SIZES
+from ftis_node.errors import ConfigError, MachineError, ModelError
+from ftis_node.generation.engines import has_vllm
+from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
+from ftis_node.models import list_accelerators, pick_device, read_shape
+from ftis_node.node.findings import in_gib
+from ftis_node.node.hand_over_way import way_of
+from ftis_node.node.memory_parts import HEAD_CHUNK_TOKENS, Workload
+from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
+from ftis_node.node.weights_folder import free_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.ipc.shared_weights import Way
+    from ftis_node.models import ModelShape, ModelSource
+
+log = logging.getLogger(__name__)
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Where the workers go; the defaults: as they come.
+
+    `takes_turns`: the generator sleeps while the learner steps; `can_sleep`: and it gives its memory back then.
+    `memory_share` and `cache_bytes` as in `EngineSettings`; `learner_share` is the part of its GPU that the learner's
+    tensors may take, None: all. `hand_over` is how weights cross. `recompute_activations` and `head_chunk_tokens` are
+    the learner's, by the plan; None: no plan says. GPUs by their index in nvidia-smi; none: all are seen.
+    """
+
+    takes_turns: bool = False
+    can_sleep: bool = False
+    memory_share: float | None = None
+    cache_bytes: int | None = None
+    learner_share: float | None = None
+    hand_over: Way = "file"
+    generator_gpus: tuple[int, ...] = ()
+    learner_gpus: tuple[int, ...] = ()
+    recompute_activations: bool | None = None
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """The GPUs of each worker; none where there is no GPU. They share one, or have none in common."""
+
+    generator: tuple[int, ...] = ()
+    learner: tuple[int, ...] = ()
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether both workers are on one device, which a CPU is too."""
+        return self.generator == self.learner
+
+    def devices_bytes(self, gpus_bytes: tuple[int, ...]) -> tuple[int, ...]:
+        """What the plan takes for devices. A generator that is spread counts as one GPU of its smallest's size times
+        their number: weights and cache are divided evenly. Of a learner's GPUs the smallest counts, for each."""
+        of_learner = min((gpus_bytes[gpu] for gpu in self.learner), default=None)
+        if of_learner is None:
+            return ()
+        if self.are_shared:
+            return (of_learner,)
+        return len(self.generator) * min(gpus_bytes[gpu] for gpu in self.generator), of_learner
+
+
+def arrange(settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+    """The arrangement on this machine. Raises MachineError where the model does not fit, ConfigError for the GPUs."""
+    settings, machine = look_around(settings)
+    try:
+        shape = read_shape(source)
+    except ModelError as error:
+        log.warning("no memory plan: %s; the engine takes its own defaults", error)
+        shape = None
+    return arrange_on(machine, shape, settings, manifest)
+
+
+def arrange_alone(settings: NodeSettings) -> Arrangement:
+    """The arrangement of a node with one worker, which has all that the settings give it: no plan is made.
+
+    Raises ConfigError for GPUs that are not there.
+    """
+    of_generator, of_learner = settings.generation.gpus, settings.learner.gpus
+    if settings.gpus:
+        num_gpus = len(list_accelerators()) if pick_device(settings.device) != "cpu" else 0
+        first = tuple(range(usable_gpus(num_gpus, settings)))
+        of_generator, of_learner = of_generator or first, of_learner or first
+    return Arrangement(
+        memory_share=settings.generation.memory_share, generator_gpus=of_generator, learner_gpus=of_learner
+    )
+
+
+def look_around(settings: NodeSettings) -> tuple[NodeSettings, Machine]:
+    """This machine as far as the node may use it, and the settings with the engine that "auto" is here.
+
+    Raises MachineError where there is no GPU and one is asked for.
+    """
+    if settings.engine == "auto":
+        settings = settings.model_copy(update={"engine": "vllm" if has_vllm() else "torch"})
+    on_gpu = pick_device(settings.device) != "cpu"
+    gpus_bytes = tuple(device.memory_bytes for device in list_accelerators()) if on_gpu else ()
+    return settings, Machine(gpus_bytes, psutil.virtual_memory().available, free_in_memory())
+
+
+def arrange_on(
+    machine: Machine, shape: ModelShape | None, settings: NodeSettings, manifest: RunManifest
+) -> Arrangement:
+    """The arrangement on any machine, without a plan where the shape is not known. `engine` "auto" counts as vLLM.
+
+    Raises MachineError where the model does not fit on a GPU, ConfigError for GPUs that are not there.
+    """
+    seats = find_seats(len(machine.devices_bytes), settings)
+    made = None
+    if shape is not None:
+        check_heads(shape, settings)
+        devices_bytes = seats.devices_bytes(machine.devices_bytes)
+        made = plan(
+            shape,
+            devices_bytes,
+            settings,
+            manifest,
+            host_bytes=machine.host_bytes,
+            memory_disk_bytes=machine.memory_disk_bytes,
+        )
+        _judge(made, settings, on_gpu=bool(devices_bytes))
+    by_vllm = bool(seats.generator) and settings.engine != "torch"
+    takes_turns = seats.are_shared and _takes_turns(made, settings, gives_memory_back=by_vllm)
+    arrangement = Arrangement(
+        takes_turns=takes_turns,
+        can_sleep=takes_turns and by_vllm,
+        memory_share=settings.generation.memory_share,
+        hand_over=way_of(
+            settings,
+            on_gpu=bool(seats.learner),
+            shares_gpu=seats.are_shared,
+            serves_adapters=Workload.of(settings, manifest, on_gpu=bool(seats.learner)).adapter_served is not None,
+        ),
+    )
+    if len(machine.devices_bytes) > 1:  # even where the node may use one of them
+        arrangement = replace(arrangement, generator_gpus=seats.generator, learner_gpus=seats.learner)
+    if made is not None and seats.learner and made.fits:
+        arrangement = replace(
+            arrangement,
+            recompute_activations=made.recompute_activations,
+            head_chunk_tokens=made.head_chunk_tokens,
+        )
+    if made is None or made.gpu_memory_utilization is None or settings.generation.memory_share is not None:
+        return arrangement
+    return replace(
+        arrangement,
+        memory_share=min(made.gpu_memory_utilization, USABLE_SHARE),
+        cache_bytes=made.kv_cache_bytes // len(seats.generator),
+        learner_share=None if takes_turns else made.learner_share,
+    )
+
+
+def find_seats(num_gpus: int, settings: NodeSettings) -> Seats:
+    """As configured, else the generator on the first GPUs and the learner on the next; both on one where there is
+    no other and each asks for one. Raises ConfigError."""
+    by_generator, by_learner = settings.generation.gpus, settings.learner.gpus
+    num_gpus = usable_gpus(num_gpus, settings)
+    for gpu in (*by_generator, *by_learner):
+        if gpu >= num_gpus:
+            raise ConfigError(f"generation.gpus and learner.gpus name GPU {gpu}: this node sees {num_gpus} GPUs")
+    if num_gpus == 0:
+        return Seats()
+    num_parts = settings.num_generator_gpus
+    generator = by_generator or _first(num_parts, num_gpus, but_for=by_learner)
+    if len(set(generator)) != num_parts:
+        has = f"generation.gpus names {len(set(generator))}" if by_generator else f"this node sees {num_gpus}"
+        raise ConfigError(f"generation.engine_options ask for {num_parts} GPUs: {has}")
+    num_ranks = settings.learner.num_processes
+    learner = by_learner or _first(num_ranks, num_gpus, but_for=generator)
+    if len(learner) != num_ranks:
+        raise ConfigError(f"learner.processes asks for {num_ranks} GPUs: this node sees {num_gpus}")
+    if set(generator) & set(learner) and (num_parts > 1 or num_ranks > 1):
+        raise ConfigError(
+            f"a generator on {num_parts} and a learner on {num_ranks} GPUs cannot share one: "
+            "give each its own (generation.gpus, learner.gpus)"
+        )
+    return Seats(generator, learner)
+
+
+def usable_gpus(num_gpus: int, settings: NodeSettings) -> int:
+    """How many of the GPUs that are seen the node may use. Raises ConfigError where there are fewer, and where the
+    engine shall be spread over GPUs that are not there."""
+    if settings.gpus > num_gpus:
+        seen = f"{num_gpus} GPUs" if num_gpus else "no GPU"
+        raise ConfigError(
+            f"--gpus {settings.gpus}: this node sees {seen} (`nvidia-smi -L` names them, {VISIBLE_GPUS} hides some)"
+        )
+    if num_gpus == 0 and settings.generates and settings.num_generator_gpus > 1:
+        raise ConfigError(
+            f"generation.engine_options ask for {settings.num_generator_gpus} GPUs: this node sees no GPU"
+        )
+    return settings.gpus or num_gpus
+
+
+def check_heads(shape: ModelShape, settings: NodeSettings) -> None:
+    """Raise ConfigError where vLLM cannot divide the model's attention heads among its GPUs."""
+    number = settings.generation.engine_options.get(PARALLEL_SIZES[0], 1)
+    if settings.engine == "torch" or not settings.generates or shape.num_heads % number == 0:
+        return
+    good = [str(size) for size in range(1, shape.num_heads + 1) if shape.num_heads % size == 0]
+    raise ConfigError(
+        f"--tensor-parallel {number}: the model has {shape.num_heads} attention heads, which can be divided among "
+        f"{', '.join(good)} GPUs"
+    )
+
+
+def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What makes a worker see these GPUs alone, given what this process sees of the machine's. None: nothing."""
+    if not gpus:
+        return {}
+    seen = environment.get(VISIBLE_GPUS)
+    names = seen.split(",") if seen else None
+    return {VISIBLE_GPUS: ",".join(str(gpu) if names is None else names[gpu].strip() for gpu in gpus)}
+
+
+def _takes_turns(made: MemoryPlan | None, settings: NodeSettings, *, gives_memory_back: bool) -> bool:
+    """Of workers on one device: as configured; else as planned, and without a plan that fits whenever it helps."""
+    if settings.memory.placement != "auto":
+        return settings.memory.placement == "sleep"
+    return gives_memory_back and (made is None or made.placement != "split")
+
+
+def _first(number: int, num_gpus: int, *, but_for: tuple[int, ...]) -> tuple[int, ...]:
+    """The first GPUs that the other worker has not, and then the other's."""
+    free = [gpu for gpu in range(num_gpus) if gpu not in but_for]
+    return tuple([*free, *but_for][:number])
+
+
+def _judge(made: MemoryPlan, settings: NodeSettings, *, on_gpu: bool) -> None:
+    """One line on the plan, or MachineError."""
+    needed, usable = in_gib(made.peak_bytes), in_gib(made.usable_bytes)
+    if made.fits:
+        log.info("memory plan: %s, %s of %s at the peak", made.placement, needed, usable)
+        return
+    model = settings.model
+    if not on_gpu:
+        log.warning("memory may be short: %s seems to need %s, %s are free; %s", model, needed, usable, _advice(made))
+        return
+    line = f"{model} does not fit on the GPU: {needed} needed, {usable} usable; {_advice(made)}"
+    if settings.memory.check == "refuse":
+        raise MachineError(
+            f'{line} (see `ftis-node doctor --model {model}`; memory.check = "warn" goes on all the same)'
+        )
+    log.warning("%s", line)
+
+
+def _advice(made: MemoryPlan) -> str:
+    """The first change that would do."""
+    for change in made.changes:
+        if change.fits:
+            return f"{change.name} would do"
+    return "take a smaller model or a larger device"

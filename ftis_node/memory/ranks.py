@@ -1,0 +1,41 @@
+"""What one GPU of several holds of a learner that is spread over them (`learner/shards.py`).
+
+Weights, gradients and moments are divided by their number. A unit in work (a decoder layer, or embedding and head
+together) is there whole: its weights in the compute dtype, beside those of the next layer, which is on its way; and in
+the backward pass its gradient, before it is added up over the ranks in float32. Micro-batches are not divided, so
+activations and work space stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from ftis_node.memory.components import FLOAT32
+
+if TYPE_CHECKING:
+    from ftis_node.memory.components import LearnerMemory, Workload
+    from ftis_node.models import ModelShape
+
+
+def share_of(learner: LearnerMemory, shape: ModelShape, workload: Workload) -> LearnerMemory:
+    """The memory of one of `workload.learner_ranks` GPUs; `learner` is that of a GPU that holds everything."""
+    number = workload.learner_ranks
+    if number == 1:
+        return learner
+    root = shape.embedding_parameters * (1 if shape.is_tied else 2)
+    layer = ceil((shape.num_parameters - root) / shape.num_layers)
+    trained_layer, trained_root = layer, root
+    if workload.lora_rank is not None:
+        trained_layer, trained_root = ceil(shape.adapter_parameters(workload.lora_rank) / shape.num_layers), 0
+    return replace(
+        learner,
+        weights=ceil(learner.weights / number),
+        start=ceil(learner.start / number),
+        masters=ceil(learner.masters / number),
+        moments=ceil(learner.moments / number),
+        gradients=ceil(learner.gradients / number)
+        + (workload.dtype_bytes + FLOAT32) * max(trained_layer, trained_root),
+        work=learner.work + workload.dtype_bytes * (root + 2 * layer),
+    )

@@ -1,0 +1,140 @@
+"""What would make a model fit: changes in the order in which a person should think of them.
+
+In this order: an adapter, optimiser states of 8 bits or in host memory, more time for less memory, then smaller pieces,
+shorter completions, fewer of them side by side, and last the number format. A change of a number goes down by halves to
+the first that fits. Limits of `sampling` belong to the run: changing one makes another swarm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ftis_node.memory.components import BFLOAT16, FLOAT32
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ftis_node.memory.components import Workload
+
+    Place: TypeAlias = Callable[[Workload], "Placed"]
+    Sizes: TypeAlias = Iterator[tuple[str, Workload]]  # ever smaller, each with the words for it
+    Kind: TypeAlias = Callable[[Workload], Sizes]
+
+
+class Placed(Protocol):
+    """What is read of a `MemoryPlan` here."""
+
+    @property
+    def placement(self) -> str:
+        """Where the workers go; "none" where they do not fit."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the fuller device."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan can run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a change would bring; "A + B" are changes together."""
+
+    name: str
+    placement: str
+    peak_bytes: int
+    fits: bool
+
+
+def find_changes(workload: Workload, now: Placed, place: Place) -> Iterator[Change]:
+    """Each change alone, if it brings anything; where `now` does not fit and none of them suffices, also as many
+    together as it takes, without an adapter and with one, or all of them where even that is too little."""
+    alone = [found[0] for sizes in CHANGES if (found := _try(sizes(workload), now.peak_bytes, place))]
+    yield from alone
+    if now.fits or any(change.fits for change in alone):
+        return
+    both = _together(CHANGES[1:], workload, now, place), _together(CHANGES, workload, now, place)
+    yield from {change.name: change for change in both if change is not None}.values()
+
+
+def _together(kinds: Sequence[Kind], workload: Workload, now: Placed, place: Place) -> Change | None:
+    """One kind of change after the other, until it fits; None where one alone is all there is."""
+    names: list[str] = []
+    together = None
+    peak_bytes = now.peak_bytes
+    for sizes in kinds:
+        found = _try(sizes(workload), peak_bytes, place)
+        if found is None:
+            continue
+        change, workload = found
+        peak_bytes = change.peak_bytes
+        names.append(change.name)
+        together = replace(change, name=" + ".join(names))
+        if change.fits:
+            break
+    return together if len(names) > 1 else None
+
+
+def _try(sizes: Sizes, peak_bytes: int, place: Place) -> tuple[Change, Workload] | None:
+    """The first of the sizes that fits, else the last; None where the peak stays above `peak_bytes` as it was."""
+    best: tuple[Change, Workload] | None = None
+    for name, changed in sizes:
+        made = place(changed)
+        best = Change(name, made.placement, made.peak_bytes, made.fits), changed
+        if made.fits:
+            break
+    return best if best is not None and best[0].peak_bytes < peak_bytes else None
+
+
+def _adapter(workload: Workload) -> Sizes:
+    if not workload.lora:
+        yield f"--lora (rank {workload.adapter_rank})", replace(workload, lora=True)
+
+
+def _optimiser_states(workload: Workload) -> Sizes:
+    """An adapter's are too small to speak of."""
+    if workload.lora or workload.optimizer_states == "offload":
+        return
+    if workload.optimizer_states == "float32":
+        yield "learner.optimizer_states = 8bit", replace(workload, optimizer_states="8bit")
+    if workload.on_gpu:
+        yield "learner.optimizer_states = offload", replace(workload, optimizer_states="offload")
+
+
+def _recompute(workload: Workload) -> Sizes:
+    if not workload.recompute_activations:
+        yield "learner.recompute_activations = true", replace(workload, recompute_activations=True)
+
+
+def _micro_batch(workload: Workload) -> Sizes:
+    tokens = workload.largest_micro_batch
+    while tokens > workload.max_total_tokens:
+        tokens = max(tokens // 2, workload.max_total_tokens)
+        yield f"learner.micro_batch_tokens = {tokens}", replace(workload, micro_batch_tokens=tokens)
+
+
+def _completions(workload: Workload) -> Sizes:
+    prompt, room = workload.max_prompt_tokens, workload.max_total_tokens - workload.max_prompt_tokens
+    while room > 1:
+        room //= 2
+        yield (
+            f"sampling.max_total_tokens = {prompt + room} (another run)",
+            replace(workload, max_total_tokens=prompt + room),
+        )
+
+
+def _batch(workload: Workload) -> Sizes:
+    rows = workload.max_batch
+    while rows > workload.group_size:
+        rows = max(rows // 2, workload.group_size)
+        yield f"generation.max_batch = {rows}", replace(workload, max_batch=rows)
+
+
+def _bfloat16(workload: Workload) -> Sizes:
+    if workload.dtype_bytes == FLOAT32:
+        yield "dtype = bfloat16", replace(workload, dtype_bytes=BFLOAT16)
+
+
+CHANGES = (_adapter, _optimiser_states, _recompute, _micro_batch, _completions, _batch, _bfloat16)

@@ -1,0 +1,1 @@
+"""The local HTTP ports: status, metrics, health and the operator's actions."""

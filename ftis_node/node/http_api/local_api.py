@@ -1,0 +1,91 @@
+"""The local HTTP port: `/status`, `/peers`, `/events`; `probes.py` adds metrics and health, `control_port.py` changes.
+
+It listens on 127.0.0.1, and answers those alone who call it so. Whoever may use this machine may read; changes ask for
+the token in the home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from ftis_node.errors import UsageError
+from ftis_node.node.http_api.auth import own_names_only
+from ftis_node.node.http_api.connection_limits import HttpGuard
+from ftis_node.node.http_api.monitoring_api import Observed, add_probes
+from ftis_node.node.http_api.operator_api import MAX_REQUEST_BYTES, add_control
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ftis_node.node.loops.status import StatusLoop
+
+HOST = "127.0.0.1"
+EVENT_PERIOD_S = 1.0
+MAX_STREAMS = 32  # of `/events`; each holds its connection for as long as the client likes
+WRITE_S = 10.0  # for a client to read one event
+
+
+class StatusPort:
+    """Handlers over the status loop's latest snapshot."""
+
+    def __init__(self, status: StatusLoop) -> None:
+        self._status = status
+        self._num_streams = 0
+
+    async def show_status(self, request: web.Request) -> web.Response:
+        """The snapshot."""
+        return web.Response(body=self._status.latest.to_json(), content_type="application/json")
+
+    async def show_peers(self, request: web.Request) -> web.Response:
+        """The peer table."""
+        return web.json_response(self._status.peers())
+
+    async def stream_events(self, request: web.Request) -> web.StreamResponse:
+        """The snapshot as server-sent events, one a second, until the client is gone or reads no more."""
+        if self._num_streams >= MAX_STREAMS:
+            return web.Response(status=503, text=f"{MAX_STREAMS} clients read /events already: end one\n")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        self._num_streams += 1
+        try:
+            await response.prepare(request)
+            while True:
+                async with asyncio.timeout(WRITE_S):
+                    await response.write(b"data: " + self._status.latest.to_json() + b"\n\n")
+                await asyncio.sleep(EVENT_PERIOD_S)
+        except ConnectionError:
+            return response
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+        finally:
+            self._num_streams -= 1
+
+
+@asynccontextmanager
+async def serve_status(status: StatusLoop, *, port: int) -> AsyncIterator[str]:
+    """Serves while the block runs; gives the base URL. Raises UsageError where the port is taken."""
+    handlers = StatusPort(status)
+    app = web.Application(middlewares=[own_names_only], client_max_size=MAX_REQUEST_BYTES)
+    app.router.add_get("/status", handlers.show_status)
+    app.router.add_get("/peers", handlers.show_peers)
+    app.router.add_get("/events", handlers.stream_events)
+    add_probes(app, Observed(status))
+    add_control(app, status.control, status.token_file)
+    guard = HttpGuard(status.http_refused)
+    runner = guard.runner(app)
+    await runner.setup()
+    try:
+        try:
+            await guard.listen(runner, HOST, port)
+        except OSError as error:
+            raise UsageError(
+                f"the status port {port} cannot be opened ({error.strerror}): choose another with --status-port"
+            ) from None
+        yield f"http://{HOST}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

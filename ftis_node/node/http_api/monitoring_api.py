@@ -1,0 +1,100 @@
+"""What machines ask: `/metrics` for Prometheus, `/healthz` and `/readyz` for whatever started the node.
+
+    /healthz  200 while the daemon's loops turn, also while models load; 503 with a line for each thing that is wrong
+    /readyz   200 once the role's workers and the network are up; 503 with what is missing
+
+The local port has them, and where `observe.listen` is set one that other machines reach, which has nothing else. That
+one is open from the first moment, so that a node that loads a large model for half an hour is not taken for dead; there
+`/metrics` asks for a token (access.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from ftis_node.errors import UsageError
+from ftis_node.node.http_api.auth import bearers_only, own_names_only
+from ftis_node.node.http_api.connection_limits import HttpGuard
+from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
+from ftis_node.telemetry.status import Status, starting
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ftis_node.node.loops.status import StatusLoop
+
+MAX_REQUEST_BYTES = 1024  # no route takes a body
+STARTING = starting(Status())
+
+
+@dataclass(slots=True)
+class Observed:
+    """What there is to see: `status` is None until the node's parts are up. `refused` are requests, by reason."""
+
+    status: StatusLoop | None = None
+    refused: Counter[str] = field(default_factory=Counter)
+
+    async def show_metrics(self, request: web.Request) -> web.Response:
+        """The snapshot for Prometheus."""
+        latest = self.status.latest if self.status else STARTING
+        return web.Response(body=render_metrics(latest), headers={"Content-Type": CONTENT_TYPE})
+
+    async def show_health(self, request: web.Request) -> web.Response:
+        """200, or 503 with what only a new start mends."""
+        problems = self.status.problems if self.status else []
+        return _answer("\n".join(problems), well="ok" if self.status else "starting")
+
+    async def show_readiness(self, request: web.Request) -> web.Response:
+        """200, or 503 with what is missing."""
+        if self.status is None:
+            return _answer("the models are loading, or the network is starting", well="")
+        return _answer("\n".join(self.status.problems) or self.status.latest.health.waits_for, well="ready")
+
+
+def add_probes(app: web.Application, observed: Observed) -> None:
+    """Adds the three routes."""
+    app.router.add_get("/metrics", observed.show_metrics)
+    app.router.add_get("/healthz", observed.show_health)
+    app.router.add_get("/readyz", observed.show_readiness)
+
+
+@asynccontextmanager
+async def serve_observed(
+    observed: Observed, address: tuple[str, int] | None, *, token: str | None
+) -> AsyncIterator[int | None]:
+    """Serves the three routes at host and port while the block runs; gives the port. None: nothing is served.
+
+    `token` is what `/metrics` asks for; None: it asks for nothing, and only those are answered who call this machine by
+    a name of its own.
+
+    Raises UsageError where the address cannot be opened.
+    """
+    if address is None:
+        yield None
+        return
+    checked = own_names_only if token is None else bearers_only(token)
+    app = web.Application(middlewares=[checked], client_max_size=MAX_REQUEST_BYTES)
+    add_probes(app, observed)
+    guard = HttpGuard(observed.refused)
+    runner = guard.runner(app)
+    await runner.setup()
+    try:
+        try:
+            await guard.listen(runner, *address)
+        except OSError as error:
+            host, port = address
+            raise UsageError(
+                f"observe.listen {host}:{port} cannot be opened ({error.strerror}): choose another address in node.toml"
+            ) from None
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+def _answer(trouble: str, *, well: str) -> web.Response:
+    return web.Response(text=f"{trouble or well}\n", status=503 if trouble else 200)

@@ -1,0 +1,1 @@
+"""The named loops of the daemon, one file each."""

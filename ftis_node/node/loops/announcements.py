@@ -1,0 +1,225 @@
+"""What a node makes of announcements: who speaks, what is missing between running numbers, what is wanted.
+
+Nothing that a peer says of others is believed here. An answer about somebody else's group is only a hint where it may
+be had; running numbers are taken from their sender's own word alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ftis_node.errors import RecordError
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.records.envelope import open_announcement
+from ftis_node.records.reading import SCHEMA
+from ftis_node.swarm.delivery.reconfirm_queue import ReconfirmQueue
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.pulling.assignment import eligible_members, is_assigned
+from ftis_node.swarm.pulling.pull_queue import PullItem, PullQueue
+from ftis_node.swarm.pulling.sequence import SequenceTracker
+from ftis_node.swarm.reputation.rate_limits import AnnounceRateLimiter
+from ftis_node.swarm.reputation.score import Behaviour
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ftis_node.gossip.interface import GossipMessage as Message
+    from ftis_node.node.context import Parts
+    from ftis_node.records.envelope import Announcement
+
+MAX_SENDERS = 4096  # whose numbers are followed; the one longest silent is forgotten
+MAX_REFUSED = 4096
+
+KeyT = TypeVar("KeyT")
+
+
+class Members(NamedTuple):
+    """Other members of the run as far as they are known, and those of this node's own shard."""
+
+    known: Sequence[str]
+    of_own_shard: Sequence[str]
+
+
+class Ear:
+    """Announcements in, wants out. `changed` is set when there is something new to pull."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._own_tokenizer = bytes.fromhex(parts.tokenizer.fingerprint)[:8]
+        self._num_shards = parts.manifest.wire.announcement_shards
+        self._heard: dict[str, SequenceTracker] = {}
+        self.wants = PullQueue()
+        self._refused: dict[bytes, None] = {}  # not to be pulled again
+        self._refused_of: dict[tuple[str, bytes], None] = {}  # by peer: not to be asked of it again
+        self._malformed: dict[tuple[str, bytes], None] = {}  # by peer: hashes of what it answers again and again
+        self._voices = AnnounceRateLimiter(max_per_minute=parts.settings.door.groups_a_minute)
+        self.changed = asyncio.Event()
+        self.reminders = ReconfirmQueue()
+        self.reminded = asyncio.Event()  # set when there is somebody to tell
+        self.heard_in_shard: Counter[int] = Counter()
+        self.members: Members | None = None  # among whom duties go round; None: everything is pulled, or none is taken
+
+    async def listen(self) -> None:
+        """Announcements as they come, until cancelled."""
+        messages = self._parts.gossip.announcements()
+        while True:
+            with waiting_for("an announcement"):
+                message = await anext(messages, None)
+            if message is None:
+                return
+            self.heard_in_shard[message.shard] += 1
+            with self._parts.guard.work_for(message.sender, Place.ANNOUNCEMENT):
+                self._take(message)
+
+    def _take(self, message: Message) -> None:
+        """One announcement, as pubsub delivered it."""
+        if not self._is_listened_to(message.sender):
+            return
+        announcement = self.consider(message.sender, message.payload)
+        if announcement is not None and announcement.sender is None:
+            self.heard(message.sender).note(announcement.number, at=time.monotonic())
+            self._confirm_again(message.sender, announcement)
+
+    def _confirm_again(self, sender: str, announcement: Announcement) -> None:
+        """A sender that announces again what is here was not told so, or has forgotten it with its former life."""
+        if announcement.attempt and self._is_stored(announcement.id, sender, announcement.number):
+            self.reminders.add(sender, announcement.id)
+            self.reminded.set()
+
+    def _is_listened_to(self, peer_id: str) -> bool:
+        """Whether an announcement is looked at: its peer is not refused, and says no more than groups may be sent."""
+        if self._parts.peers.is_banned(peer_id):
+            self._count_refusal(peer_id, "announcement_banned")
+            return False
+        if self._parts.peers.is_trusted(peer_id) or self._voices.admits(peer_id, now=time.monotonic()):
+            return True
+        self._count_refusal(peer_id, "announcement_flood")
+        self._parts.peers.note(peer_id, Behaviour.FLOODED, reason="announcement_flood")
+        return False
+
+    def refuse(self, ids: Iterable[bytes | None]) -> None:
+        """Groups that the door refused for good: however often they are announced, they are not pulled again."""
+        for group_id in ids:
+            if group_id is not None:
+                _remember(self._refused, group_id)
+
+    def refuse_of(self, peer_id: str, ids: Iterable[bytes]) -> None:
+        """Groups for which this peer gave something else: they are not asked of it again, but of others.
+
+        So one fault of a peer is held against it once a group, however often it announces the group.
+        """
+        for group_id in ids:
+            _remember(self._refused_of, (peer_id, group_id))
+
+    def may_give(self, peer_id: str, group_id: bytes) -> bool:
+        """Whether a peer may be asked for a group: not where it gave something else for it."""
+        return (peer_id, group_id) not in self._refused_of
+
+    def senders(self) -> list[str]:
+        """Peers whose numbers are followed."""
+        return list(self._heard)
+
+    def heard(self, sender: str) -> SequenceTracker:
+        """What was heard of a sender; from now on its numbers are followed."""
+        heard = self._heard.pop(sender, None) or SequenceTracker(at=time.monotonic())
+        self._heard[sender] = heard  # the last place is the freshest
+        if len(self._heard) > MAX_SENDERS:
+            del self._heard[next(iter(self._heard))]
+        return heard
+
+    def consider(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> Announcement | None:
+        """Puts an announced group on the list of what to pull, if the learner could use it; None if it could not."""
+        try:
+            announcement = open_announcement(payload)
+        except RecordError as error:
+            self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
+            return None
+        self._parts.figures.peer(announcer).wire_schema = SCHEMA
+        if announcement.created_at > time.time() + self._parts.settings.door.max_skew_s:
+            self._count_refusal(announcer, "announcement_clock")
+            return None
+        if announcement.sender == announcer:
+            announcement = replace(announcement, sender=None)
+        sender = announcement.sender or announcer
+        as_text = announcement.tokenizer != self._own_tokenizer
+        if sender == self._parts.identity.peer_id or not self._is_usable(announcement, as_text=as_text):
+            return None
+        if sender != announcer and self._parts.peers.is_banned(sender):
+            return None
+        want = PullItem(
+            id=announcement.id,
+            sender=sender,
+            number=announcement.number,
+            num_bytes=announcement.envelope_bytes,
+            created_at=min(announcement.created_at, time.time()),  # the future is no newer than now
+            as_text=as_text,
+            is_repair=is_repair,
+            is_assigned=self._is_duty(announcement, sender),
+        )
+        is_to_be_had = (not as_text or sender == announcer) and self.may_give(announcer, want.id)
+        if is_to_be_had and not self.has(want) and self.wants.add(want, holder=announcer):
+            self.changed.set()
+        return announcement
+
+    def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError, *, is_repair: bool) -> None:
+        """Counts what is no announcement. The same bytes in answer after answer are held against a peer once."""
+        self._parts.figures.refused[f"announcement_{error.reason}"] += 1
+        self._parts.figures.note_refusal(announcer, "announcement", error)
+        if error.reason == "version":  # that may be an honest peer with other software
+            return
+        said = announcer, hashlib.sha256(payload).digest()
+        if is_repair and said in self._malformed:
+            return
+        _remember(self._malformed, said)
+        self._parts.peers.note(announcer, Behaviour.REFUSED, reason=f"announcement_{error.reason}")
+
+    def _is_usable(self, announcement: Announcement, *, as_text: bool) -> bool:
+        manifest = self._parts.manifest
+        is_ignored = as_text and manifest.step.other_tokenizers == "ignore"
+        fits = announcement.envelope_bytes <= manifest.wire.max_envelope_bytes
+        return fits and not is_ignored and announcement.created_at > time.time() - manifest.step.max_age_s
+
+    def has(self, want: PullItem) -> bool:
+        """Whether a group is or was here, or was refused. A text has an id of its own, and one forgotten has none."""
+        return want.id in self._refused or self._is_stored(want.id, want.sender, want.number)
+
+    def _is_stored(self, group_id: bytes, sender: str, number: int) -> bool:
+        reader = self._parts.reader
+        return reader.is_known(group_id) or reader.has_number(sender, number)
+
+    def _is_duty(self, announcement: Announcement, sender: str) -> bool:
+        if self.members is None:
+            return False
+        own_id, is_banned = self._parts.identity.peer_id, self._parts.peers.is_banned
+        circle = eligible_members(
+            sender,
+            peer_id=own_id,
+            known=self.members.known,
+            shard_members=self.members.of_own_shard,
+            num_shards=self._num_shards,
+        )
+        if circle is None:
+            return False
+        others = [peer_id for peer_id in circle if not is_banned(peer_id) and self._pulls(peer_id)]
+        return is_assigned(announcement.id, own_id, others, attempt=announcement.attempt)
+
+    def _pulls(self, peer_id: str) -> bool:
+        """Whether a peer has use for groups: a generator, as far as its record is known, has not."""
+        figures = self._parts.figures.peers.get(peer_id)
+        return figures is None or figures.record is None or figures.record.role != "generator"
+
+    def _count_refusal(self, peer_id: str, reason: str) -> None:
+        self._parts.figures.refused[reason] += 1
+        self._parts.figures.peer(peer_id).refused[reason] += 1
+
+
+def _remember(known: dict[KeyT, None], key: KeyT) -> None:
+    """Bounded: the oldest is forgotten."""
+    known[key] = None
+    if len(known) > MAX_REFUSED:
+        del known[next(iter(known))]

@@ -1,0 +1,188 @@
+"""What was missed is asked for again: after an absence, in gaps between numbers, and when the learner goes short.
+
+| what shows it                         | what is asked                                 | of whom                      |
+|---------------------------------------|-----------------------------------------------|------------------------------|
+| a member is new to us                 | its groups that are newer than what we heard  | of it; the first few are     |
+|                                       |                                               | asked for everybody's        |
+| a gap between a sender's numbers, or  | those numbers                                 | of the sender, else of       |
+| a directory record with a higher one  |                                               | members                      |
+| the learner is short, a member silent | its groups that are newer than what we heard  | of it                        |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.interface import Fetched, FetchOutcome
+from ftis_node.node.loops.announcements import MAX_SENDERS
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.training.token_budget import shares_of_next_step
+from ftis_node.records.question import Question
+from ftis_node.swarm.peer_backoff import PeerBackoff
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.pulling.backfill_progress import BackfillProgress
+from ftis_node.swarm.token_bucket import TokenBucket
+from ftis_node.swarm.topology.shards import shard_of
+
+if TYPE_CHECKING:
+    from ftis_node.node.context import Parts
+    from ftis_node.node.loops.announcements import Ear
+    from ftis_node.records.envelope import PeerRecord
+    from ftis_node.swarm.pulling.sequence import SequenceGap
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+SILENCE_S = 3.0  # without an announcement of a peer while the learner lacks groups
+OVERLAP_S = 30.0  # clocks differ, and what was announced last may have been lost
+MAX_PAGES = 16
+ASK_S = 5.0  # one answer, all of it: a slow peer must not keep others waiting for theirs
+FAILED_REST_S = 10.0
+PAGE = 256  # answers to one question
+GAPS_PER_PERIOD = 16
+EVERYBODYS_PER_MINUTE = 3.0
+
+
+class Repair:
+    """Asks members, and has the ear consider what they answer."""
+
+    def __init__(self, parts: Parts, ear: Ear) -> None:
+        self._parts = parts
+        self._ear = ear
+        self._pauses = PeerBackoff(first_s=FAILED_REST_S)
+        self._caught_up_to: dict[str, float] = {}  # by peer: on a clock that does not jump
+        self._everybodys = TokenBucket(rate_per_s=EVERYBODYS_PER_MINUTE / 60, burst=EVERYBODYS_PER_MINUTE)
+        self._catching_up = BackfillProgress()
+        self._shards: frozenset[int] | None = None  # that are read; None: all
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with waiting_for("the clock"):
+                await asyncio.sleep(PERIOD_S)
+            await self._fill_gaps()
+            await self._wake_the_silent()
+            self._tell_how_far()
+
+    def read_shards(self, shards: frozenset[int]) -> None:
+        """Only the senders of these shards are followed from now on."""
+        self._shards = shards
+
+    async def catch_up(self, peer_id: str) -> None:
+        """Asks a member for its groups that were missed; the first few new members for everybody's."""
+        with self._parts.guard.work_for(peer_id, Place.CATCH_UP):
+            if self._may_ask(peer_id):
+                await self._catch_up(peer_id)
+
+    async def _catch_up(self, peer_id: str) -> None:
+        self._ear.heard(peer_id).at = time.monotonic()
+        is_for_all = peer_id not in self._caught_up_to and self._everybodys.take(1.0, now=time.monotonic())
+        max_age_s, asked_at = self._parts.manifest.step.max_age_s, time.monotonic()
+        if not is_for_all and peer_id in self._caught_up_to:
+            max_age_s = min(max_age_s, asked_at - self._caught_up_to[peer_id] + OVERLAP_S)
+        since = time.time() - max_age_s
+        for _ in range(MAX_PAGES):
+            question = Question(sender=None if is_for_all else peer_id, since=since)
+            newest, num_answers, outcome = await self._ask(peer_id, question)
+            if outcome is not FetchOutcome.COMPLETE:
+                return
+            if num_answers < PAGE or newest <= since:
+                break
+            since = min(newest, time.time() + self._parts.settings.door.max_skew_s)
+        self._caught_up_to[peer_id] = asked_at
+        if len(self._caught_up_to) > MAX_SENDERS:
+            del self._caught_up_to[next(iter(self._caught_up_to))]
+
+    def note_record(self, record: PeerRecord) -> None:
+        """A member's directory record names its last number."""
+        if self._follows(record.peer_id):
+            self._ear.heard(record.peer_id).note_tail(record.last_number)
+
+    def _tell_how_far(self) -> None:
+        """After an absence: how many groups were missed, how many are here, and what is left."""
+        report = self._catching_up.look(
+            num_left=self._ear.wants.num_missed,
+            num_backfilled=self._parts.figures.groups_repaired,
+            now=time.monotonic(),
+        )
+        if report is None:
+            return
+        if report.num_left == 0:
+            log.info("caught up: %d missed groups in %.0f s", report.num_here, report.elapsed_s)
+            duration_s = round(report.elapsed_s, 1)
+            self._parts.events.write("caught_up", num_groups=report.num_here, duration_s=duration_s)
+        elif report.time_left_s is None:
+            log.info("catching up: %d groups were missed and are asked for", report.num_left)
+        else:
+            whole = report.num_here + report.num_left
+            log.info(
+                "catching up: %d of %d missed groups, about %.0f s left", report.num_here, whole, report.time_left_s
+            )
+
+    async def _fill_gaps(self) -> None:
+        members = await self._parts.gossip.members()
+        num_asked = 0
+        for sender in self._ear.senders():
+            with self._parts.guard.work_for(sender, Place.CATCH_UP):
+                for gap in self._ear.heard(sender).gaps if members and self._follows(sender) else ():
+                    if num_asked >= GAPS_PER_PERIOD:
+                        return
+                    num_asked += 1
+                    await self._fill(sender, gap, members)
+
+    async def _fill(self, sender: str, gap: SequenceGap, members: list[str]) -> None:
+        """Asks the sender where it is there, after a try in vain somebody else too."""
+        able = [peer for peer in members if self._may_ask(peer)]  # one that was slow a moment ago is none
+        if not able:
+            return
+        asked = sender if sender in able and not gap.tries else random.choice(able)
+        question = Question(sender=sender, first_number=gap.first, last_number=gap.last)
+        _, _, outcome = await self._ask(asked, question)
+        heard = self._ear.heard(sender)
+        heard.asked(gap, is_final=asked == sender and outcome is FetchOutcome.COMPLETE)
+
+    async def _wake_the_silent(self) -> None:
+        """A learner that is short asks those that were not heard of for a while."""
+        _, foreign_ready = self._parts.reader.ready_counts()
+        if foreign_ready >= shares_of_next_step(self._parts)[1]:
+            return
+        for peer_id in await self._parts.gossip.members():
+            with self._parts.guard.work_for(peer_id, Place.CATCH_UP):
+                if self._follows(peer_id) and time.monotonic() - self._ear.heard(peer_id).at > SILENCE_S:
+                    await self.catch_up(peer_id)
+
+    async def _ask(self, peer_id: str, question: Question) -> tuple[float, int, FetchOutcome]:
+        """Has the answers considered. The newest time among them, how many there were, and how the asking ended."""
+        fetched = Fetched((), FetchOutcome.BROKEN)
+        guarded = self._parts.guard.work_for(peer_id, Place.CATCH_UP)
+        with waiting_for("a peer's answer", endless=False), guarded:
+            fetched = await self._parts.gossip.ask(peer_id, question.to_bytes(), timeout_s=ASK_S)
+        newest = 0.0
+        for payload in fetched.bodies:
+            with self._parts.guard.work_for(peer_id, Place.ANNOUNCEMENT):
+                announcement = self._ear.consider(peer_id, payload, is_repair=True)
+                if announcement is not None:
+                    newest = max(newest, announcement.created_at)
+                    if announcement.sender is None:
+                        self._ear.heard(peer_id).note(announcement.number, at=time.monotonic())
+        is_answered = fetched.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY)
+        is_useless = question.sender == peer_id and bool(fetched.bodies) and not newest
+        if is_answered and not is_useless:
+            self._pauses.succeeded(peer_id)
+        else:  # also where nothing of many answers can be used: they would be read again every few seconds
+            self._pauses.failed(peer_id, now=time.monotonic())
+        return newest, len(fetched.bodies), fetched.outcome
+
+    def _may_ask(self, peer_id: str) -> bool:
+        """Whether a member is neither refused nor left in peace just now, because it did not answer."""
+        may_work = self._parts.guard.may_work(peer_id) and not self._parts.peers.is_banned(peer_id)
+        return may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
+
+    def _follows(self, peer_id: str) -> bool:
+        num_shards = self._parts.manifest.wire.announcement_shards
+        is_read = self._shards is None or shard_of(peer_id, num_shards) in self._shards
+        return is_read and not self._parts.peers.is_banned(peer_id)

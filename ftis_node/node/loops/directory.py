@@ -1,0 +1,139 @@
+"""The directory loop: says who this node is, and learns who the others are.
+
+consumes: own record, peers' records     produces: the peer table; catch-up requests for new members
+waits for: the clock                     unblocked by: time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from ftis_node import __version__
+from ftis_node.errors import RecordError
+from ftis_node.node.peers.log_messages import SwarmWords
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
+from ftis_node.records.reading import SCHEMA
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.tasks import told_domain
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ftis_node.node.context import Parts
+
+log = logging.getLogger(__name__)
+
+LOOK_FOR_MEMBERS_S = 1.0
+MAX_CATCHING_UP = 8
+RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
+
+
+class CatchesUp(Protocol):
+    """Who is told of a new member, and of its record: `PullLoop`."""
+
+    async def catch_up(self, peer_id: str) -> None: ...
+    def note_record(self, record: PeerRecord) -> None: ...
+
+
+class DirectoryLoop:
+    """Two clocks: new members are looked for every second, records are renewed and read every period."""
+
+    def __init__(self, parts: Parts, pull: CatchesUp) -> None:
+        self._parts = parts
+        self._pull = pull
+        self._members: set[str] = set()
+        self._words = SwarmWords()
+        self._catching_up = asyncio.Semaphore(MAX_CATCHING_UP)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch_members(tasks), name="directory-members")
+            tasks.create_task(self._renew_records(), name="directory-records")
+
+    async def _watch_members(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            present = set(await self._parts.gossip.members())
+            for peer_id in present - self._members:
+                self._parts.figures.peer(peer_id)
+                self._parts.events.write("member_joined", peer=peer_id)
+                tasks.create_task(self._catch_up(peer_id), name=f"catch-up-{peer_id[-6:]}")
+            for peer_id in self._members - present:
+                self._parts.events.write("member_left", peer=peer_id)
+            self._members = present
+            self._tell_changes(present)
+            with waiting_for("the clock"):
+                await asyncio.sleep(LOOK_FOR_MEMBERS_S)
+
+    def _tell_changes(self, members: Collection[str]) -> None:
+        """Where this node stands, in the log, whenever that changes."""
+        gossip = self._parts.gossip
+        told = self._words.lines(
+            gossip.state,
+            clock_skew_s=gossip.clock_skew_s,
+            addresses=gossip.addresses,
+            advice=self._parts.figures.other_versions(members).advice,
+        )
+        for level, text in told:
+            log.log(level, "%s", text)
+
+    async def _catch_up(self, peer_id: str) -> None:
+        """A few at a time, so that one that answers slowly keeps nobody waiting."""
+        async with self._catching_up:
+            with self._parts.guard.work_for(peer_id, Place.CATCH_UP):
+                await self._pull.catch_up(peer_id)
+
+    async def _renew_records(self) -> None:
+        period_s = self._parts.settings.swarm.directory_period_s
+        while True:
+            record = seal_peer_record(self._own_record(), self._parts.identity)
+            if not await self._parts.gossip.publish_record(record, ttl_s=RECORD_LIVES_PERIODS * period_s):
+                log.debug("the directory did not keep this node's record; next try in %.0f s", period_s)
+            await self._parts.gossip.publish_manifest(
+                self._parts.manifest.canonical(), ttl_s=RECORD_LIVES_PERIODS * period_s
+            )
+            for peer_id in self._members:
+                guarded = self._parts.guard.work_for(peer_id, Place.RECORD)
+                with waiting_for("a peer's record", endless=False), guarded:
+                    await self._read_record(peer_id)
+            with waiting_for("the clock"):
+                await asyncio.sleep(period_s)
+
+    async def _read_record(self, peer_id: str) -> None:
+        data = await self._parts.gossip.get_record(peer_id)
+        if data is None:
+            return
+        try:
+            record = open_peer_record(data)
+        except RecordError as error:
+            self._parts.figures.note_refusal(peer_id, "record", error)
+            return
+        if record.peer_id == peer_id and record.run_id == self._parts.manifest.run_id:
+            record = replace(record, domain=told_domain(record.domain, self._parts.manifest.task))
+            figures = self._parts.figures.peer(peer_id)
+            figures.record, figures.wire_schema = record, SCHEMA
+            self._pull.note_record(record)
+
+    def _own_record(self) -> PeerRecord:
+        parts, learner = self._parts, self._parts.learner.state
+        return PeerRecord(
+            run_id=parts.manifest.run_id,
+            peer_id=parts.identity.peer_id,
+            name=parts.name,
+            model=parts.source.name,
+            parameters=learner.parameters if learner else 0,
+            tokenizer=parts.tokenizer.fingerprint,
+            role=parts.settings.role,
+            last_number=parts.buffer.last_number(),
+            policy_version=parts.generation.policy_version,
+            tokens_per_s=parts.generation.tokens_per_s,
+            created_at=time.time(),
+            software=__version__,
+            read_shards=parts.figures.read_shards,
+            domain=parts.domain_name,
+        )

@@ -1,0 +1,279 @@
+"""The intake loop: every envelope, own or foreign, takes the same door into the buffer.
+
+consumes: envelopes, from the publish and pull loops     produces: READY groups, refusals
+waits for: an envelope                                   unblocked by: a put on its queue
+
+    own and known peers' --judge, one after the other--+
+                                                       +--> judged --one commit for all that wait--> verdicts
+    strangers'           --judge, one after the other--+
+
+A stranger's group may take its whole time limit in scoring. So strangers' groups have a lane with a scoring process of
+its own, and never delay the others. Who handed a group over chooses its lane, for that is proven before it is read.
+
+Waiting for the disk costs more than judging. So the next envelopes are judged while a commit is under way, and the next
+commit takes all that passed meanwhile: at leisure that is one group, under load many. Nobody hears of a group before it
+is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftis_node.node.http_api.health import Turn
+from ftis_node.node.loops.train import is_of_own_weights
+from ftis_node.node.peers.faults import REASON as FAULT
+from ftis_node.node.supervision.background import to_the_end
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.weights.offer import newest_offered
+from ftis_node.records.envelope import open_envelope
+from ftis_node.swarm.peer_guard import Place, is_own
+from ftis_node.validation import Accepted, DoorContext, Refusal, Refused, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Sequence
+
+    from ftis_node.node.context import Parts
+    from ftis_node.swarm.peer_guard import PeerWork
+    from ftis_node.tasks.scoring import IsolatedScorer
+    from ftis_node.validation import Verdict
+
+QUEUE_CAPACITY = 64
+COMMIT_CAPACITY = 64  # groups in one commit
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An envelope at the door. `origin` is the peer that handed it over; it is the sender's word only when signed.
+
+    `asked`: the ids that it was asked for; None where it was not asked by id.
+    """
+
+    data: bytes
+    origin: str
+    own: bool
+    asked: Container[bytes] | None
+    verdict: asyncio.Future[Verdict]
+
+
+class _Lane:
+    """A bounded queue of envelopes, and the validation context of those in it."""
+
+    def __init__(self, context: DoorContext) -> None:
+        self.context = context
+        self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue(QUEUE_CAPACITY)
+        self._num_submitted = self._num_answered = 0
+
+    async def put(self, arrival: Arrival) -> None:
+        arrival.verdict.add_done_callback(self._note_answered)
+        await self.arrivals.put(arrival)
+        self._num_submitted += 1
+
+    @property
+    def turn(self) -> Turn:
+        return Turn(done=self._num_answered, waiting=self._num_submitted - self._num_answered)
+
+    def _note_answered(self, verdict: asyncio.Future[Verdict]) -> None:
+        self._num_answered += 1
+
+
+class IntakeLoop:
+    """Two lanes, in each one envelope after the other; a bounded queue of accepted groups behind them."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._passed: set[bytes | tuple[str, int]] = set()  # ids, and numbers by sender, on their way to the disk
+        self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
+        self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
+        self.on_foreign: Callable[[Accepted], None] = lambda accepted: None  # told of each foreign group that is READY
+        self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
+        self._known = _Lane(self._context(parts.scorer))
+        self._strangers = _Lane(self._context(parts.strangers_scorer))
+
+    def _context(self, scorer: IsolatedScorer) -> DoorContext:
+        parts = self._parts
+        return DoorContext(
+            manifest=parts.manifest,
+            tokenizer=parts.tokenizer,
+            resolve=lambda ref, cost: scorer.resolve(ref, cost=cost),
+            scorer=scorer,
+            may_score=parts.peers.may_score,
+            charge=parts.peers.charge_scoring,
+            is_known=lambda group_id: group_id in self._passed or parts.reader.is_known(group_id),
+            has_number=lambda sender, number: (
+                (sender, number) in self._passed or parts.reader.has_number(sender, number)
+            ),
+            is_banned=parts.peers.is_banned,
+            within_quota=parts.peers.within_quota,
+            copy_of=parts.peers.copy_of,
+            limits=parts.peers.limits,
+            own_id=parts.identity.peer_id,
+            newest_offered=lambda: newest_offered(parts),
+        )
+
+    async def submit(self, data: bytes, *, origin: str, own: bool, asked: Container[bytes] | None = None) -> Verdict:
+        """Brings an envelope to the door and waits for its verdict; when it is Accepted, the group is on disk.
+
+        `asked`: the ids that `origin` was asked for, where it was asked by id.
+        """
+        arrival = Arrival(data, origin, own, asked, asyncio.get_running_loop().create_future())
+        is_stranger = not own and self._parts.peers.is_stranger(origin)
+        await (self._strangers if is_stranger else self._known).put(arrival)
+        return await arrival.verdict
+
+    async def next_own(self) -> Accepted:
+        """The newest group that was stored of those by our own weights; waits for one. Each is given once."""
+        return await self._newest_own.get()
+
+    @property
+    def turns(self) -> dict[str, Callable[[], Turn]]:
+        """How each lane fares, by name; what is being judged or stored counts as waiting."""
+        return {"intake": lambda: self._known.turn, "intake of strangers' groups": lambda: self._strangers.turn}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._judge_all(self._known), name="intake-judge")
+            tasks.create_task(self._judge_all(self._strangers), name="intake-judge-strangers")
+            tasks.create_task(self._commit_all(), name="intake-commit")
+
+    async def _judge_all(self, lane: _Lane) -> None:
+        while True:
+            with waiting_for("an envelope"):
+                arrival = await lane.arrivals.get()
+            verdict = await self._judge(arrival, lane.context)
+            if isinstance(verdict, Accepted):
+                self._passed |= {verdict.envelope.id, (verdict.group.sender, verdict.group.number)}
+                await self._judged.put((arrival, verdict))
+            elif verdict is not None:
+                self._answer(arrival, verdict)
+
+    async def _judge(self, arrival: Arrival, context: DoorContext) -> Verdict | None:
+        """None where the envelope made the door fail: it is refused already, and who handed it over is charged."""
+        with self._work_for(arrival, Place.JUDGE):
+            verdict = await judge(arrival.data, context, asked=arrival.asked)
+            if isinstance(verdict, Accepted):
+                if late := self._came_meanwhile(verdict):
+                    return late
+                self._parts.peers.remember(verdict)  # before the next one is judged, which may be its copy
+            return verdict
+        self._give_up(arrival)
+        return None
+
+    def _came_meanwhile(self, accepted: Accepted) -> Refused | None:
+        """The refusal of a group that passed while the other lane admitted the same, its number, or its completions."""
+        group, group_id = accepted.group, accepted.envelope.id
+        if group_id in self._passed:
+            refusal = Refusal("duplicate", "this group was admitted a moment ago")
+        elif (group.sender, group.number) in self._passed:
+            refusal = Refusal("number", f"number {group.number} of this sender was used a moment ago")
+        elif reason := self._parts.peers.copy_of(group):
+            refusal = Refusal(reason, "too many of its completions were here before")
+        else:
+            return None
+        return Refused(refusal, group.sender, group_id, signed=True, num_tokens=group.num_tokens)
+
+    def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
+        """What a group of this node's own brings about is a fault of its own."""
+        return self._parts.guard.work_for(arrival.origin, place, passes=(Exception,) if arrival.own else ())
+
+    def _give_up(self, arrival: Arrival) -> None:
+        """Refuses a group that brought about a fault, for good: others would hand over the same."""
+        group_id = None
+        with self._work_for(arrival, Place.JUDGE):
+            group_id = open_envelope(arrival.data, max_bytes=self._parts.manifest.wire.max_envelope_bytes).id
+        if not arrival.verdict.done():
+            arrival.verdict.set_result(Refused(Refusal(FAULT, "see the log"), sender=None, group_id=group_id))
+
+    async def _commit_all(self) -> None:
+        while True:
+            with waiting_for("a group that passed"):
+                passed = [await self._judged.get()]
+            while not self._judged.empty() and len(passed) < COMMIT_CAPACITY:
+                passed.append(self._judged.get_nowait())
+            await to_the_end(self._commit(passed))  # what is stored when the node ends is counted, too
+
+    async def _commit(self, passed: Sequence[tuple[Arrival, Accepted]]) -> None:
+        for (arrival, accepted), is_new in zip(passed, await self._admit(passed), strict=True):
+            self._passed -= {accepted.envelope.id, (accepted.group.sender, accepted.group.number)}
+            if is_new is None:
+                self._give_up(arrival)
+                continue
+            with self._work_for(arrival, Place.COUNT) as work:
+                self._acknowledge(arrival, accepted, is_new=is_new)
+            if work.failed:
+                self._give_up(arrival)
+
+    async def _admit(self, passed: Sequence[tuple[Arrival, Accepted]]) -> list[bool | None]:
+        """Whether each is new, with one wait for the disk; where one of them fails, each alone, and None for that."""
+        groups = [(accepted, arrival.own) for arrival, accepted in passed]
+        try:
+            return [*await self._parts.disk(self._parts.buffer.admit_many, groups)]
+        except Exception as error:
+            if is_own(error):
+                raise
+        return [await self._admit_one(*each) for each in passed]
+
+    async def _admit_one(self, arrival: Arrival, accepted: Accepted) -> bool | None:
+        with self._work_for(arrival, Place.STORE):
+            return (await self._parts.disk(self._parts.buffer.admit_many, [(accepted, arrival.own)]))[0]
+        return None
+
+    def _acknowledge(self, arrival: Arrival, accepted: Accepted, *, is_new: bool) -> None:
+        group = accepted.group
+        if not is_new:
+            is_same = self._parts.reader.is_known(accepted.envelope.id)
+            late = Refusal("duplicate" if is_same else "number", "admitted a moment ago")
+            self._answer(
+                arrival, Refused(late, group.sender, accepted.envelope.id, signed=True, num_tokens=group.num_tokens)
+            )
+            return
+        self.stored.set()
+        if not arrival.own:
+            self.on_foreign(accepted)
+        if arrival.own or is_of_own_weights(self._parts, group):
+            if self._newest_own.full():
+                self._newest_own.get_nowait()
+            self._newest_own.put_nowait(accepted)
+        self._answer(arrival, accepted)
+
+    def _answer(self, arrival: Arrival, verdict: Verdict) -> None:
+        with self._work_for(arrival, Place.COUNT):
+            self._count(arrival, verdict)
+        if not arrival.verdict.done():
+            arrival.verdict.set_result(verdict)
+
+    def _count(self, arrival: Arrival, verdict: Verdict) -> None:
+        figures, events = self._parts.figures, self._parts.events
+        self._parts.peers.settle(verdict, origin=arrival.origin)
+        if isinstance(verdict, Refused):
+            figures.refused[verdict.refusal.reason] += 1
+            if not arrival.own:
+                figures.peer(arrival.origin).refused[verdict.refusal.reason] += 1
+            events.write(
+                "refused",
+                group=verdict.group_id,
+                origin=arrival.origin,
+                reason=verdict.refusal.reason,
+                detail=verdict.refusal.detail,
+            )
+            return
+        group = verdict.group
+        if not arrival.own:
+            figures.groups_received += 1
+            figures.tokens_received += group.num_tokens
+            figures.envelope_bytes_received += len(arrival.data)
+            figures.peer(group.sender).accepted += 1
+        events.write(
+            "admitted",
+            group=verdict.envelope.id,
+            retells=verdict.retells,
+            own=arrival.own,
+            sender=group.sender,
+            number=group.number,
+            prompt=str(group.prompt_ref),
+            num_tokens=group.num_tokens,
+            reward_mean=round(group.reward_mean, 4),
+            policy_version=group.policy_version,
+        )

@@ -1,0 +1,81 @@
+"""The check loop: the first completions that a new version sampled go to the learner, which still has that version.
+
+consumes: groups of own weights (intake)      produces: nothing; the learner's next report has the mismatch
+waits for: an own group of the newest version  unblocked by: intake
+
+Groups of a step were mostly sampled a version before the learner's, because generation runs ahead of it: only these,
+seen while they are new, compare engine and learner under the same weights. One a version; one that is late is dropped.
+Of a group whose sampling went on across an update, the completions that did not are sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import WorkerError
+from ftis_node.node.loops.train import train_group
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.replay.buffer import StoredGroup
+from ftis_node.swarm.peer_guard import Place
+
+if TYPE_CHECKING:
+    from ftis_node.node.context import Parts
+    from ftis_node.node.loops.intake import IntakeLoop
+    from ftis_node.records.envelope import Accepted
+    from ftis_node.records.group import Group
+
+log = logging.getLogger(__name__)
+
+
+class CheckLoop:
+    """At most one group of each version is sent."""
+
+    def __init__(self, parts: Parts, intake: IntakeLoop) -> None:
+        self._parts = parts
+        self._intake = intake
+        self._sent_version: int | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with waiting_for("an own group"):
+                accepted = await self._intake.next_own()
+            sender = accepted.group.sender  # this node, or a peer that samples by its weights
+            passes = (Exception,) if sender == self._parts.identity.peer_id else ()
+            with self._parts.guard.work_for(sender, Place.AUDIT, passes=passes):
+                await self._send_if_new(accepted)
+
+    async def _send_if_new(self, accepted: Accepted) -> None:
+        version = self._parts.figures.policy_version
+        if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
+            self._sent_version = version
+            await self._send(accepted, part)
+
+    async def _send(self, accepted: Accepted, part: Group) -> None:
+        stored = StoredGroup(
+            id=accepted.envelope.id,
+            own=part.sender == self._parts.identity.peer_id,
+            group=part,
+            rewards=part.rewards,
+            prompt_ids=accepted.prompt_ids,
+        )
+        try:
+            with waiting_for("the learner's measurement"):  # after the step that is under way
+                await self._parts.learner.check(
+                    train_group(stored, share=self._parts.manifest.step.share, of_own_weights=True)
+                )
+        except WorkerError as error:  # the train loop sees to the learner; the next version has its own check
+            self._parts.events.write("check_failed", group=stored.id, error=str(error))
+            log.warning("the mismatch of version %d was not measured: %s", self._sent_version, error)
+
+
+def sampled_by(group: Group, version: int) -> Group | None:
+    """The group with the completions alone that `version`, and no other, sampled; None where there are none."""
+    completions = tuple(
+        completion
+        for completion in group.completions
+        if completion.policy_version == completion.policy_version_newest == version
+    )
+    return replace(group, completions=completions) if completions else None

@@ -1,0 +1,375 @@
+"""The pull loop: announcements of peers become envelopes at the door.
+
+consumes: announcements; answers of peers     produces: envelopes to intake, confirmations to their senders
+waits for: an announcement                    unblocked by: gossip
+           room in the home and in memory                   the room loop; intake
+
+                       +--> [listen]  (hear.py)  ---+
+    gossip --messages--+                            +--> wants --> [dispatch] --batches--> fetch --> intake
+                       +--> [repair]  (repair.py) --+      ^                                 |
+                                                           +----- missed: ask another -------+
+
+A body is pulled once: from its sender, or from anyone who holds it where the sender cannot be reached. In a small swarm
+everything is pulled; in a large one what the learner will use (`swarm/pulling/demand.py`) and what this node is on
+duty for.
+
+Where the run says so, a group of another tokenizer is pulled as text; only its sender can tell it so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.node.loops.announcements import Ear, Members
+from ftis_node.node.loops.backfill import Repair
+from ftis_node.node.supervision.body_memory import HeldBytes
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.training.token_budget import shares_of_next_step
+from ftis_node.swarm.peer_backoff import PeerBackoff
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.pulling.demand import STEPS_IN_STOCK, PullDemand, pull_demand
+from ftis_node.swarm.pulling.domains import ANY, portions
+from ftis_node.swarm.pulling.retry_queue import RetryQueue
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.token_bucket import TokenBucket
+from ftis_node.tasks import part_names
+from ftis_node.validation import Accepted, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.node.context import Parts
+    from ftis_node.node.loops.intake import IntakeLoop
+    from ftis_node.records.envelope import PeerRecord
+    from ftis_node.swarm.pulling.domains import Portion
+    from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
+    from ftis_node.validation import Verdict
+
+log = logging.getLogger(__name__)
+
+GATHER_S = 0.02  # announcements that come together are pulled together
+LOOK_AGAIN_S = 1.0  # the learner's needs change without an event here
+MAX_BATCH_BYTES = 8 << 20
+BUSY_REST_S = 0.5
+FAILED_REST_S = 5.0
+PASSING = frozenset({"quota", "scoring_quota", "unscored", "banned"})  # refusals that say nothing of the group itself
+NOT_THE_GROUP = frozenset({"size", "parse", "unasked", "signature"})  # what came says nothing of the group asked for
+FAULTS = {FetchOutcome.TOO_LARGE: Behaviour.REFUSED}
+NUM_OTHERS = 3  # members asked for what its sender does not give
+NUM_SHOWN = 4  # ids of groups given up that one event names
+BURST_S = 2.0  # the download budget of so many seconds may be used at once
+
+
+class PullLoop:
+    """What is wanted, and the pulls under way. A body is asked for once at a time."""
+
+    def __init__(self, parts: Parts, intake: IntakeLoop) -> None:
+        self._parts = parts
+        self._intake = intake
+        self._ear = Ear(parts)
+        self._wants = self._ear.wants
+        self._later = RetryQueue()
+        self._repair = Repair(parts, self._ear)
+        self._pauses = PeerBackoff(first_s=FAILED_REST_S)
+        self._asking: Counter[str] = Counter()  # pulls under way, by the peer asked
+        self._pulls_in_flight = asyncio.Semaphore(parts.settings.swarm.pulls_in_flight)
+        rate = parts.settings.swarm.max_download_bytes_per_s
+        self._allowance = TokenBucket(rate_per_s=rate, burst=rate * BURST_S) if rate else None
+        self._in_memory = HeldBytes(parts.settings.limits.bodies_in_memory_bytes)
+
+    @property
+    def ear(self) -> Ear:
+        """What was heard, for the loop that chooses shards."""
+        return self._ear
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._ear.listen(), name="pull-listen")
+            tasks.create_task(self._dispatch(tasks), name="pull-dispatch")
+            tasks.create_task(self._repair.run(), name="pull-repair")
+            tasks.create_task(self._confirm_again(), name="pull-confirm")
+
+    async def catch_up(self, peer_id: str) -> None:
+        """Asks a new member for what was missed."""
+        await self._repair.catch_up(peer_id)
+
+    def follow(self, shards: frozenset[int]) -> None:
+        """Only the senders of these shards are asked for what is missing from now on."""
+        self._repair.read_shards(shards)
+
+    def note_record(self, record: PeerRecord) -> None:
+        """A member's directory record: the last number in it shows a missing tail."""
+        self._repair.note_record(record)
+
+    async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+        """Requests for what is wanted, as soon as there is something, and again while something is left."""
+        while True:
+            with suppress(TimeoutError), waiting_for("something to pull"):
+                async with asyncio.timeout(LOOK_AGAIN_S if len(self._wants) or len(self._later) else None):
+                    await self._ear.changed.wait()
+            if self._asking:  # the first one goes at once
+                await asyncio.sleep(GATHER_S)
+            self._ear.changed.clear()
+            await self._pull_what_is_needed(tasks)
+
+    async def _pull_what_is_needed(self, tasks: asyncio.TaskGroup) -> None:
+        oldest = time.time() - self._parts.manifest.step.max_age_s
+        self._wants.drop_older(oldest)
+        for want in self._later.due(now=time.monotonic()):
+            with self._parts.guard.work_for(want.sender, Place.PULL):
+                is_wanted = want.created_at > oldest and not self._ear.has(want)
+                if is_wanted and self._ear.may_give(want.sender, want.id):
+                    self._wants.add(want, holder=want.sender)
+        self._wants.reroute(self._is_able)
+        if self._parts.room.why_full:
+            return
+        need = (await self._demand()).need
+        for portion in self._portions(need):
+            num_pulled = await self._pull_portion(tasks, portion, need=need if portion == ANY else portion.num)
+            if need is not None:
+                need = max(0, need - num_pulled)
+
+    async def _pull_portion(self, tasks: asyncio.TaskGroup, portion: Portion, *, need: int | None) -> int:
+        """Requests for `need` groups of a portion, and for duties, as far as they can be had; how many were no duty."""
+        num_pulled = 0
+        while True:
+            with waiting_for("a pull under way to end"):  # each has its own limits
+                await self._pulls_in_flight.acquire()
+            batch = self._wants.next_request(
+                most=self._parts.settings.swarm.pull_batch,
+                need=None if need is None else need - num_pulled,
+                max_bytes=MAX_BATCH_BYTES,
+                may_ask=self._may_ask_now,
+                is_meant=lambda want: portion.near is None or portion.near is self._is_near(want),
+            )
+            if batch is None:
+                self._pulls_in_flight.release()
+                return num_pulled
+            num_pulled += sum(not want.is_assigned for want in batch.items)
+            self._asking[batch.source.peer_id] += 1
+            await self._keep_to_budget(batch)
+            tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
+
+    def _portions(self, need: int | None) -> Sequence[Portion]:
+        """What is pulled first: where the run prefers domains, what lacks of each; then whatever there is."""
+        domain = self._parts.own_domain
+        if domain is None:
+            return (ANY,)
+        ready = self._parts.reader.ready_foreign_tasks()
+        num_near = sum(num for task, num in ready.items() if task in domain.tasks)
+        near_in_flight = self._wants.num_in_flight_of(self._is_near)
+        return portions(
+            domain.share,
+            stock=STEPS_IN_STOCK * shares_of_next_step(self._parts)[1],
+            need=need,
+            num_near=num_near + near_in_flight,
+            num_far=sum(ready.values()) - num_near + self._wants.num_in_flight - near_in_flight,
+        )
+
+    def _is_near(self, want: PullItem) -> bool:
+        """Whether a group's sender says that it generates for this node's domain alone."""
+        domain, figures = self._parts.own_domain, self._parts.figures.peers.get(want.sender)
+        if domain is None or figures is None or figures.record is None:
+            return False
+        is_near = False
+        with self._parts.guard.work_for(want.sender, Place.RECORD):
+            is_near = domain.is_claimed(part_names(figures.record.domain))
+        return is_near
+
+    async def _pull_and_release(self, batch: PullRequest) -> None:
+        try:
+            with self._parts.guard.work_for(batch.source.peer_id, Place.PULL) as work:
+                await self._pull(batch)
+            if work.failed:  # what of it is not settled yet is not asked of this peer again
+                self._wants.missed(batch, missing=[want.id for want in batch.items])
+        finally:
+            self._pulls_in_flight.release()
+            self._asking -= Counter([batch.source.peer_id])  # drops what comes to 0
+            self._ear.changed.set()  # the next of this peer may be asked for
+
+    async def _demand(self) -> PullDemand:
+        """What to pull now; tells the ear whether duties are taken."""
+        parts = self._parts
+        _, num_ready = parts.reader.ready_counts()
+        known = await parts.gossip.known_members()
+        wanted = pull_demand(
+            parts.settings.swarm.pull,
+            num_members=len(known),
+            small_swarm=parts.settings.swarm.small_swarm,
+            per_step=shares_of_next_step(parts)[1],
+            num_ready=num_ready,
+            num_in_flight=self._wants.num_in_flight,
+        )
+        takes_assigned = wanted.need is not None and wanted.takes_assigned
+        self._ear.members = Members(known, await parts.gossip.shard_members()) if takes_assigned else None
+        return wanted
+
+    def _is_able(self, peer_id: str) -> bool:
+        """Whether a peer is neither refused nor left in peace just now."""
+        is_able = False
+        with self._parts.guard.work_for(peer_id, Place.PULL):
+            may_work = self._parts.guard.may_work(peer_id) and not self._parts.peers.is_banned(peer_id)
+            is_able = may_work and self._pauses.may_ask(peer_id, now=time.monotonic())
+        return is_able
+
+    def _may_ask_now(self, peer_id: str) -> bool:
+        may_ask = False
+        with self._parts.guard.work_for(peer_id, Place.PULL):
+            may_ask = self._may_ask(peer_id)
+        return may_ask
+
+    def _may_ask(self, peer_id: str) -> bool:
+        """Whether one more pull of a peer may start.
+
+        All peers that failed last have one place together; of those that have given nothing yet each has one, and all
+        of them together leave one free: whoever is slow, or gone, does not keep others waiting.
+        """
+        if not self._is_able(peer_id):
+            return False
+        num_places = self._parts.settings.swarm.pulls_in_flight
+        if self._pauses.has_failed(peer_id):
+            return not any(map(self._pauses.has_failed, self._asking))
+        if self._is_proven(peer_id):
+            return self._asking[peer_id] < max(1, num_places // 2)
+        num_unproven = sum(not self._is_proven(asked) for asked in self._asking)
+        return not self._asking[peer_id] and num_unproven < max(1, num_places - 1)
+
+    def _is_proven(self, peer_id: str) -> bool:
+        figures = self._parts.figures.peers.get(peer_id)
+        return figures is not None and figures.accepted > 0
+
+    async def _keep_to_budget(self, batch: PullRequest) -> None:
+        if self._allowance is None:
+            return
+        wait_s = 0.0
+        with self._parts.guard.work_for(batch.source.peer_id, Place.PULL):
+            wait_s = self._allowance.spend(_announced_bytes(batch), now=time.monotonic())
+        with waiting_for("download budget"):
+            await asyncio.sleep(wait_s)
+
+    def _spend_the_rest(self, batch: PullRequest, bodies: Sequence[bytes]) -> None:
+        """What came beyond what was announced counts, too: the next pulls wait for it."""
+        if self._allowance is not None:
+            more_bytes = sum(map(len, bodies)) - _announced_bytes(batch)
+            self._allowance.spend(max(0, more_bytes), now=time.monotonic())
+
+    async def _pull(self, batch: PullRequest) -> None:
+        most_bytes = len(batch.items) * self._parts.manifest.wire.max_envelope_bytes
+        async with self._in_memory.of(most_bytes):
+            await self._pull_now(batch)
+
+    async def _pull_now(self, batch: PullRequest) -> None:
+        peer_id, as_text = batch.source
+        ids = [want.id for want in batch.items]
+        timeout_s = self._parts.settings.swarm.pull_timeout_s
+        fetched = await self._parts.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=timeout_s)
+        self._spend_the_rest(batch, fetched.bodies)
+        asked = None if as_text else frozenset(ids)  # a text has an id of its own
+        judged = [self._intake.submit(data, origin=peer_id, own=False, asked=asked) for data in fetched.bodies]
+        with waiting_for("verdicts of the door"):  # the intake loop has the limits
+            verdicts = await asyncio.gather(*judged)
+        here = self._settle(batch, verdicts)
+        if fetched.outcome is FetchOutcome.BUSY:
+            self._pauses.rest(peer_id, BUSY_REST_S * random.uniform(0.75, 1.25), now=time.monotonic())
+            self._wants.put_back(batch)
+        else:
+            self._note_outcome(batch, fetched.outcome, is_empty=not fetched.bodies)
+            missing = [group_id for group_id in ids if group_id not in here]
+            self._note_useless(batch, verdicts, fetched.outcome, missing=missing)
+            await self._ask_others(batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE)
+        await self._confirm(batch, verdicts)
+
+    def _settle(self, batch: PullRequest, verdicts: Sequence[Verdict]) -> set[bytes]:
+        """Takes what was judged, well or ill, off the list; returns those ids."""
+        judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
+        here = {want.id for want in batch.items if want.id in judged}
+        refused = [v for v in verdicts if isinstance(v, Refused) and not _is_useless(v)]
+        self._ear.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
+        self._wants.arrived(here)
+        accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
+        self._parts.figures.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
+        return here
+
+    def _note_useless(
+        self, batch: PullRequest, verdicts: Sequence[Verdict], outcome: FetchOutcome, *, missing: Sequence[bytes]
+    ) -> None:
+        """What this peer gave something else for is not asked of it again: it pays for one fault once.
+
+        Which of the missing ones an unreadable item was meant for is not known: as many as there were, in the order
+        in which they were asked for.
+        """
+        useless = [v for v in verdicts if isinstance(v, Refused) and _is_useless(v)]
+        named = {v.group_id for v in useless if v.group_id in missing}
+        num_others = len(useless) - len(named) + (outcome is FetchOutcome.TOO_LARGE)
+        others = [group_id for group_id in missing if group_id not in named][:num_others]
+        self._ear.refuse_of(batch.source.peer_id, [one for one in missing if one in named or one in others])
+
+    def _note_outcome(self, batch: PullRequest, outcome: FetchOutcome, *, is_empty: bool) -> None:
+        """A pull that failed, or in which a peer has nothing of what it announced as its own, is held against it."""
+        peer_id = batch.source.peer_id
+        is_broken_promise = is_empty and all(want.sender == peer_id for want in batch.items)
+        if outcome is FetchOutcome.COMPLETE and not is_broken_promise:
+            self._pauses.succeeded(peer_id)
+            return
+        self._pauses.failed(peer_id, now=time.monotonic())
+        self._parts.figures.peer(peer_id).failed_pulls += 1
+        conduct = FAULTS.get(outcome, Behaviour.PULL_FAILED)
+        self._parts.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
+        self._parts.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
+
+    async def _ask_others(self, batch: PullRequest, *, missing: Sequence[bytes], is_answered: bool) -> None:
+        """What this peer did not give is asked of others who may hold it; what nobody has is given up."""
+        if not missing:
+            return
+        members = await self._parts.gossip.members()
+        others = random.sample(members, min(NUM_OTHERS, len(members)))
+        given_up = self._wants.missed(batch, missing=missing, others=others, may_give=self._ear.may_give)
+        if batch.source.as_text and is_answered:
+            self._ear.refuse(missing)  # told, and of no use: a text is stored under an id of its own
+        for_good = [want for want in given_up if want.as_text or not self._later.put(want, now=time.monotonic())]
+        if for_good:  # one line, however many: an attacker may announce what nobody has
+            shown = [want.id.hex() for want in for_good[:NUM_SHOWN]]
+            self._parts.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
+        self._ear.changed.set()
+
+    async def _confirm(self, batch: PullRequest, verdicts: Sequence[Verdict]) -> None:
+        """Tells the senders which of their groups passed."""
+        checked: dict[str, list[bytes]] = defaultdict(list)
+        for verdict in verdicts:
+            if isinstance(verdict, Accepted):
+                checked[verdict.group.sender].append(verdict.announced_id)
+                self._ear.heard(verdict.group.sender).note(verdict.group.number, at=time.monotonic())
+        reachable = {batch.source.peer_id, *await self._parts.gossip.members()} if checked else set()
+        for sender, ids in checked.items():
+            if sender in reachable:
+                await self._tell_arrived(sender, ids)
+
+    async def _confirm_again(self) -> None:
+        """What is announced again though it is here, until cancelled."""
+        while True:
+            with waiting_for("a group that is here already"):
+                await self._ear.reminded.wait()
+            self._ear.reminded.clear()
+            while (due := self._ear.reminders.take()) is not None:
+                await self._tell_arrived(*due)
+
+    async def _tell_arrived(self, sender: str, ids: Sequence[bytes]) -> None:
+        with self._parts.guard.work_for(sender, Place.CONFIRM):
+            if not await self._parts.gossip.confirm(sender, ids):
+                log.info("%s did not take the confirmation of %d groups", sender, len(ids))
+
+
+def _is_useless(verdict: Verdict) -> bool:
+    return isinstance(verdict, Refused) and (verdict.group_id is None or verdict.refusal.reason in NOT_THE_GROUP)
+
+
+def _announced_bytes(batch: PullRequest) -> int:
+    return sum(want.num_bytes for want in batch.items)

@@ -1,0 +1,275 @@
+"""The node's book of peers: who is refused, who may send how much, and what each did.
+
+The loops tell it what happened (`note`, `settle`) and ask it (`is_banned`, `within_quota`, `copy_of`, `share_cap`). It
+puts the pure parts of `swarm/` together with the clock, the file and the event trail, and decides on nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftis_node.errors import UsageError
+from ftis_node.node.peers.store import PeerStore
+from ftis_node.swarm.reputation.attribution import attribute_refusal
+from ftis_node.swarm.reputation.duplicates import DuplicateDetector, DuplicateRules, SeenCompletion
+from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
+from ftis_node.swarm.reputation.score import BAN_SCORE, BanRules, Behaviour, TrustLevel
+from ftis_node.swarm.reputation.table import ReputationTable
+from ftis_node.telemetry.clock import SteadyClock
+from ftis_node.validation import Accepted, DoorLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ftis_node.config.door import DoorSection
+    from ftis_node.records.group import Group
+    from ftis_node.telemetry.events import EventTrail
+    from ftis_node.validation import Verdict
+
+log = logging.getLogger(__name__)
+
+SAVE_EVERY_S = 10.0
+MAX_NETWORKS = 4096
+UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these cost next to nothing, and a debt would never end
+
+
+class PeerBook:
+    """One per node. `note` and the questions are cheap; a change of standing is on disk when they return."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        own_id: str,
+        settings: DoorSection,
+        events: EventTrail,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Opens or makes the file; `clock` is Unix time in seconds, None: one that never jumps. Raises ConfigError."""
+        self._own_id = own_id
+        self._settings = settings
+        self._events = events
+        self._clock = clock = clock or SteadyClock().now
+        self._allowed = frozenset(settings.allow)
+        self._trusted = frozenset(settings.trust)
+        self._store = PeerStore(path)
+        self._standings = ReputationTable(BanRules(settings.ban_first_s, settings.ban_longest_s))
+        self._store.load(self._standings, now=clock())
+        self._saved_at = clock()
+        self._networks: dict[str, str] = {}
+        self._met: dict[str, None] = {}  # peers that were connected, those met last
+        self._quotas = Quotas(
+            QuotaLimits(
+                settings.groups_a_minute,
+                settings.tokens_a_minute,
+                settings.strangers_groups_a_minute,
+                settings.strangers_tokens_a_minute,
+                settings.scoring_s_a_minute,
+                settings.strangers_scoring_s_a_minute,
+            )
+        )
+        self._copycats = DuplicateDetector(
+            own_id, DuplicateRules(settings.copy_min_tokens, settings.copy_max_share, settings.copy_kept)
+        )
+
+    def close(self) -> None:
+        """Saves and closes the file."""
+        self._store.save(self._standings)
+        self._store.close()
+
+    @property
+    def limits(self) -> DoorLimits:
+        """The door's bounds of this node."""
+        return DoorLimits(self._settings.max_skew_s, self._settings.min_mean_logprob)
+
+    def saw(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """A peer is connected by these multiaddrs: peers of one network share their places in the buffer."""
+        self._networks.pop(peer_id, None)
+        self._met.pop(peer_id, None)
+        self._met[peer_id] = None  # the last place is the freshest
+        while len(self._met) > MAX_NETWORKS:
+            del self._met[next(iter(self._met))]
+        if network := subnet_of(addresses):
+            self._networks[peer_id] = network
+        self._bound_networks()
+
+    def _bound_networks(self) -> None:
+        while len(self._networks) > MAX_NETWORKS:
+            del self._networks[next(iter(self._networks))]
+
+    def is_banned(self, peer_id: str) -> bool:
+        """Whether a peer is refused now: its ban runs, or it is not on the allow-list. This node never is."""
+        if peer_id == self._own_id:
+            return False
+        if self._allowed and peer_id not in self._allowed:
+            return True
+        return peer_id not in self._trusted and self._standings.is_banned(peer_id, now=self._clock())
+
+    def is_trusted(self, peer_id: str) -> bool:
+        """Whether the operator trusts it, by the settings or by `peers trust`."""
+        return peer_id in self._trusted or self._standings.reputation(peer_id).trusted
+
+    def is_known(self, peer_id: str) -> bool:
+        """Whether it is no stranger: it is trusted, or has shown something by good groups."""
+        return self.is_trusted(peer_id) or not self._is_stranger(peer_id)
+
+    def standing(self, peer_id: str) -> TrustLevel:
+        """How the peer is met now."""
+        if self.is_banned(peer_id):
+            return TrustLevel.BANNED
+        if self.is_trusted(peer_id):
+            return TrustLevel.TRUSTED
+        return self._standings.reputation(peer_id).trust_level(now=self._clock())
+
+    def save(self) -> None:
+        """Writes what is not on disk yet."""
+        self._store.save(self._standings)
+        self._saved_at = self._clock()
+
+    def note(self, peer_id: str, conduct: Behaviour, *, reason: str = "", detail: str = "") -> None:
+        """Takes a fact in. `reason` is counted (the conduct's own name where empty), `detail` is for people."""
+        if peer_id == self._own_id or peer_id in self._trusted:
+            return
+        standing = self._standings.note(peer_id, conduct, now=self._clock(), reason=reason)
+        if standing is not None:
+            self._tell(peer_id, standing, detail or reason or conduct.value)
+            self.save()
+        elif self._clock() - self._saved_at >= SAVE_EVERY_S:
+            self.save()
+
+    def remember(self, accepted: Accepted) -> None:
+        """Takes the completions of a group that passed into the catalogue of copies."""
+        group = accepted.group
+        self._copycats.remember(group.sender, str(group.prompt_ref), _told(group))
+
+    def settle(self, verdict: Verdict, *, origin: str) -> None:
+        """Takes the verdict on a group that `origin` handed over: who answers for it is noted, and charged for it."""
+        if isinstance(verdict, Accepted):
+            group = verdict.group
+            self._charge(group.sender, group.num_tokens)
+            self._vouch(group.sender, origin)
+            self.note(group.sender, Behaviour.ACCEPTED)
+            return
+        reason = verdict.refusal.reason
+        blamed, conduct = attribute_refusal(reason, origin=origin, sender=verdict.sender, signed=verdict.signed)
+        if reason not in UNCHARGED:
+            self._charge(blamed, verdict.num_tokens)
+        self.note(blamed, conduct, reason=reason, detail=f"{reason}: {verdict.refusal.detail}")
+
+    def within_quota(self, peer_id: str) -> bool:
+        """Whether a group of this sender is looked at now; asking spends nothing."""
+        if peer_id == self._own_id or self.is_trusted(peer_id):
+            return True
+        return self._quotas.allows(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
+
+    def may_score(self, peer_id: str) -> bool:
+        """Whether a group of this sender is scored now; asking spends nothing."""
+        if peer_id == self._own_id or self.is_trusted(peer_id):
+            return True
+        return self._quotas.allows_scoring(peer_id, is_new_peer=self._is_stranger(peer_id), now=time.monotonic())
+
+    def charge_scoring(self, peer_id: str, seconds: float) -> None:
+        """Takes seconds of scoring from the allowance of a group's signer."""
+        if peer_id != self._own_id and not self.is_trusted(peer_id):
+            is_stranger = self._is_stranger(peer_id)
+            self._quotas.spend_scoring(peer_id, seconds, is_new_peer=is_stranger, now=time.monotonic())
+
+    def copy_of(self, group: Group) -> str | None:
+        """The reason to refuse a group whose completions were here before; None where they were not."""
+        found = self._copycats.judge(group.sender, str(group.prompt_ref), _told(group))
+        return None if found is None else found.value
+
+    def share_cap(self) -> ShareCap:
+        """How many places each peer may hold in the buffer."""
+        trusted = {peer_id for peer_id, record_of in self._standings if record_of.reputation.trusted}
+        return ShareCap(
+            self._settings.share_cap, self._settings.trusted_share, self._trusted | trusted, dict(self._networks)
+        )
+
+    def ban(self, peer_id: str, length_s: float | None = None) -> None:
+        """Bans by the operator's word; None: for the longest time that is set. Raises UsageError for this node."""
+        if peer_id == self._own_id:
+            raise UsageError("this is the node itself: it cannot be banned")
+        if peer_id in self._trusted:
+            raise UsageError("node.toml trusts this peer: take it out of door.trust and start the node again")
+        self._standings.ban(peer_id, length_s or self._settings.ban_longest_s, now=self._clock())
+        self._tell(peer_id, TrustLevel.BANNED, "by the operator")
+        self.save()
+
+    def unban(self, peer_id: str) -> None:
+        """Ends a ban, and forgets the peer's past ones."""
+        self._standings.unban(peer_id, now=self._clock())
+        self._tell(peer_id, self.standing(peer_id), "by the operator")
+        self.save()
+
+    def trust(self, peer_id: str, trusted: bool = True) -> None:
+        """Never banned by the node itself, and may hold more; ends a ban."""
+        self._standings.trust(peer_id, trusted, now=self._clock())
+        self._tell(peer_id, self.standing(peer_id), "by the operator")
+        self.save()
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """By peer id, what `peers --json` says of standing. `banned_until` is Unix time, None where no ban runs."""
+        return {peer_id: self.row(peer_id) for peer_id in self.known()}
+
+    def known(self) -> list[str]:
+        """Ids of the peers that something is known of, and of those that the settings name."""
+        known = {peer_id for peer_id, _ in self._standings} | self._allowed | self._trusted
+        return sorted(known - {self._own_id})
+
+    def row(self, peer_id: str) -> dict[str, Any]:
+        """The same of one peer, also of one that nothing is known of."""
+        record_of, now = self._standings.record_of(peer_id), self._clock()
+        known = record_of.reputation
+        is_running = known.is_banned(now=now)
+        return {
+            "standing": self.standing(peer_id).value,
+            "score": BAN_SCORE if is_running else round(known.score_at(now), 2),
+            "banned_until": round(known.banned_until, 1) if is_running else None,
+            "ban_reason": known.ban_reason if is_running else "",
+            "reasons": dict(record_of.reasons),
+            "trusted": self.is_trusted(peer_id),
+        }
+
+    def is_stranger(self, peer_id: str) -> bool:
+        """Whether a peer has shown nothing yet, and nobody has vouched for it."""
+        return not self.is_trusted(peer_id) and self._is_stranger(peer_id)
+
+    def _is_stranger(self, peer_id: str) -> bool:
+        return not self._standings.reputation(peer_id).is_known(now=self._clock())
+
+    def _vouch(self, sender: str, origin: str) -> None:
+        """A sender that was never connected shares the places of who handed its group over: identities are free."""
+        if sender != origin and sender not in self._met and origin != self._own_id:
+            self._networks.setdefault(sender, self._networks.get(origin, origin))
+            self._bound_networks()
+
+    def _charge(self, peer_id: str, num_tokens: int) -> None:
+        if peer_id != self._own_id and not self.is_trusted(peer_id):
+            is_stranger = self._is_stranger(peer_id)
+            self._quotas.spend(peer_id, num_tokens, is_new_peer=is_stranger, now=time.monotonic())
+
+    def _tell(self, peer_id: str, standing: TrustLevel, why: str) -> None:
+        row = self.row(peer_id)
+        self._events.write("standing", peer=peer_id, standing=standing.value, why=why, until=row["banned_until"])
+        if standing is TrustLevel.BANNED:
+            log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
+
+
+def _told(group: Group) -> list[SeenCompletion]:
+    """The completions as the catalogue of copies takes them."""
+    return [
+        SeenCompletion(
+            completion.token_ids.tobytes(),
+            len(completion.token_ids),
+            -float(completion.logprobs.sum(dtype=np.float64))
+            if completion.mean_logprob is None
+            else -completion.mean_logprob * len(completion.token_ids),
+        )
+        for completion in group.completions
+    ]

@@ -1,0 +1,90 @@
+"""What an operator changes about peers: on a running node through its local HTTP port, on a stopped one in its file."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ftis_node.config.door import DoorSection
+from ftis_node.config.manifest import first_problem
+from ftis_node.errors import DamagedError, UsageError
+from ftis_node.files import read_object
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.startup.migrations import opened
+from ftis_node.swarm.peer_lookup import find_peer
+from ftis_node.telemetry.events import EventTrail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ftis_node.config.home import Home
+
+ACTIONS = ("ban", "unban", "trust")
+MAX_BAN_S = 10 * 365 * 86400.0
+
+
+class PeerControl:
+    """Changes to the book of peers; `rows` are those of `peers --json`, for names and shortened ids."""
+
+    def __init__(self, book: PeerBook, rows: Callable[[], list[dict[str, Any]]]) -> None:
+        self._book = book
+        self._rows = rows
+
+    def change(self, action: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Does one of ACTIONS for the peer that `asked["peer"]` names; its row afterwards.
+
+        `ban` takes `for_s` (seconds; None: the longest that is set), `trust` takes `trusted`. Raises UsageError.
+        """
+        peer_id = find_peer(str(asked.get("peer", "")), self._rows())
+        match action:
+            case "ban":
+                self._book.ban(peer_id, _ban_length_s(asked.get("for_s")))
+            case "unban":
+                self._book.unban(peer_id)
+            case "trust":
+                self._book.trust(peer_id, asked.get("trusted", True) is True)
+            case _:
+                raise UsageError(f"{action!r} is none of {', '.join(ACTIONS)}")
+        return {"peer_id": peer_id, **self._book.row(peer_id)}
+
+
+@contextmanager
+def stopped_peers(home: Home) -> Iterator[PeerControl]:
+    """The control over a stopped node's file, with the settings of its last start; the home is held meanwhile.
+
+    Raises HomeInUseError where a node has just started on it.
+    """
+    with opened(home):
+        settings = read_object(home.settings) if home.settings.exists() else {}
+        status = read_object(home.status) if home.status.exists() else {}
+        events = EventTrail(home.events)
+        node, saved = status.get("node"), status.get("peers")
+        own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
+        rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []
+        door = _door_of(settings, home)
+        book = PeerBook(home.peers, own_id=own_id, settings=door, events=events)
+        try:
+            known = [{"peer_id": peer_id} for peer_id in book.rows()]
+            yield PeerControl(book, lambda: [*rows, *known])
+        finally:
+            book.close()
+            events.close()
+
+
+def _door_of(settings: Mapping[str, Any], home: Home) -> DoorSection:
+    try:
+        return DoorSection.model_validate(settings.get("door", {}))
+    except ValidationError as error:
+        raise DamagedError(
+            f"{home.settings} is damaged ({first_problem(error)}): remove it; the next start writes it again"
+        ) from None
+
+
+def _ban_length_s(asked: object) -> float | None:
+    if asked is None:
+        return None
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 < asked <= MAX_BAN_S:
+        raise UsageError(f"a ban lasts more than 0 and at most {MAX_BAN_S:.0f} s, not {asked!r:.40}")
+    return float(asked)

@@ -1,0 +1,64 @@
+"""A bootstrap node: no model, no rollouts; an address book and relay for the nodes of any run.
+
+Its event loop is watched as a node's is; what blocks it is in the log, and after ten minutes it ends for whatever
+starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ftis_node.config.observe import ObserveSection
+from ftis_node.gossip.settings import NetworkSettings
+from ftis_node.node.startup.migrations import opened
+from ftis_node.node.supervision.process_limits import allow_open_files
+from ftis_node.node.supervision.service_manager import ServiceManager
+from ftis_node.node.supervision.shutdown import until_signalled
+from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.records.identity import Identity
+from ftis_node.telemetry.secrets import keep_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.config.home import Home
+
+ALL_INTERFACES = ("/ip4/0.0.0.0/tcp/0",)
+
+
+def run_meeting_point(
+    home: Home,
+    *,
+    listen: tuple[str, ...],
+    peers: tuple[str, ...],
+    announce: tuple[str, ...] = (),
+    show: Callable[[list[str]], None],
+) -> None:
+    """Serves until SIGINT or SIGTERM. `show` gets the dialable addresses as soon as they are.
+
+    `announce` are addresses to tell others instead of what is found, without `/p2p/ID`.
+
+    Raises ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
+    """
+    allow_open_files()
+    with opened(home):
+        settings = NetworkSettings(
+            sockets_dir=home.sockets / "net", listen=listen or ALL_INTERFACES, announce=announce, peers=peers
+        )
+        identity = Identity.load_or_create(home.identity)
+        keep_secret(identity.seed)
+        asyncio.run(until_signalled(_serve(settings, identity, show)))
+
+
+async def _serve(settings: NetworkSettings, identity: Identity, show: Callable[[list[str]], None]) -> None:
+    from ftis_node.gossip.bootstrap import BootstrapNode
+
+    node = BootstrapNode(settings, identity=identity)
+    with Watchdog(ObserveSection(), manager=ServiceManager.from_environment()).watching():
+        try:
+            await node.start()
+            show(node.addresses)
+            await node.run_until_closed()
+        finally:
+            await node.close()

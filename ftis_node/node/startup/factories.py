@@ -1,0 +1,282 @@
+"""Where the heavy parts of a node come from: workers in processes of their own, and a real network.
+
+`Makers` is the seam at which an experiment puts engines, learners and a network that live in its own process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ftis_node.config.optimizer import DEFAULT_FINAL_SHARE
+from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
+from ftis_node.generation.engines.base import EngineSettings
+from ftis_node.generation.engines.vllm_options import check_options
+from ftis_node.generation.messages import GenerationBoot
+from ftis_node.gossip import GossipLimits, NetworkSettings
+from ftis_node.gossip.encryption import read_secret
+from ftis_node.ipc.spec import Timing
+from ftis_node.ipc.weights import PROBE_LENGTH
+from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.messages import LearnerBoot, LoraSettings
+from ftis_node.learner.schedule import Schedule
+from ftis_node.memory.components import micro_batch_tokens_of, recomputes
+from ftis_node.memory.placement import Arrangement, arrange, visible_gpus
+from ftis_node.models import pick_device
+from ftis_node.node.memory_parts import micro_batch_tokens_of, recomputes
+from ftis_node.node.placement import Arrangement, arrange, arrange_alone, visible_gpus
+from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.config.optimizer import OptimizerSection
+    from ftis_node.generation.client import WriteWeights
+    from ftis_node.gossip.interface import Gossip
+    from ftis_node.gossip.multiaddr import ListenAddress
+    from ftis_node.ipc.supervisor import MakeRoom
+    from ftis_node.learner.messages import CheckpointSkipped
+    from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.node.context import Generation, Learning
+    from ftis_node.records.identity import Identity
+    from ftis_node.telemetry.events import EventTrail
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ingredients:
+    """What is known of a node before its heavy parts are made."""
+
+    settings: NodeSettings
+    manifest: RunManifest
+    home: Home
+    identity: Identity
+    source: ModelSource
+    tokenizer: PromptTokenizer
+    events: EventTrail
+    arrangement: Arrangement
+    weights: Path
+    make_room: MakeRoom | None = None  # returns when the learner's step is over and its spare memory is free
+    write_weights: WriteWeights | None = None  # the learner's
+
+
+class Makers(Protocol):
+    """Makes parts; none of them is started yet. `arrange` comes first and says where the two workers go."""
+
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement: ...
+    def generation(self, of: Ingredients) -> Generation: ...
+    def learner(self, of: Ingredients) -> Learning: ...
+    def gossip(self, of: Ingredients) -> Gossip: ...
+
+
+class ProcessMakers:
+    """Two worker processes and libp2p: what `ftis-node join` runs on."""
+
+    def __init__(self, settings: NodeSettings, home: Home) -> None:
+        """Raises ConfigError for a malformed address, and for a secret file that is missing, short or not private."""
+        secret_file = settings.swarm.secret_file
+        self._secret = read_secret(Path(secret_file).expanduser()) if secret_file else None
+        self._network = NetworkSettings(
+            sockets_dir=home.sockets / "net", listen=settings.listen, announce=settings.announce, peers=settings.peers
+        )
+
+    @property
+    def listen_addresses(self) -> tuple[ListenAddress, ...]:
+        """Where the network will listen."""
+        return self._network.listen_addresses
+
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+        """As the memory plan has it. Raises MachineError where the model does not fit, ConfigError for GPUs.
+
+        The plan is for two workers on one machine; one alone has all that the settings give it.
+        """
+        if settings.role != "full":
+            return arrange_alone(settings)
+        return arrange(settings, manifest, source)
+
+    def generation(self, of: Ingredients) -> GenerationClient:
+        return GenerationClient(
+            generation_boot(
+                of.settings,
+                of.manifest,
+                of.source,
+                of.tokenizer,
+                of.arrangement,
+                adapters=serves_adapters(of.settings),
+            ),
+            sockets_dir=of.home.sockets,
+            log_path=of.home.logs / "generation.log",
+            num_threads=threads_of(of.settings.generation.threads),
+            request_timeout_s=of.settings.generation.request_timeout_s,
+            proof_tolerance=of.settings.generation.proof_tolerance or PROOF_TOLERANCES[dtype_of(of.settings)],
+            timing=Timing(
+                start_grace_s=of.settings.generation.start_grace_s,
+                stall_timeout_s=of.settings.generation.stall_timeout_s,
+            ),
+            environment=visible_gpus(of.arrangement.generator_gpus),
+            on_problem=lambda problem: of.events.write("proof_failed", problem=problem),
+            make_room=of.make_room,
+            write_weights=of.write_weights,
+            on_fall_back=lambda reason: of.events.write("hand_over_fell_back", reason=reason),
+        )
+
+    def learner(self, of: Ingredients) -> LearnerClient:
+        return LearnerClient(
+            learner_boot(
+                of.settings,
+                of.manifest,
+                of.source,
+                of.home,
+                of.arrangement,
+                weights=of.weights,
+                adapters=serves_adapters(of.settings),
+            ),
+            sockets_dir=of.home.sockets,
+            log_path=of.home.logs / "learner.log",
+            timing=Timing(stall_timeout_s=of.settings.learner.stall_timeout_s),
+            environment=visible_gpus(of.arrangement.learner_gpus),
+            on_checkpoint_skipped=lambda skipped: _report_skipped(of.events, skipped),
+        )
+
+    def gossip(self, of: Ingredients) -> Gossip:
+        from ftis_node.gossip.libp2p import Libp2pGossip
+
+        return Libp2pGossip(
+            self._network,
+            identity=of.identity,
+            run_id=of.manifest.run_id,
+            limits=gossip_limits(of.settings, of.manifest),
+            num_shards=of.manifest.wire.announcement_shards,
+            secret=self._secret,
+        )
+
+
+def gossip_limits(settings: NodeSettings, manifest: RunManifest) -> GossipLimits:
+    """What this node takes from its peers and gives to them."""
+    return GossipLimits(
+        max_announcement_bytes=MAX_ANNOUNCEMENT_BYTES,
+        max_body_bytes=manifest.wire.max_envelope_bytes,
+        max_streams=settings.swarm.max_streams,
+        max_upload_bytes_per_s=settings.swarm.max_upload_bytes_per_s,
+        max_requests_per_minute=settings.swarm.max_requests_per_minute,
+    )
+
+
+def generation_boot(
+    settings: NodeSettings,
+    manifest: RunManifest,
+    source: ModelSource,
+    tokenizer: PromptTokenizer,
+    arrangement: Arrangement,
+    *,
+    adapters: bool = False,
+) -> GenerationBoot:
+    """How the generation worker is built; with `adapters` it can serve those of this node's rank.
+
+    Raises ConfigError for engine options that are ours to set.
+    """
+    generation = settings.generation
+    check_options(generation.engine_options)
+    return GenerationBoot(
+        model=str(source.folder),
+        engine="vllm" if adapters else settings.engine,  # torch cannot take over where the learner sends adapters
+        eos_ids=tokenizer.eos_ids,
+        settings=EngineSettings(
+            vocab_size=tokenizer.vocab_size,
+            device=settings.device,
+            dtype=dtype_of(settings),
+            max_batch=generation.max_batch or None,
+            max_model_len=max(manifest.sampling.max_total_tokens, PROBE_LENGTH + 1),
+            max_version_span=generation.max_version_span,
+            is_cut=manifest.sampling.is_cut,
+            engine_core=generation.engine_core,
+            memory_share=arrangement.memory_share,
+            cache_bytes=arrangement.cache_bytes,
+            can_sleep=arrangement.can_sleep,
+            lora_rank=settings.lora_adapter.rank if adapters else None,
+            options=generation.engine_options,
+        ),
+    )
+
+
+def learner_boot(
+    settings: NodeSettings,
+    manifest: RunManifest,
+    source: ModelSource,
+    home: Home,
+    arrangement: Arrangement,
+    *,
+    weights: Path,
+    adapters: bool = False,
+) -> LearnerBoot:
+    """How the learner's worker is built; it publishes into `weights`, with `adapters` its adapter alone."""
+    adapter, optimizer = settings.lora_adapter, manifest.optimizer
+    is_on_gpu, planned = pick_device(settings.device) != "cpu", arrangement.recompute_activations
+    return LearnerBoot(
+        model=str(source.folder),
+        model_name=source.name,
+        run_id=manifest.run_id,
+        checkpoints_dir=str(home.checkpoints),
+        weights_dir=str(weights),
+        method=manifest.method.name,
+        method_params=dict(manifest.loss_parameters()),
+        advantage_scale=manifest.method.advantage_scale,
+        temperature=manifest.sampling.temperature,
+        learning_rate=optimizer.lora_learning_rate if settings.lora else optimizer.learning_rate,
+        schedule=schedule_of(optimizer),
+        betas=optimizer.betas,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        kl_to_start=optimizer.kl_to_start,
+        max_gain_nats=math.inf if manifest.sampling.is_cut else settings.door.max_gain_nats,
+        updates_per_batch=optimizer.updates_per_batch,
+        optimizer_states=settings.learner.optimizer_states,
+        micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),
+        lora=LoraSettings(rank=adapter.rank, alpha=adapter.alpha, dropout=adapter.dropout) if settings.lora else None,
+        publish_as="adapter" if adapters else "model",
+        dtype=dtype_of(settings),
+        device=pick_device(settings.device),
+        seed=settings.seed,
+        num_threads=threads_of(settings.learner.threads, num_processes=settings.learner.num_processes),
+        num_processes=settings.learner.num_processes,
+        keep_checkpoints=settings.learner.keep_checkpoints,
+        checkpoint_every_steps=settings.learner.checkpoint_every_steps,
+        report_entropy=settings.learner.report_entropy,
+        measure_agreement=manifest.method.peer_weights == "agreement",
+        takes_turns=arrangement.takes_turns,
+        hand_over="file" if adapters else arrangement.hand_over,
+        memory_share=arrangement.learner_share,
+        recompute_activations=recomputes(settings, on_gpu=is_on_gpu) if planned is None else planned,
+        may_recompute=is_on_gpu and settings.learner.recompute_activations is None,
+        head_chunk_tokens=arrangement.head_chunk_tokens,
+        kernels=settings.learner.kernels,
+    )
+
+
+def schedule_of(optimizer: OptimizerSection) -> Schedule:
+    """The course of the rate as the learner takes it."""
+    if optimizer.decay_steps is None:
+        return Schedule(warmup_steps=optimizer.warmup_steps)
+    return Schedule(
+        kind=optimizer.schedule,
+        warmup_steps=optimizer.warmup_steps,
+        decay_steps=optimizer.decay_steps,
+        final_share=DEFAULT_FINAL_SHARE if optimizer.final_share is None else optimizer.final_share,
+    )
+
+
+def threads_of(asked: int, *, num_processes: int = 1) -> int:
+    """Threads of each process of one worker: two workers share the cores."""
+    return asked or max(1, (os.cpu_count() or 2) // 2 // num_processes)
+
+
+def _report_skipped(events: EventTrail, skipped: CheckpointSkipped) -> None:
+    log.warning("checkpoint %s is skipped: %s", skipped.name, skipped.reason)
+    events.write("checkpoint_skipped", name=skipped.name, reason=skipped.reason)

@@ -1,0 +1,200 @@
+"""Opening a home that an older version of ftis-node has written: step by step, with a backup of what is changed.
+
+    schema 1 -> 2   the buffer keeps the tokens of groups that came as text
+    schema 2 -> 3   the buffer keeps whose weights made a group, and the numbers of groups it no longer has
+    schema 3 -> 4   checkpoints have checksums and name the groups of their step, and the run by its present id; what
+                    is set no more is not in settings.json
+
+First room is looked for, then `backups/<time>-schema-N/` is written, whole or not at all; then the steps. Each is a
+transaction or a file replaced, finds for itself whether it is done, and is noted in `home.json` when it is: a machine
+that stops anywhere between goes on there at the next start. A home that a newer version wrote is refused and not
+touched.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sqlite3
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ftis_node.config.disk_room import disk_full, is_disk_full, replace_file
+from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema, marked_schema, refuse_newer
+from ftis_node.config.manifest import read_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.errors import DamagedError, FileError, MachineError
+from ftis_node.files import read_object
+from ftis_node.ipc.durable import complete_folder
+from ftis_node.learner.older import older_checkpoints, renew
+from ftis_node.node.startup.recovery import rescue_files
+from ftis_node.replay import database
+from ftis_node.replay.reader import ReplayReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ftis_node.config.home import Home
+
+log = logging.getLogger(__name__)
+
+NUM_BUFFER_STEPS = 2  # schemas 1 and 2 of the home are those of its buffer
+BACKUP_NAME = "%Y%m%dT%H%M%SZ"
+SPARE_BYTES = 64 << 20  # for journals and the files that are replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What lies between a home and the present schema."""
+
+    home: Home
+    schema: int
+    buffer: bool
+    checkpoints: tuple[Path, ...]
+    run_id: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what is changed."""
+        return sum(path.stat().st_size for path in self.files())
+
+    def files(self) -> list[Path]:
+        """What is changed, here or by the next start, which writes settings and manifest anew."""
+        states = [path / name for path in self.checkpoints for name in ("state.json", "checksums.json")]
+        buffer = [self.home.replay] if self.buffer else []
+        return [path for path in (*buffer, *states, self.home.settings, self.home.run_toml) if path.exists()]
+
+
+@contextmanager
+def opened(home: Home) -> Iterator[None]:
+    """Holds the home's lock, with everything in it of the present schema.
+
+    Raises HomeInUseError, ConfigError for a newer or damaged home, MachineError where there is no room for a backup.
+    """
+    refuse_newer(home)
+    with suppress(DamagedError):  # a newer buffer is refused before anything is touched, a damaged one saved below
+        if home.replay.exists():
+            database.version_of(home.replay)
+    with home.owned():
+        try:
+            rescue_files(home)
+            upgrade(home)
+        except (OSError, sqlite3.Error) as error:
+            if is_disk_full(error, home.root):
+                raise disk_full(home.root) from None
+            raise MachineError(f"cannot upgrade {home.root}: {error}; make room there, and start again") from None
+        yield
+
+
+def bring_up_to_date(home: Home) -> None:
+    """Upgrades a home for a command that else only reads it; one of the present schema is not touched. As `opened`."""
+    refuse_newer(home)
+    if _schema_of(home) < HOME_SCHEMA:
+        with opened(home):
+            pass
+
+
+def upgrade(home: Home, *, after_step: Callable[[int], None] = lambda schema: None) -> None:
+    """Brings a home whose lock is held to the present schema. `after_step` is told each schema that is reached."""
+    schema = _schema_of(home)
+    if schema < HOME_SCHEMA:
+        plan = _plan(home, schema)
+        if plan.buffer or plan.checkpoints or home.settings.exists():
+            _check_room(plan)
+            log.info("%s is of schema %d: a copy of what is changed is in %s", home.root, schema, _back_up(plan))
+        for step in range(schema, HOME_SCHEMA):
+            _take_step(plan, step)
+            mark_schema(home, step + 1)
+            after_step(step + 1)
+        log.info("%s is of schema %d now", home.root, HOME_SCHEMA)
+    elif marked_schema(home) is None:
+        mark_schema(home, HOME_SCHEMA)
+
+
+def _schema_of(home: Home) -> int:
+    """The marker's number; of a home without one what its buffer and checkpoints say. A new home is of the present."""
+    if (schema := marked_schema(home)) is not None:
+        return schema
+    if home.replay.exists() and (version := database.version_of(home.replay)):
+        return version
+    return NUM_BUFFER_STEPS + 1 if any(home.checkpoints.glob("step-*")) else HOME_SCHEMA
+
+
+def _plan(home: Home, schema: int) -> Upgrade:
+    run_id = None
+    if home.run_toml.exists():
+        run_id = read_manifest(home.run_toml).run_id
+    checkpoints = tuple(older_checkpoints(home.checkpoints, run_id=run_id))
+    buffer = home.replay.exists() and schema <= NUM_BUFFER_STEPS
+    return Upgrade(home, schema, buffer=buffer, checkpoints=checkpoints, run_id=run_id)
+
+
+def _check_room(plan: Upgrade) -> None:
+    needed, free = plan.num_bytes + SPARE_BYTES, shutil.disk_usage(plan.home.root).free
+    if free < needed:
+        raise MachineError(
+            f"upgrading {plan.home.root} needs {needed / 1e6:.0f} MB for a backup and {free / 1e6:.0f} MB are free: "
+            "make room, or move the home to a larger disk (nothing was changed)"
+        )
+
+
+def _back_up(plan: Upgrade) -> Path:
+    home = plan.home
+    target = home.backups / f"{time.strftime(BACKUP_NAME, time.gmtime())}-schema-{plan.schema}"
+    with complete_folder(target) as folder:
+        for path in plan.files():
+            copy = folder / path.relative_to(home.root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if path == home.replay:
+                database.back_up(path, copy)
+            else:
+                shutil.copy2(path, copy)
+    return target
+
+
+def _take_step(plan: Upgrade, step: int) -> None:
+    if step > NUM_BUFFER_STEPS:
+        _renew_checkpoints(plan)
+        _renew_settings(plan.home)
+    elif plan.buffer:
+        database.upgrade_once(plan.home.replay, step)
+
+
+def _renew_checkpoints(plan: Upgrade) -> None:
+    reader = ReplayReader(plan.home.replay) if plan.home.replay.exists() else None
+    try:
+        for path in plan.checkpoints:
+            renew(path, run_id=plan.run_id, groups_of=reader.taken_by if reader else lambda step: ())
+            log.info("%s is readable again", path.name)
+    finally:
+        if reader:
+            reader.close()
+
+
+def _renew_settings(home: Home) -> None:
+    """Drops the settings of the last start that are no settings any more: nothing reads a file that has some."""
+    if not home.settings.exists():
+        return
+    try:
+        saved = read_object(home.settings)
+        NodeSettings.model_validate(saved)
+    except ValidationError as error:
+        for finding in error.errors():
+            if finding["type"] == "extra_forbidden":
+                _drop(saved, finding["loc"])
+        replace_file(home.settings, json.dumps(saved, indent=1).encode())
+    except FileError as error:
+        log.warning("%s is damaged (%s); the next start of the node writes it anew", home.settings, error)
+
+
+def _drop(settings: dict[str, Any], location: tuple[int | str, ...]) -> None:
+    *sections, name = location
+    for section in sections:
+        settings = settings[str(section)]
+    del settings[str(name)]

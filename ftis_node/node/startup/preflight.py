@@ -1,0 +1,123 @@
+"""What can be told of a start within a second: before torch is imported, a worker started or anything written.
+
+Each look raises the one line that says what to do. What they look at may change a moment later, so those who then open
+the port or write the file have their own errors, too; a volunteer rarely gets to see those.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ftis_node.config.disk_room import free_bytes
+from ftis_node.config.home_schema import HOME_SCHEMA, marked_schema
+from ftis_node.errors import ConfigError, FileError, MachineError, ModelError, UsageError
+from ftis_node.files import read_object
+from ftis_node.gossip.p2pd.ports import check_free
+from ftis_node.ipc.durable import newest_complete
+from ftis_node.memory.home_training import CHECKPOINT_PREFIX, checkpoint_owner
+from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ftis_node.config.home import Home
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.gossip.multiaddr import ListenAddress
+    from ftis_node.models import ModelSource
+
+STATUS_HOST = "127.0.0.1"
+RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
+FLOAT32_BYTES = 4
+MOMENTS_BYTES = {"float32": 8, "offload": 8, "8bit": 2}  # of Adam's two, a parameter
+
+
+def check_ports(listen: Iterable[ListenAddress], status_port: int) -> None:
+    """Raises UsageError for the first port of ours that somebody else has."""
+    check_free(listen)
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are closing do not matter
+            probe.bind((STATUS_HOST, status_port))
+    except OSError as error:
+        raise UsageError(
+            f"the status port {status_port} cannot be opened ({error.strerror}): choose another with --status-port"
+        ) from None
+
+
+def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
+    """Raises ConfigError where the home's newest checkpoint is of another model, or trains something else of it than
+    `lora` says; None: whatever it trains.
+
+    One that cannot be read is the learner's affair, which knows what to do about it.
+    """
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    owner = {} if newest is None else checkpoint_owner(newest / "state.json")
+    if not owner:
+        return
+    if owner.get("model_fingerprint") != model_fingerprint(source):
+        raise ConfigError(other_model(home.root, owner.get("model"), source.name))
+    trained_lora = owner.get("trains") != "full"
+    if lora is not None and trained_lora != lora:
+        begun, now = ("--lora", "--full") if trained_lora else ("--full", "--lora")
+        raise ConfigError(f"{home.root} was begun with {begun}, not {now}: give {begun}, or another --home")
+
+
+def trained_runs(home: Home) -> list[str]:
+    """The ids of the runs that the home's checkpoints say they were trained in, the newest's first.
+
+    More than one says that a checkpoint is damaged, not the home another's. Empty for a home that is yet to be brought
+    to the present schema: run ids were others then.
+    """
+    if marked_schema(home) != HOME_SCHEMA:
+        return []
+    states = sorted(home.checkpoints.glob(f"{CHECKPOINT_PREFIX}*/state.json"), reverse=True)
+    run_ids = [checkpoint_owner(state).get("run_id") for state in states]
+    return [run_id for run_id in run_ids if isinstance(run_id, str)]
+
+
+def told_runs(home: Home) -> list[str]:
+    """`trained_runs`; of a home that has trained nothing (a generator's never does) the run that its last status names.
+
+    Empty where that cannot be read either.
+    """
+    if trained := trained_runs(home):
+        return trained
+    try:
+        run_id = read_object(home.status)["run"]["id"]
+    except (OSError, FileError, KeyError, TypeError):
+        return []
+    return [run_id] if isinstance(run_id, str) and run_id and marked_schema(home) == HOME_SCHEMA else []
+
+
+def check_room(home: Home, source: ModelSource, settings: NodeSettings) -> None:
+    """Raises MachineError where the home's disk has no room for one checkpoint more."""
+    needed, free = RESERVE_BYTES, free_bytes(home.root)
+    if settings.learns:
+        needed += checkpoint_bytes(source, settings)
+    if free < needed:
+        raise MachineError(
+            f"the disk is too full: {free / 1e6:.0f} MB are free at {home.root}, {needed / 1e6:.0f} MB are needed: "
+            "make room, or give another --home"
+        )
+
+
+def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step: int) -> None:
+    """At a node's end: raises MachineError where its last steps are not on disk for want of room."""
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    saved = 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
+    if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):
+        raise MachineError(
+            f"the disk is full: no checkpoint after step {saved} of {step} could be written to {home.checkpoints}; "
+            f"make room and start again: it goes on after step {saved}"
+        )
+
+
+def checkpoint_bytes(source: ModelSource, settings: NodeSettings) -> int:
+    """What one checkpoint takes: weights in float32 and Adam's moments, of all weights or of the adapter."""
+    num_trained = parameter_count(source)
+    if settings.lora:
+        with suppress(ModelError):  # of a model that cannot be planned it is at most as much
+            num_trained = read_shape(source).adapter_parameters(settings.lora_adapter.rank)
+    return num_trained * (FLOAT32_BYTES + MOMENTS_BYTES[settings.learner.optimizer_states])

@@ -1,0 +1,143 @@
+"""What a node needs before it keeps, starts or sends anything. What a user can have done wrong is found here.
+
+settings, ports -> model found -> what is trained is chosen -> it fits the home and the disk -> memory planned
+                -> tokenizer -> task
+                -> written down in the home: run.toml, settings.json
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.config.disk_room import replace_file
+from ftis_node.errors import ConfigError
+from ftis_node.memory.choice import choose_here
+from ftis_node.models import load_tokenizer, resolve_model
+from ftis_node.node.startup.factories import ProcessMakers
+from ftis_node.node.startup.preflight import check_owner, check_ports, check_room
+from ftis_node.node.storage.quota import limit_of
+from ftis_node.node.supervision.background import in_background
+from ftis_node.records.identity import Identity, peer_id_from_text
+from ftis_node.tasks import load_task
+from ftis_node.telemetry.secrets import keep_secret
+from ftis_node.telemetry.trackers import check_installed
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.memory.placement import Arrangement
+    from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.node.startup.factories import Makers
+    from ftis_node.node.startup.run_plan import RunPlan
+    from ftis_node.node.storage.usage import HomeLimit
+    from ftis_node.tasks.base import Task
+    from ftis_node.telemetry.work import OnProgress
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the parts are made of. `training` is what is trained, and why, in one line."""
+
+    settings: NodeSettings
+    manifest: RunManifest
+    home: Home
+    identity: Identity
+    source: ModelSource
+    arrangement: Arrangement
+    training: str
+    tokenizer: PromptTokenizer
+    task: Task
+    domain: Task
+    eval_tasks: tuple[Task, ...]
+    limit: HomeLimit
+
+
+async def prepare(
+    settings: NodeSettings, plan: RunPlan, home: Home, makers: Makers | None, on_progress: OnProgress
+) -> tuple[Makers, Prepared]:
+    """The makers (`None`: of real workers and a real network) and what they make the parts of.
+
+    Raises ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
+    """
+    settings = settings.model_copy(update={"task": plan.domain_spec or ""})  # what a later start goes on with
+    _check_codec(settings, plan.manifest)
+    if makers is None:
+        makers = ProcessMakers(settings, home)  # a malformed address is found before anything starts
+        check_ports(makers.listen_addresses, settings.status_port)
+    _check_followed(settings)
+    check_installed(settings.tracking.to)
+    identity = Identity.load_or_create(home.identity)
+    keep_secret(identity.seed)
+    on_progress(None, f"looking for the model {Path(settings.model).name}")
+    source = await in_background(partial(resolve_model, settings.model, on_progress=on_progress))
+    log.info("model %s, run %s (%s), home %s", source.name, plan.manifest.name, plan.task_spec, home.root)
+    if plan.domain_spec:
+        log.info("this node's domain is %s; --task %s ends that", plan.domain_spec, plan.manifest.task)
+    if settings.learns:
+        await in_background(check_owner, home, source, lora=settings.lora)
+    least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
+    await in_background(check_room, home, source, least)  # before torch is loaded, which the choice needs
+    on_progress(None, "planning the memory")
+    choice = await in_background(choose_here, settings, plan.manifest, home, source)
+    settings = choice.settings
+    if choice.training:
+        log.info("trains %s", choice.training)
+    await in_background(check_room, home, source, settings)
+    limit = await in_background(limit_of, settings, source)
+    arrangement = await in_background(makers.arrange, settings, plan.manifest, source)
+    on_progress(None, "loading the tokenizer")
+    tokenizer = await in_background(load_tokenizer, source)
+    on_progress(None, "loading the task's problems")
+    task, domain, eval_tasks = await in_background(load_tasks, plan)
+    replace_file(home.run_toml, plan.manifest.to_toml().encode())
+    replace_file(home.settings, settings.model_dump_json(indent=1).encode())
+    prepared = Prepared(
+        settings,
+        plan.manifest,
+        home,
+        identity,
+        source,
+        arrangement,
+        choice.training,
+        tokenizer,
+        task,
+        domain,
+        eval_tasks,
+        limit,
+    )
+    return makers, prepared
+
+
+def load_tasks(plan: RunPlan) -> tuple[Task, Task, tuple[Task, ...]]:
+    """The run's task, what of it this node generates for, and the held-out ones to evaluate on."""
+    task = load_task(plan.task_spec, split="train")
+    domain = load_task(plan.domain_spec, split="train") if plan.domain_spec else task
+    return task, domain, tuple(load_task(spec, split="test") for spec in plan.eval_specs)
+
+
+def _check_codec(settings: NodeSettings, manifest: RunManifest) -> None:
+    """The codec that this node sends is one that its peers take. Raises ConfigError."""
+    codec, allowed = settings.swarm.codec, manifest.wire.codecs
+    if codec not in allowed:
+        raise ConfigError(
+            f"swarm.codec is {codec!r} and run {manifest.name} takes {', '.join(allowed)}: "
+            f"set swarm.codec to one of these, or add {codec!r} to the run's wire.codecs"
+        )
+
+
+def _check_followed(settings: NodeSettings) -> None:
+    """Raises ConfigError where the learner that is followed has no peer id."""
+    if settings.roles.follow:
+        try:
+            peer_id_from_text(settings.roles.follow)
+        except ValueError:
+            raise ConfigError(
+                f"{settings.roles.follow!r} is no peer id (12D3KooW...): `ftis-node status` on the learner shows it"
+            ) from None

@@ -1,0 +1,75 @@
+"""From settings to a running node and back to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ftis_node.config.disk_room import telling_full_disk
+from ftis_node.node.daemon import run_loops
+from ftis_node.node.http_api.auth import observe_token
+from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.migrations import opened
+from ftis_node.node.startup.preflight import check_saved
+from ftis_node.node.supervision.process_limits import keep_to
+from ftis_node.node.supervision.service_manager import ServiceManager
+from ftis_node.node.supervision.shutdown import until_signalled
+from ftis_node.node.supervision.watchdog import Watchdog
+from ftis_node.replay.soundness import telling_damage
+from ftis_node.telemetry.work import unwatched
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+    from ftis_node.config.node import NodeSettings
+    from ftis_node.node.context import Parts
+    from ftis_node.node.startup.run_plan import RunPlan
+    from ftis_node.telemetry.work import OnProgress
+
+
+def run_until_stopped(
+    settings: NodeSettings, plan: RunPlan, home: Home, *, steps: int | None, on_progress: OnProgress = unwatched
+) -> None:
+    """Runs a node in this process until its steps are done, or SIGINT or SIGTERM arrives.
+
+    `on_progress` hears what is waited for until it runs.
+
+    Raises FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
+    """
+    keep_to(settings.limits)
+    watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
+    with telling_full_disk(home.root), telling_damage(home.root), opened(home):
+        work = _run(settings, plan, home, steps=steps, on_progress=on_progress, watchdog=watchdog)
+        asyncio.run(until_signalled(work, on_fault=watchdog.tell_fault))
+
+
+async def _run(
+    settings: NodeSettings,
+    plan: RunPlan,
+    home: Home,
+    *,
+    steps: int | None,
+    on_progress: OnProgress,
+    watchdog: Watchdog,
+) -> None:
+    observed, parts = Observed(), None
+    try:
+        with watchdog.watching():
+            async with (
+                serve_observed(observed, settings.observe.address, token=observe_token(settings.observe, home)),
+                built_parts(settings, plan, home, on_progress=on_progress) as parts,
+            ):
+                watchdog.events = parts.events
+                try:
+                    await run_loops(parts, steps=steps, observed=observed, watchdog=watchdog)
+                finally:
+                    watchdog.events = None
+    except asyncio.CancelledError:  # by a signal: an end as good as any other
+        _check_saved(parts)
+        raise
+    _check_saved(parts)
+
+
+def _check_saved(parts: Parts | None) -> None:
+    if parts is not None and parts.settings.learns:
+        check_saved(parts.home, parts.source, parts.settings, step=parts.figures.step)

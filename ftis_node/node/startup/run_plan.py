@@ -1,0 +1,158 @@
+"""What a node is to run: the manifest that the swarm shares, and where this node's own data files lie."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task, read_manifest
+from ftis_node.errors import ConfigError, DamagedError, FileError, TaskError
+from ftis_node.files import check_regular, read_object
+from ftis_node.node.startup.find_run import is_run_id
+from ftis_node.node.startup.preflight import told_runs, trained_runs
+from ftis_node.records.envelope import MAX_DOMAIN_BYTES
+from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
+from ftis_node.tasks.spec import FILE_TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ftis_node.config.home import Home
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """`manifest.task` is the canonical SPEC; `task_spec` is the same with this node's paths.
+
+    `eval_specs` is what is evaluated on; empty: this node has no held-out problems. `domain_spec` is what this node
+    generates for: parts of the run's task in proportions of its own; None: the whole task.
+    """
+
+    manifest: RunManifest
+    task_spec: str
+    eval_specs: tuple[str, ...]
+    domain_spec: str | None = None
+
+
+def plan_run(
+    run: str | None,
+    task: str | None,
+    *,
+    eval_task: str | None = None,
+    home: Home,
+    find: Callable[[str], RunManifest] | None = None,
+    data_paths: Mapping[str, str] | None = None,
+) -> RunPlan:
+    """The plan that the flags of `join` describe.
+
+    Without a run, the home's own; in a new home the preset that fits the task. Where the run mixes several tasks and
+    `task` names parts of them alone, that is the node's domain, and the run stays; else it replaces the manifest's
+    task: the run id follows from the result, so nodes of different runs never mix. Without a task a home keeps its
+    domain. `find` gets a manifest by its run id from the swarm, where the home has not got it. `data_paths` are files
+    of parts that `task` does not name. Raises ConfigError, TaskError, and what `find` raises.
+    """
+    own = own_manifest(home, is_given=run is not None)
+    if own is not None and run in (None, own.run_id):
+        manifest = own
+    elif run is not None and is_run_id(run) and find is not None:
+        manifest = find(run)
+    else:
+        manifest = load_manifest(run or preset_for_task(task or ""))
+    mixture = parse_spec(manifest.task)
+    asked = parse_spec(task) if task else None if own is None else kept_domain(home, manifest)
+    manifest = manifest.model_copy(update={"task": (asked or mixture).canonical})
+    domain = None
+    is_run_meant = run is not None or own is not None  # else the preset is only the pattern of a run of this task
+    is_own = own is not None and own.run_id == manifest.run_id  # by an older version, to which a part was a run
+    if asked is not None and is_run_meant and not is_own and is_domain(asked, mixture):
+        domain = _checked_domain(asked, manifest)
+        manifest = manifest.model_copy(update={"task": mixture.canonical})
+    _check_same_run(manifest, own, home)
+    spec = _with_paths(parse_spec(manifest.task), dict(data_paths or {}) | (asked.paths if asked else {}))
+    held_out = parse_spec(eval_task) if eval_task else held_out_spec(spec)
+    return RunPlan(
+        manifest=manifest,
+        task_spec=str(spec),
+        eval_specs=(str(held_out),) if held_out else (),
+        domain_spec=str(_with_paths(domain, _from_anywhere(spec.paths))) if domain else None,
+    )
+
+
+def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:
+    """The domain of the home's last start, as `settings.json` has it; None where it had none of this run's."""
+    try:
+        spec = parse_spec(read_object(home.settings)["task"])
+    except (OSError, FileError, KeyError, TypeError, AttributeError, TaskError):
+        return None  # an older version's, a damaged one, or none
+    return spec if is_domain(spec, parse_spec(manifest.task)) else None
+
+
+def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
+    """Raises ConfigError where this run has no room for domains."""
+    if manifest.step.share == "horizontal":
+        raise ConfigError(
+            f'all nodes of run {manifest.name} answer the same prompts (step.share = "horizontal"), so none has a '
+            f'domain: leave --task {domain.canonical} out, or join a run whose step.share is "vertical"'
+        )
+    if len(domain.canonical.encode()) > MAX_DOMAIN_BYTES:
+        raise ConfigError(f"the domain has more than {MAX_DOMAIN_BYTES} bytes: name fewer parts, or simpler weights")
+    return domain
+
+
+def _with_paths(spec: TaskSpec, paths: Mapping[str, str]) -> TaskSpec:
+    """The same parts with those of these paths that are theirs."""
+    return TaskSpec(
+        tuple(replace(part, path=paths.get(part.name)) if part.problems in FILE_TASKS else part for part in spec.parts)
+    )
+
+
+def _from_anywhere(paths: Mapping[str, str]) -> dict[str, str]:
+    """The same files whatever folder a later start is from."""
+    return {name: str(Path(path).expanduser().absolute()) for name, path in paths.items()}
+
+
+def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
+    """The manifest in the home; None in a new one, and where it is damaged and the start says which run is meant.
+
+    Only the checkpoints, or the last status, know then whether that is the home's run. Raises DamagedError.
+    """
+    check_regular(home.run_toml)
+    if not home.run_toml.exists():
+        return None
+    trained = trained_runs(home)
+    try:
+        manifest = read_manifest(home.run_toml)
+        if not trained or manifest.run_id in trained:
+            return manifest
+        why = f"it is of run {manifest.run_id}, the checkpoints are of another"
+    except ConfigError as error:
+        why = str(error).removeprefix(f"{home.run_toml}").lstrip(": ")
+    told = told_runs(home)
+    if not is_given:
+        which = f"run {told[0]}" if told else "this home's run"
+        raise DamagedError(f"{home.run_toml} is damaged ({why}): start once with --run and the manifest of {which}")
+    if told:
+        log.warning("%s is damaged (%s): the manifest that --run gives takes its place", home.run_toml, why)
+        return None
+    raise DamagedError(f"{home.run_toml} is damaged ({why}) and nothing was trained yet: remove it")
+
+
+def _check_same_run(manifest: RunManifest, own: RunManifest | None, home: Home) -> None:
+    """A home holds the checkpoints and groups of one run."""
+    if own is not None and own.run_id != manifest.run_id:
+        raise ConfigError(
+            f"{home.root} belongs to run {own.name} ({own.run_id[:12]}, task {own.task}), not to {manifest.name} "
+            f"({manifest.run_id[:12]}, task {manifest.task}): give another --home for another run"
+        )
+    if own is not None:
+        return
+    told = told_runs(home) if home.run_toml.exists() else trained_runs(home)  # it is there, and damaged
+    if told and manifest.run_id not in told:
+        raise ConfigError(
+            f"{home.root} belongs to run {told[0]}, not to {manifest.name} ({manifest.run_id}): give the manifest "
+            "of that run, or another --home"
+        )

@@ -1,0 +1,35 @@
+"""What both workers of a node must agree on: the format of the weights, and whether adapters alone are handed over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.config.node import MAX_SERVED_RANK
+from ftis_node.generation.engines import choose_engine, has_vllm
+from ftis_node.models import pick_device
+
+if TYPE_CHECKING:
+    from ftis_node.config.node import NodeSettings
+
+
+def serves_adapters(settings: NodeSettings) -> bool:
+    """Whether the engine is handed adapters alone. On a CPU that is for those who ask: it generates far slower.
+
+    Raises EngineError where it is asked for without vLLM.
+    """
+    wanted = settings.generation.adapters
+    if not settings.lora or wanted == "merge" or settings.engine == "torch":
+        return False
+    if not settings.generates:
+        return wanted == "serve"  # whoever says so knows that the generators can
+    if wanted == "serve":
+        choose_engine("vllm")
+        return True
+    return pick_device(settings.device) != "cpu" and has_vllm() and settings.lora_adapter.rank <= MAX_SERVED_RANK
+
+
+def dtype_of(settings: NodeSettings) -> Any:
+    """The format the weights are computed in: what was asked for, else float32 on a CPU and bfloat16 on a GPU."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    return "float32" if pick_device(settings.device) == "cpu" else "bfloat16"

@@ -1,0 +1,92 @@
+"""What goes when a home is nearly full, the least needed first, and no more than is needed.
+
+    0  pages of the buffer's file that hold nothing
+    1  used groups, the oldest first: peers that want them find them elsewhere
+    2  turned-over logs, then turned-over events, the oldest first
+    3  checkpoints that were set aside as damaged, then all but the newest
+
+What is READY or in a step stays, and so do the newest checkpoint, the identity, and whatever the node did not write.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+from ftis_node.ipc.durable import keep_newest, newest_complete
+from ftis_node.node.storage.log_rotation import turn_over
+from ftis_node.node.supervision.background import in_background
+from ftis_node.telemetry.events import trail_files
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from ftis_node.config.home import Home
+    from ftis_node.node.context import Parts
+    from ftis_node.node.storage.usage import HomeUse
+
+CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
+DAMAGED_PREFIX = "damaged-"
+TURNED_OVER = re.compile(r".+\.log\.\d+")
+
+
+async def tidied(
+    parts: Parts, missing_bytes: int, *, look: Callable[[], Awaitable[HomeUse]]
+) -> AsyncIterator[tuple[str, int]]:
+    """Removes until `missing_bytes` are free or nothing more may go; gives what went and how many bytes that made free.
+
+    `look` says how the home stands.
+    """
+    wanted_bytes = (await look()).used_bytes - missing_bytes
+    saved_step = _saved_step(parts.home) if parts.settings.learns else None
+    steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
+        ("free pages", lambda _: parts.disk(parts.buffer.shrink)),
+        ("used groups", lambda num_bytes: parts.disk(parts.buffer.give_up, num_bytes, saved_step=saved_step)),
+        ("old logs", lambda num_bytes: in_background(_remove_first, _old_logs(parts.home), num_bytes)),
+        ("old events", lambda num_bytes: _remove_old_events(parts.home, num_bytes)),
+        ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, parts.home)),
+    )
+    for what, remove in steps:
+        before = (await look()).used_bytes
+        if before <= wanted_bytes:
+            return
+        await remove(before - wanted_bytes)
+        if (made_free := before - (await look()).used_bytes) > 0:
+            yield what, made_free
+
+
+def turn_over_logs(home: Home, *, max_bytes: int) -> list[Path]:
+    """Turns over what has grown too long in the home's folder of logs; returns what was. Raises OSError."""
+    return [path for path in home.logs.glob("*.log") if turn_over(path, max_bytes=max_bytes)]
+
+
+def _saved_step(home: Home) -> int:
+    """The step of the newest checkpoint; 0 before the first."""
+    newest = newest_complete(home.checkpoints, CHECKPOINT_PREFIX)
+    return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
+
+
+def _old_logs(home: Home) -> Iterator[Path]:
+    return (path for path in sorted(home.logs.iterdir()) if TURNED_OVER.fullmatch(path.name))
+
+
+async def _remove_old_events(home: Home, num_bytes: int) -> None:
+    """The oldest first, so that those that are left follow one another. In the loop, where they are turned over."""
+    _remove_first((path for path in trail_files(home.events) if path != home.events), num_bytes)
+
+
+def _remove_first(paths: Iterator[Path], num_bytes: int) -> None:
+    """Removes files until so much has gone."""
+    for path in paths:
+        if num_bytes <= 0:
+            return
+        num_bytes -= path.stat().st_size
+        path.unlink()
+
+
+def _remove_old_checkpoints(home: Home) -> None:
+    for path in home.checkpoints.glob(f"{DAMAGED_PREFIX}*"):
+        shutil.rmtree(path)
+    keep_newest(home.checkpoints, CHECKPOINT_PREFIX, keep=1)

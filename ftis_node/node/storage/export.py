@@ -1,0 +1,38 @@
+"""The trained model out of a home: the newest checkpoint, loaded as the learner would, written in the hub's format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.errors import ConfigError
+from ftis_node.files import read_object
+from ftis_node.memory.placement import Arrangement
+from ftis_node.models import resolve_model
+from ftis_node.node.startup.factories import learner_boot
+from ftis_node.node.startup.migrations import bring_up_to_date
+from ftis_node.telemetry.work import unwatched
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.config.home import Home
+    from ftis_node.telemetry.work import OnProgress
+
+
+def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
+    """Writes the model to `out` and returns the step it was trained for. Reads the home; an older one is upgraded.
+
+    Raises ConfigError where no node has run with the home, or `out` is in use.
+    """
+    from ftis_node.learner.export import export_newest
+
+    if not home.settings.exists() or not home.run_toml.exists():
+        raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
+    bring_up_to_date(home)
+    settings = NodeSettings.model_validate(read_object(home.settings))
+    manifest = load_manifest(str(home.run_toml))
+    source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), Arrangement()
+    boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
+    return export_newest(boot, out, merge=merge, on_progress=on_progress)

@@ -1,0 +1,107 @@
+"""Signals and errors of a long-running command: a signal is a good end, of several errors the first of ours counts.
+
+An error that nobody waits for ends it, too, in the same order as a signal does, and is raised when all is saved. An end
+that does not come is forced: a node that neither runs nor ends helps nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import FtisError
+from ftis_node.node.supervision.task_monitor import stack_of
+from ftis_node.telemetry.faults import unhandled_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+    from ftis_node.telemetry.faults import OnFault
+
+log = logging.getLogger(__name__)
+
+STOP_LIMIT_S = 60.0  # what is slow has its own, shorter limit
+FORCED_EXIT_CODE = 1
+
+
+async def until_signalled(
+    work: Coroutine[None, None, None], *, on_fault: OnFault | None = None, stop_limit_s: float = STOP_LIMIT_S
+) -> None:
+    """Awaits `work`; SIGINT and SIGTERM cancel it. Raises what it raised, one exception of a group.
+
+    An error that nobody waits for (`telemetry/faults.py`) cancels it, too, and is raised; `on_fault` hears of it first.
+    """
+    task = asyncio.create_task(work, name="node")
+    ending = _Ending(task, stop_limit_s=stop_limit_s)
+
+    def fail(where: str, error: BaseException) -> None:
+        ending.fault = error
+        ending.begin(f"{where} failed ({type(error).__name__}: {error})")
+        if on_fault is not None:
+            on_fault(where, error)
+
+    with ending.by_signals(), unhandled_errors(fail):
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not ending.has_begun:
+                raise
+        except BaseExceptionGroup as group:
+            raise first_of_ours(group) from group
+    if ending.fault is not None:
+        raise first_of_ours(ending.fault)
+
+
+class _Ending:
+    """The end of a task: begun once, and bounded."""
+
+    def __init__(self, task: asyncio.Task[None], *, stop_limit_s: float) -> None:
+        self._task = task
+        self._deadline = threading.Timer(stop_limit_s, _force_end, args=(task.get_loop(), stop_limit_s))
+        self._deadline.daemon = True
+        self.has_begun = False
+        self.fault: BaseException | None = None
+
+    def begin(self, why: str) -> None:
+        if not self.has_begun:
+            log.info("%s: stopping", why)
+            self.has_begun = True
+            self._deadline.start()
+            self._task.cancel()
+
+    @contextmanager
+    def by_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM begin it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.begin, number.name)
+        try:
+            yield
+        finally:
+            self._deadline.cancel()
+
+
+def _force_end(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+    """Whatever the event loop waits for, which is told: the workers and p2pd end with this process."""
+    for task in asyncio.all_tasks(loop):
+        log.error("the end waits for the task %s: %s", task.get_name(), " > ".join(stack_of(task)))
+    log.error("not stopped within %.0f s: ended by force; the next start goes on from what is on disk", limit_s)
+    os._exit(FORCED_EXIT_CODE)
+
+
+def first_of_ours(group: BaseException) -> BaseException:
+    """The first FtisError in a tree of exceptions, else the first exception."""
+    flat: list[BaseException] = []
+    queue: list[BaseException] = [group]
+    while queue:
+        error = queue.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            queue.extend(error.exceptions)
+        else:
+            flat.append(error)
+    return next((error for error in flat if isinstance(error, FtisError)), flat[0])

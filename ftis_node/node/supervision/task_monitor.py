@@ -1,0 +1,148 @@
+"""What each task of the node's loops waits for, by name: so that one that is stuck is told from one that has no work.
+
+    with waiting_for("an envelope"):                 as long as it takes: that none comes is no fault
+        arrival = await self._arrivals.get()
+    await self._judge(arrival)                       work, also where it awaits something: bounded by the board's limit
+
+A task is on the board from its first `waiting_for` on. Whatever is reached within a wait, or outside of any, begins the
+count anew. Time is counted in ticks of the event loop: a process that was stopped for an hour has not waited an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(__file__).parents[1]
+AT_WORK = "its own work"
+MAX_TICK_S = 5.0  # between two ticks no more is counted: the process was stopped, or the event loop was blocked
+_board: ContextVar[Board | None] = ContextVar("board", default=None)
+
+
+@dataclass(slots=True)
+class Strand:
+    """One task: what it waits for now, and since when, by the board's time."""
+
+    task: asyncio.Task[Any]
+    since: float
+    waits_for: str = AT_WORK
+    is_endless: bool = False
+    is_told: bool = False
+
+
+class Stuck(NamedTuple):
+    """A task that got nowhere for `for_s` seconds; `stack` from its outermost frame to where it stands."""
+
+    name: str
+    waits_for: str
+    for_s: float
+    stack: list[str]
+
+    def __str__(self) -> str:
+        where = f" ({self.stack[-1]})" if self.stack else ""
+        return f"the {self.name} loop is stuck: {self.waits_for} took {self.for_s:.0f} s so far{where}"
+
+
+@dataclass(slots=True)
+class Board:
+    """All strands of one node. What runs in a task that was made after `hang_up` writes on it."""
+
+    limit_s: float
+    now: float = 0.0
+    _strands: dict[asyncio.Task[Any], Strand] = field(default_factory=dict)
+
+    def hang_up(self) -> None:
+        """From now on the current task and those that it makes write here."""
+        _board.set(self)
+
+    def tick(self, elapsed_s: float) -> None:
+        """So much time went by."""
+        self.now += min(elapsed_s, MAX_TICK_S)
+
+    def strands(self) -> Iterator[tuple[str, Strand, float]]:
+        """Name of the task, the strand, and for how many seconds it has waited; ended tasks are forgotten."""
+        for task in [task for task in self._strands if task.done()]:
+            del self._strands[task]
+        for task, strand in self._strands.items():
+            yield task.get_name(), strand, self.now - strand.since
+
+    def stuck(self) -> list[Stuck]:
+        """All that are stuck now."""
+        return [_stuck(name, strand, for_s) for name, strand, for_s in self.strands() if self._is_stuck(strand, for_s)]
+
+    def changes(self) -> tuple[list[Stuck], list[str]]:
+        """Those that got stuck since the last call, and the names of those that go on again."""
+        news, again = [], []
+        for name, strand, for_s in self.strands():
+            is_stuck = self._is_stuck(strand, for_s)
+            if is_stuck and not strand.is_told:
+                news.append(_stuck(name, strand, for_s))
+            elif strand.is_told and not is_stuck:
+                again.append(name)
+            strand.is_told = is_stuck
+        return news, again
+
+    def _is_stuck(self, strand: Strand, for_s: float) -> bool:
+        return not strand.is_endless and for_s >= self.limit_s
+
+    def strand(self, task: asyncio.Task[Any]) -> Strand:
+        """The task's, made at first sight."""
+        return self._strands.setdefault(task, Strand(task, since=self.now))
+
+
+class waiting_for:  # read as words: with waiting_for("an envelope")
+    """Names what the current task waits for inside. Without a `Board` nothing happens."""
+
+    __slots__ = ("_before", "_board", "_is_endless", "_strand", "_what")
+
+    def __init__(self, what: str, *, endless: bool = True) -> None:
+        """`endless`: it may never come, and that is no fault; else the board's limit holds."""
+        self._what = what
+        self._is_endless = endless
+        self._strand: Strand | None = None
+
+    def __enter__(self) -> None:
+        board, task = _board.get(), asyncio.current_task()
+        if board is None or task is None:
+            return
+        self._board = board
+        self._strand = strand = board.strand(task)
+        self._before = (strand.waits_for, strand.is_endless)
+        strand.waits_for, strand.is_endless, strand.since = self._what, self._is_endless, board.now
+
+    def __exit__(self, *exception: object) -> None:
+        if self._strand is not None:
+            self._strand.waits_for, self._strand.is_endless = self._before
+            self._strand.since = self._board.now
+
+
+def _stuck(name: str, strand: Strand, for_s: float) -> Stuck:
+    return Stuck(name, strand.waits_for, for_s, stack_of(strand.task))
+
+
+def stack_of(task: asyncio.Task[Any]) -> list[str]:
+    """Where a task that awaits something stands: `node/loops/intake.py:97 _judge_all`, the innermost last.
+
+    `Task.get_stack` gives the outermost frame alone; the others hang on what each coroutine awaits.
+    """
+    places: list[str] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        kind = "cr" if hasattr(awaited, "cr_frame") else "gi" if hasattr(awaited, "gi_frame") else "ag"
+        frame = getattr(awaited, f"{kind}_frame", None)
+        if frame is not None:
+            places.append(f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}")
+        awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await", None)
+    return places
+
+
+def short_path(filename: str) -> str:
+    """A file of ours within the package; any other by its last two parts."""
+    path = Path(filename)
+    return str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else "/".join(path.parts[-2:])

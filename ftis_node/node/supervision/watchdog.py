@@ -1,0 +1,177 @@
+"""Does the event loop turn, and do its tasks get anywhere? What does not is told by name, with where it stands.
+
+    the loop  --beat, every half second--> count, lag, the board of waits (waits.py), systemd's watchdog
+    a thread  --looks at the count-------> the same for `stall_s`: the code that blocks the loop, by its stack
+                                           the same for `stall_exit_s`: the process ends with exit code 1
+
+The thread counts its own looks and reads no clock: a process that was stopped, or a machine that gives it no time, sees
+one look without a beat, not a blocked loop. What it tells, it tells from one more thread: the loop may be blocked in
+writing a log line, and whoever waits for the same lock could not end the process.
+
+Code that holds the interpreter's lock stops this thread, too. systemd's watchdog sees that, since nothing is sent then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftis_node.node.supervision.task_monitor import Board, short_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ftis_node.config.observe import ObserveSection
+    from ftis_node.node.supervision.service_manager import ServiceManager
+    from ftis_node.telemetry.events import EventTrail
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.5
+LAG_WINDOW_S = 60.0
+EXIT_CODE = 1
+NUM_FRAMES = 12  # of a stack, the innermost
+
+
+@dataclass(slots=True)
+class Lag:
+    """How late the event loop was, in seconds, over the last minute."""
+
+    _late_s: deque[float] = field(default_factory=lambda: deque(maxlen=round(LAG_WINDOW_S / BEAT_S)))
+
+    def note(self, late_s: float) -> None:
+        """A beat came so much later than it was asked for."""
+        self._late_s.append(max(0.0, late_s))
+
+    @property
+    def mean_s(self) -> float | None:
+        """None before the first beat."""
+        return sum(self._late_s) / len(self._late_s) if self._late_s else None
+
+    @property
+    def longest_s(self) -> float | None:
+        """None before the first beat."""
+        return max(self._late_s, default=None)
+
+
+class Watchdog:
+    """`with watchdog.watching():` in the loop that is watched.
+
+    `events` is set while the node runs. Before that, imports of large libraries block the loop, and that is no news.
+    """
+
+    def __init__(
+        self,
+        settings: ObserveSection,
+        *,
+        manager: ServiceManager | None = None,
+        end_process: Callable[[int], object] = os._exit,
+        look_s: float = BEAT_S,
+    ) -> None:
+        """`end_process` is called with the exit code, from the thread, for a loop that stays blocked."""
+        self.board = Board(limit_s=settings.stuck_s)
+        self.lag = Lag()
+        self.events: EventTrail | None = None
+        self._settings = settings
+        self._manager = manager
+        self._end_process = end_process
+        self._look_s = look_s
+        self._num_beats = 0
+        self._blocked_since: float | None = None  # set by the thread, taken back by the loop
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches the running loop, and hangs up the board for the tasks that are made inside."""
+        loop = asyncio.get_running_loop()
+        self.board.hang_up()
+        beating = loop.call_soon(self._beat, loop, loop.time())
+        thread = threading.Thread(target=self._watch, args=(threading.get_ident(),), name="watchdog", daemon=True)
+        thread.start()
+        self._cancel_beat = beating.cancel
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            self._cancel_beat()
+
+    def tell_fault(self, where: str, error: BaseException) -> None:
+        """An error that nobody waited for ends this node (`telemetry/faults.py`): the trail has its reason."""
+        self._write("failed", where=where, error=f"{type(error).__name__}: {error}")
+
+    def _beat(self, loop: asyncio.AbstractEventLoop, due_at: float) -> None:
+        now = loop.time()
+        self._num_beats += 1
+        self.lag.note(now - due_at)
+        self._cancel_beat = loop.call_at(now + BEAT_S, self._beat, loop, now + BEAT_S).cancel
+        self.board.tick(now - due_at + BEAT_S)
+        if self._blocked_since is not None:
+            for_s, self._blocked_since = time.monotonic() - self._blocked_since, None
+            log.warning("the event loop turns again, after %.0f s", for_s)
+            self._write("loop_turns_again", for_s=round(for_s, 1))
+        self._tell_changes()
+        if self._manager is not None and not self.board.stuck():
+            self._manager.tell_alive(now=now)
+
+    def _tell_changes(self) -> None:
+        news, again = self.board.changes()
+        for stuck in news:
+            log.error("%s; it stands at %s", stuck, " > ".join(stuck.stack))
+            self._write(
+                "loop_stuck", loop=stuck.name, waits_for=stuck.waits_for, for_s=round(stuck.for_s), stack=stuck.stack
+            )
+        for name in again:
+            log.warning("the %s loop goes on", name)
+            self._write("loop_goes_on", loop=name)
+
+    def _watch(self, loop_thread: int) -> None:
+        num_still, seen, told_at = 0, -1, self._settings.stall_s
+        while not self._is_over.wait(self._look_s):
+            if self._num_beats != seen:
+                num_still, seen, told_at = 0, self._num_beats, self._settings.stall_s
+                continue
+            num_still += 1
+            still_s = num_still * self._look_s
+            if still_s >= self._settings.stall_exit_s:
+                self._aside(self._give_up, still_s).join(self._settings.stall_s)
+                self._end_process(EXIT_CODE)
+                return
+            if still_s >= told_at and self.events is not None:
+                told_at *= 2
+                self._blocked_since = self._blocked_since or time.monotonic() - still_s
+                self._aside(self._tell_blocked, still_s, thread_stack(loop_thread))
+
+    def _aside(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=work, args=arguments, name="watchdog-tells", daemon=True)
+        thread.start()
+        return thread
+
+    def _tell_blocked(self, for_s: float, stack: list[str]) -> None:
+        log.error("the event loop is blocked for %.0f s now: it stands at %s", for_s, " > ".join(stack))
+        self._write("loop_blocked", for_s=round(for_s, 1), stack=stack)
+
+    def _give_up(self, for_s: float) -> None:
+        log.critical("the event loop was blocked for %.0f s (observe.stall_exit_s): this node ends", for_s)
+        self._write("failed", where="the event loop", error=f"blocked for {for_s:.0f} s")
+
+    def _write(self, event: str, **fields: str | float | list[str]) -> None:
+        if self.events is not None:
+            self.events.write(event, **fields)
+
+
+def thread_stack(ident: int) -> list[str]:
+    """Where a thread stands: `node/loops/intake.py:97 _judge_all`, the innermost last, from what the loop called on."""
+    frame = sys._current_frames().get(ident)
+    frames = traceback.extract_stack(frame) if frame is not None else []
+    places = [f"{short_path(each.filename)}:{each.lineno} {each.name}" for each in frames]
+    began = [at for at, place in enumerate(places, start=1) if place.startswith("asyncio/events.py")]
+    return places[began[-1] if began else 0 :][-NUM_FRAMES:]

@@ -1,0 +1,1 @@
+"""When a step starts, with which groups, and what follows from its result."""

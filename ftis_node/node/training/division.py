@@ -1,0 +1,81 @@
+"""What this node generates of each part of its mixture, where the run has `step.divide = "advantage"`.
+
+The train loop notes which groups of a step had a signal, own and peers'; the generate loop passes over problems so that
+the parts come in the shares that follow (`algorithms/division.py`). Kept in memory: after a start shares are even.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.algorithms import SignalCount, division_shares, has_signal, keep_chances
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.tasks import proportions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.node.context import Parts
+    from ftis_node.replay.buffer import StoredGroup
+    from ftis_node.replay.lifecycle import Candidate
+
+
+class Division:
+    """The shares of the parts of one node's domain; groups of other tasks are ignored."""
+
+    def __init__(self, proportions: Mapping[str, float]) -> None:
+        """`proportions` of the mixture, by part; they add up to 1."""
+        self._proportions = dict(proportions)
+        self._own = dict.fromkeys(proportions, SignalCount())
+        self._peers = dict.fromkeys(proportions, SignalCount())
+        self.shares = dict(proportions)
+        self._chances = keep_chances(self.shares, proportions)
+
+    def note(self, task: str, rewards: Sequence[float], *, own: bool) -> None:
+        """A group of a step, or one that was passed over when its groups were chosen."""
+        counts = self._own if own else self._peers
+        if task in counts:
+            counts[task] = counts[task].with_group(has_signal=has_signal(rewards))
+
+    def end_step(self) -> dict[str, dict[str, float]]:
+        """All groups of a step are noted: shares from now on. Returns them, and the signal rates behind them."""
+        self.shares = division_shares(self._proportions, self._own, self._peers)
+        self._chances = keep_chances(self.shares, self._proportions)
+        own, peers = ({part: count.rate for part, count in counts.items()} for counts in (self._own, self._peers))
+        for counts in (self._own, self._peers):
+            counts.update({part: count.faded() for part, count in counts.items()})
+        return {"shares": self.shares, "own_rates": own, "peer_rates": peers}
+
+    def keeps(self, task: str, draw: float) -> bool:
+        """Whether to generate for a problem of that part; `draw` is uniform in [0, 1)."""
+        return draw < self._chances[task]
+
+
+def division_of(manifest: RunManifest, domain: str) -> Division | None:
+    """That of a node which generates for the canonical SPEC `domain`.
+
+    None where the run takes its parts evenly, or there is one alone.
+    """
+    if manifest.step.divide == "even" or len(by_part := proportions(domain)) == 1:
+        return None
+    return Division(by_part)
+
+
+def note_signals(parts: Parts, step: int, groups: Sequence[StoredGroup], discarded: Sequence[Candidate]) -> None:
+    """What the groups of a step, and those that its choice passed over, say of where own ones are wanted.
+
+    Rules that discard groups without a signal would leave every part a rate of 1, were those not counted.
+    """
+    division = parts.division
+    if division is None:
+        return
+    for group in groups:
+        with parts.guard.work_for(group.group.sender, Place.COUNT, passes=(Exception,) if group.own else ()):
+            division.note(group.group.prompt_ref.task, group.rewards, own=group.own)
+    for candidate in discarded:
+        with parts.guard.work_for(candidate.sender, Place.COUNT, passes=(Exception,) if candidate.own else ()):
+            division.note(candidate.task, candidate.rewards, own=candidate.own)
+    figures = division.end_step()
+    rounded = {name: {part: round(value, 4) for part, value in of.items()} for name, of in figures.items()}
+    parts.events.write("division", step=step, **rounded)

@@ -1,0 +1,95 @@
+"""What a node may still do of its `[budget]`, counted over all lives of its home.
+
+What counts is what the home keeps: tokens of own groups in the buffer, with those that were pruned, so that a restart
+neither forgets nor counts twice. A group that a crash cut off was never there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.training.step_policy import StepNeeds, shares_of_step
+
+if TYPE_CHECKING:
+    from ftis_node.config.budget import BudgetSection
+    from ftis_node.node.context import Parts
+
+log = logging.getLogger(__name__)
+
+
+class GenerateBudget:
+    """Tokens that may be generated. A group that is under way counts as a usual one, so that little is made beyond."""
+
+    def __init__(self, limit: int | None = None, *, num_tokens: int = 0, num_groups: int = 0) -> None:
+        """`num_tokens` in `num_groups` were generated in former lives."""
+        self._limit = limit
+        self._num_tokens = num_tokens
+        self._num_groups = num_groups
+        self._num_under_way = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether another group may be begun."""
+        if self._limit is None:
+            return True
+        if not self._num_groups:  # nobody knows yet how much one takes
+            return not self._num_under_way
+        usual = self._num_tokens / self._num_groups
+        return self._num_tokens + usual * self._num_under_way < self._limit
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no group will be made any more, and none is under way."""
+        return self._limit is not None and not self._num_under_way and self._num_tokens >= self._limit
+
+    def begin(self) -> None:
+        """A group is under way."""
+        self._num_under_way += 1
+
+    def end(self, num_tokens: int) -> None:
+        """A group is made."""
+        self._num_under_way -= 1
+        self._num_tokens += num_tokens
+        self._num_groups += 1
+        self._changed.set()
+
+    async def until_more(self) -> None:
+        """Returns when another group may be begun; never, where all is used up."""
+        while not self.may_begin:
+            self._changed.clear()
+            if self.is_used_up:
+                log.info(
+                    "%d tokens are generated, the budget of %d is used up: no more groups are made",
+                    *(self._num_tokens, self._limit),
+                )
+            with waiting_for("nothing: its budget of tokens is used up" if self.is_used_up else "a group under way"):
+                await self._changed.wait()
+
+
+def generate_budget(limits: BudgetSection, *, num_tokens: int, num_groups: int) -> GenerateBudget:
+    """Of a node whose home has so many own tokens in so many own groups."""
+    return GenerateBudget(limits.generate_tokens, num_tokens=num_tokens, num_groups=num_groups)
+
+
+def makes_more(parts: Parts) -> bool:
+    """Whether own groups are still to come: not of a learner, nor where the budget is used up and all is published."""
+    return parts.settings.generates and not (parts.budget.is_used_up and not parts.slots.waiting)
+
+
+def shares_of_next_step(parts: Parts, needs: StepNeeds | None = None) -> tuple[int, int]:
+    """How many own and foreign groups the next step takes, by who signed them. `needs`: the run's, where not given."""
+    needs = needs or StepNeeds.of(parts.manifest)
+    if not parts.settings.generates or makes_more(parts) or not needs.foreign:
+        return shares_of_step(needs, generates=parts.settings.generates)
+    own_left, _ = parts.reader.ready_counts()
+    return shares_of_step(needs, generates=False, own_left=own_left)
+
+
+def is_learned_out(parts: Parts) -> bool:
+    """Whether the tokens that may be trained on are used up."""
+    limit = parts.settings.budget.learn_tokens
+    return limit is not None and parts.reader.trained_tokens() >= limit

@@ -1,0 +1,83 @@
+"""New weights on their way from the learner to the generator.
+
+The learner publishes them, then computes their proof, then writes its checkpoint; the generator loads them meanwhile,
+so that its first new token waits for nothing that it does not need.
+
+    learner    | step | publish | prove | checkpoint ........ | reply
+    generator  |   old weights  | load | probe | new weights
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, TypeAlias
+
+from ftis_node.errors import WorkerError
+from ftis_node.ipc.weights import PublishedWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ftis_node.generation.client import ProofToCome
+    from ftis_node.ipc.weights import WeightProof
+    from ftis_node.learner.messages import TrainReply
+    from ftis_node.node.context import Parts
+
+GiveWeights: TypeAlias = "Callable[[Parts, PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
+"""Whom new weights are given to: `hand_over`, or a learner node's `OfferLoop.take`."""
+
+log = logging.getLogger(__name__)
+
+
+class HandOver:
+    """One step's. `take` what the learner says while it works, then `finish` with its reply, or `give_up`."""
+
+    def __init__(self, parts: Parts, give_weights: GiveWeights) -> None:
+        self._parts = parts
+        self._give_weights = give_weights
+        self._proof: ProofToCome = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    def take(self, news: PublishedWeights | WeightProof) -> None:
+        """The weights, or their proof."""
+        if not isinstance(news, PublishedWeights):
+            self._proof.set_result(news)
+        elif self._task is None:
+            self._task = asyncio.create_task(self._work(news), name="hand-over")
+
+    async def finish(self, reply: TrainReply) -> None:
+        """Return when the generator serves what the step made, and has proved it."""
+        if self._task is not None:
+            await self._task
+        elif reply.weights is not None:  # the step had been done before: nothing was told on the way
+            await self._give_weights(self._parts, reply.weights, reply.proof)
+
+    async def _work(self, weights: PublishedWeights) -> None:
+        await self._give_weights(self._parts, weights, self._proof)
+
+    async def give_up(self) -> None:
+        """The learner died: whatever the generator has begun, it ends."""
+        if not self._proof.done():
+            self._proof.set_result(None)
+        if self._task is not None:
+            await self._task
+
+    def cancel(self) -> None:
+        """The node stops."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def hand_over(parts: Parts, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
+    """Return when the generator serves a version and has proved it; where it died over it, it restarts with it."""
+    try:
+        await parts.generation.update_weights(weights, proof)
+    except WorkerError as error:
+        parts.events.write("hand_over_failed", version=weights.version, error=str(error))
+        await parts.generation.start()
+    done_at_s = weights.step_done_at_s
+    after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
+    way = parts.generation.hand_over
+    parts.events.write("served", version=weights.version, after_step_s=after_step_s, way=way)

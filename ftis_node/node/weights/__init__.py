@@ -1,0 +1,1 @@
+"""Versions of the weights between a learner and those who follow it."""

@@ -1,0 +1,169 @@
+"""One version's file on its way from the learner into this home: in chunks, each checked, resumable at any of them.
+
+    partial/<sha256>.part      the chunks so far, from the first on: all of them were checked when they came
+    partial/<sha256>.hashes    the list of chunk hashes, whose own hash is in the signed offer
+
+After a cut, a restart of p2pd or of the node, the partial file is read once and goes on after its last right chunk. A
+wrong chunk costs that chunk. Names here are made of hashes that we checked and of numbers, never of a peer's text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import RecordError
+from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.node.supervision.background import in_background
+from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
+from ftis_node.records.weights import WeightsPart, WeightsQuestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ftis_node.gossip.interface import Fetched, Gossip
+    from ftis_node.records.weights import WeightsOffer
+
+CHUNKS_AT_ONCE = 16
+MAX_WRONG_CHUNKS = 8
+HASHES_PER_ITEM = MAX_CHUNK_BYTES // DIGEST_BYTES
+
+
+class OfferGoneError(Exception):
+    """The learner does not hold this version any longer."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Of one download. `num_resumed` chunks were here already, `num_fetched` came, `num_wrong` were thrown away."""
+
+    num_resumed: int = 0
+    num_fetched: int = 0
+    num_wrong: int = 0
+    num_cuts: int = 0
+    num_bytes: int = 0
+
+
+class Download:
+    """Fetches the file of one offer into `folder`; the peer is asked again every `pause_s` seconds while it is away."""
+
+    def __init__(
+        self,
+        gossip: Gossip,
+        offer: WeightsOffer,
+        folder: Path,
+        *,
+        pause_s: float,
+        on_wrong_chunk: Callable[[int], None] | None = None,
+    ) -> None:
+        self._gossip = gossip
+        self._offer = offer
+        self._pause_s = pause_s
+        self._on_wrong_chunk = on_wrong_chunk
+        self._part = folder / f"{offer.sha256.hex()}.part"
+        self._list = folder / f"{offer.sha256.hex()}.hashes"
+        self._whole = hashlib.sha256()
+        self._hashes = b""
+        self._num_here = 0
+        self.progress = Progress()
+
+    async def run(self) -> Path:
+        """The complete, checked file, still under its temporary name; `discard` when it is not wanted.
+
+        Raises OfferGoneError, RecordError (`hash`: the offer contradicts itself, `chunk`: too many wrong ones) and
+        OSError where the disk refuses.
+        """
+        self._part.parent.mkdir(parents=True, exist_ok=True)
+        self._hashes = await self._chunk_hashes()
+        self._num_here = self.progress.num_resumed = await in_background(self._read_part)
+        with self._part.open("ab") as file:
+            while self._num_here < self._offer.num_chunks:
+                for chunk in await self._next_chunks():
+                    await in_background(file.write, chunk)
+                file.flush()
+        if self._whole.digest() != self._offer.sha256:
+            raise RecordError("hash", "the file is made of the chunks that were offered, but is not the file offered")
+        self._list.unlink()
+        return self._part
+
+    def discard(self) -> None:
+        """Nothing is left of it."""
+        self._part.unlink(missing_ok=True)
+        self._list.unlink(missing_ok=True)
+
+    async def _chunk_hashes(self) -> bytes:
+        """The list, from a former try or from the peer. Raises OfferGoneError, RecordError (`hash`)."""
+        if self._list.exists() and self._offer.lists(hashes := self._list.read_bytes()):
+            return hashes
+        question = WeightsQuestion(WeightsPart.HASHES, file=self._offer.sha256)
+        max_items = -(-self._offer.num_chunks // HASHES_PER_ITEM)
+        while True:
+            fetched = await self._ask(question, max_items=max_items)
+            if fetched.outcome is FetchOutcome.COMPLETE:
+                hashes = b"".join(fetched.bodies)
+                if not self._offer.lists(hashes):
+                    raise RecordError("hash", "the list of chunk hashes is not the one that was offered")
+                self._list.write_bytes(hashes)
+                return hashes
+            await self._pause(fetched)
+
+    def _read_part(self) -> int:
+        """How many right chunks the partial file begins with; what follows them is cut off."""
+        num_right = 0
+        with self._part.open("a+b") as file:
+            file.seek(0)
+            while num_right < self._offer.num_chunks:
+                chunk = file.read(self._offer.size_of(num_right))
+                if not self._is_right(num_right, chunk):
+                    break
+                self._whole.update(chunk)
+                num_right += 1
+            file.truncate(num_right * self._offer.chunk_bytes if num_right < self._offer.num_chunks else None)
+        return num_right
+
+    async def _next_chunks(self) -> list[bytes]:
+        """The next right chunks, in order; none where the peer is away or lies. Raises OfferGoneError, RecordError."""
+        count = min(CHUNKS_AT_ONCE, self._offer.num_chunks - self._num_here)
+        question = WeightsQuestion(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
+        fetched = await self._ask(question, max_items=count)
+        right: list[bytes] = []
+        is_wrong = False
+        for chunk in fetched.bodies:
+            if is_wrong := not self._is_right(self._num_here, chunk):
+                self._note_wrong()
+                break
+            self._whole.update(chunk)
+            self._num_here += 1
+            right.append(chunk)
+        self.progress.num_fetched += len(right)
+        self.progress.num_bytes += sum(map(len, right))
+        if is_wrong:
+            await asyncio.sleep(self._pause_s)  # what is wrong on its disk or on the way may be mended
+        elif fetched.outcome is not FetchOutcome.COMPLETE:
+            await self._pause(fetched)
+        return right
+
+    async def _ask(self, question: WeightsQuestion, *, max_items: int) -> Fetched:
+        """A peer that answers fully, but nothing at all, does not hold the file. Raises OfferGoneError then."""
+        fetched = await self._gossip.ask_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
+        if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:
+            raise OfferGoneError(f"version {self._offer.version} is not offered any longer")
+        return fetched
+
+    async def _pause(self, fetched: Fetched) -> None:
+        self.progress.num_cuts += 1
+        await asyncio.sleep(0 if fetched.bodies else self._pause_s)
+
+    def _is_right(self, index: int, chunk: bytes) -> bool:
+        wanted = self._hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+        return len(chunk) == self._offer.size_of(index) and hashlib.sha256(chunk).digest() == wanted
+
+    def _note_wrong(self) -> None:
+        self.progress.num_wrong += 1
+        if self._on_wrong_chunk is not None:
+            self._on_wrong_chunk(self._num_here)
+        if self.progress.num_wrong >= MAX_WRONG_CHUNKS:
+            raise RecordError("chunk", f"{self.progress.num_wrong} chunks were not those offered")

@@ -1,0 +1,279 @@
+"""The follow loop: a generator's weights are those of the learner that it trusts, as late as its settings want them.
+
+consumes: offers and chunks of the followed learner     produces: a new version in the generation worker
+waits for: a newer offer; its file; its delay           unblocked by: the learner's offer loop, time
+
+    offer --signature, rules--> fetch (weights_fetch.py) --> held, complete --delay--> engine --proof--> served
+                                                               the newest that arrived; never one before it
+
+Whatever fails (a signature, a chunk, the proof), the generator goes on with the weights that it has, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.errors import ModelError, RecordError, WorkerDiedError
+from ftis_node.gossip.interface import FetchOutcome
+from ftis_node.ipc.weights import probe_token_ids
+from ftis_node.models import model_fingerprint
+from ftis_node.node.startup.worker_settings import serves_adapters
+from ftis_node.node.supervision.background import in_background
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.node.training.evaluation import evaluate_tasks
+from ftis_node.node.weights.download import Download, OfferGoneError
+from ftis_node.node.weights.store import HeldVersions
+from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
+from ftis_node.swarm.peer_guard import Place
+from ftis_node.swarm.transit import VersionsInTransit, should_fetch
+from ftis_node.validation.rules import Refusal
+from ftis_node.validation.weights_rules import Follower, refuse_offer
+
+if TYPE_CHECKING:
+    from ftis_node.ipc.weights import PublishedWeights, WeightProof
+    from ftis_node.node.context import Parts
+    from ftis_node.records.weights import WeightsOffer
+
+log = logging.getLogger(__name__)
+
+MAX_TRIES = 2  # of weights over which the worker dies
+
+
+class Heard(NamedTuple):
+    """An offer as it was signed; when it was heard of, on a clock that does not jump, and how old it was then (s)."""
+
+    offer: WeightsOffer
+    signed: bytes
+    at: float
+    age_s: float
+
+
+class FollowLoop:
+    """`resume` first, then `run`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._settings = parts.settings.roles
+        self._held = HeldVersions(parts.home.weights / "followed")
+        self._transit = VersionsInTransit(self._settings.delay, random.Random())
+        self._newest: WeightsOffer | None = None  # the newest that was taken as far as the disk
+        self._refused: bytes | None = None  # the offer refused last: it is offered again at each look, and told once
+        self._wanted_at = -math.inf  # when the last version that was fetched had been heard of
+        self._is_away = False
+        self._arrived = asyncio.Event()
+        self._follower: Follower | None = None
+
+    async def resume(self) -> None:
+        """Serves what was served before this node was stopped, and counts what it held as on its way again."""
+        served = 0
+        for offer, was_served in await in_background(self._held.find):
+            if refuse_offer(offer, await self._self_as_follower()):  # the settings are others than they were
+                self._held.remove(offer.version)
+                continue
+            self._newest = offer
+            if was_served:
+                served = offer.version
+            else:
+                self._transit.send(offer.version, at=time.monotonic() - max(0.0, time.time() - offer.created_at))
+        if served:
+            self._transit.served = served
+            await self._serve(served, before=0)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_fetching(), name="follow-fetch")
+            tasks.create_task(self._keep_serving(), name="follow-serve")
+
+    async def _keep_fetching(self) -> None:
+        while True:
+            with self._parts.guard.work_for(self._settings.follow, Place.WEIGHTS):
+                heard = await self._look()
+                if heard is not None and self._wants(heard):
+                    with waiting_for(f"the file of weights {heard.offer.version}"):  # as long as the learner is away
+                        await self._fetch(heard)
+            with waiting_for("the clock"):
+                await asyncio.sleep(self._settings.look_s)
+
+    async def _look(self) -> Heard | None:
+        """The learner's newest offer, where there is one that may be taken."""
+        question = WeightsQuestion(WeightsPart.OFFER).to_bytes()
+        fetched = await self._parts.gossip.ask_weights(
+            self._settings.follow, question, max_items=1, timeout_s=self._settings.look_timeout_s
+        )
+        self._note_presence(is_away=fetched.outcome is not FetchOutcome.COMPLETE, why=fetched.outcome)
+        if not fetched.bodies or fetched.bodies[0] == self._refused:
+            return None
+        signed = fetched.bodies[0]
+        try:
+            offer = open_offer(signed)
+        except RecordError as error:
+            refusal: Refusal | None = Refusal(error.reason, str(error))
+        else:
+            refusal = refuse_offer(offer, await self._self_as_follower()) or self._goes_back(offer)
+        if refusal is None:
+            return Heard(offer, signed, at=time.monotonic(), age_s=max(0.0, time.time() - offer.created_at))
+        self._refused = signed
+        self._refuse(refusal)
+        return None
+
+    def _goes_back(self, offer: WeightsOffer) -> Refusal | None:
+        """Never back: a learner that lost its last steps is followed again when it has passed them."""
+        if self._newest is None or offer.version >= self._newest.version:
+            return None
+        return Refusal("goes_back", f"version {offer.version} was offered after {self._newest.version}")
+
+    def _wants(self, heard: Heard) -> bool:
+        """Whether it is new, and worth a place on the disk."""
+        if self._newest is not None and heard.offer.version <= self._newest.version:
+            return False
+        return should_fetch(
+            self._settings.delay,
+            num_held=len(self._transit.versions),
+            max_held=self._settings.max_held,
+            since_last=heard.at - self._wanted_at,
+        )
+
+    async def _fetch(self, heard: Heard) -> None:
+        """The version's file, from the learner to a complete folder here."""
+        parts, offer, began_at = self._parts, heard.offer, time.monotonic()
+        self._held.clear_partial(but=offer.sha256)
+        download = Download(
+            parts.gossip,
+            offer,
+            self._held.partial,
+            pause_s=self._settings.look_s,
+            on_wrong_chunk=self._note_wrong_chunk,
+        )
+        try:
+            file = await download.run()
+            await in_background(self._held.put, file, offer, heard.signed)
+        except OfferGoneError as error:
+            log.info("%s", error)
+            download.discard()
+            return
+        except RecordError as error:
+            self._refused = heard.signed
+            self._refuse(Refusal(error.reason, str(error)))
+            download.discard()
+            return
+        except OSError as error:
+            log.warning("version %d cannot be kept: %s", offer.version, error)
+            parts.events.write("weights_failed", version=offer.version, error=str(error))
+            return
+        progress = download.progress
+        parts.events.write(
+            "weights_fetched",
+            version=offer.version,
+            num_bytes=progress.num_bytes,
+            num_chunks=progress.num_fetched,
+            num_resumed=progress.num_resumed,
+            num_wrong=progress.num_wrong,
+            num_cuts=progress.num_cuts,
+            duration_s=round(time.monotonic() - began_at, 4),
+            age_s=round(time.time() - offer.created_at, 3),
+        )
+        self._newest, self._wanted_at = offer, heard.at
+        self._transit.send(offer.version, at=heard.at - heard.age_s)
+        self._arrived.set()
+
+    async def _keep_serving(self) -> None:
+        while True:
+            self._arrived.clear()
+            before = self._transit.served
+            arrived = self._transit.receive(time.monotonic())
+            if arrived is not None and await self._serve_guarded(arrived, before=before):
+                await self._evaluate_if_due(arrived, before=before)
+            with suppress(TimeoutError), waiting_for("the clock, or new weights"):
+                async with asyncio.timeout(self._settings.look_s):
+                    await self._arrived.wait()
+
+    async def _evaluate_if_due(self, version: int, *, before: int) -> None:
+        """As often as the run evaluates, where this generator is asked to; the next version waits meanwhile."""
+        every_steps = self._parts.manifest.eval.every_steps
+        if self._settings.evaluate and every_steps and version // every_steps > before // every_steps:
+            with waiting_for("an evaluation"):  # each of its requests has a limit
+                await evaluate_tasks(self._parts, step=version)
+
+    async def _serve_guarded(self, version: int, *, before: int) -> bool:
+        """As `_serve`; a file that brings about what nobody expects is not served either."""
+        is_served = False
+        with self._parts.guard.work_for(self._settings.follow, Place.WEIGHTS) as work:
+            is_served = await self._serve(version, before=before)
+        if work.failed:
+            self._transit.served = before
+            self._held.remove(version)
+        return is_served
+
+    async def _serve(self, version: int, *, before: int) -> bool:
+        """The version in the engine, proved; else False, and `before` stays."""
+        parts, offer, began_at = self._parts, self._held.offer(version), time.monotonic()
+        weights, proof = self._held.for_engine(version)
+        try:
+            with waiting_for(f"weights {version} in the generator"):  # its supervisor has the limits
+                await self._try(weights, proof)
+        except (ModelError, WorkerDiedError) as error:
+            self._refuse(Refusal("proof", str(error)), version=version)
+            self._transit.served = before
+            self._held.remove(version)
+            return False
+        await in_background(self._held.mark_served, version)
+        parts.figures.policy_version, parts.figures.weights_created_at = version, offer.created_at
+        age_s = round(time.time() - offer.created_at, 3)
+        parts.events.write("served", version=version, age_s=age_s, duration_s=round(time.monotonic() - began_at, 4))
+        log.info("version %d of %s is served, %.1f s after it was offered", version, offer.model, age_s)
+        return True
+
+    async def _try(self, weights: PublishedWeights, proof: WeightProof) -> None:
+        """Once more where the worker died meanwhile: that may have had another reason."""
+        for _ in range(MAX_TRIES - 1):
+            try:
+                return await self._parts.generation.try_weights(weights, proof)
+            except WorkerDiedError as error:
+                log.warning("version %d is tried again: %s", weights.version, error)
+        return await self._parts.generation.try_weights(weights, proof)
+
+    def _refuse(self, refusal: Refusal, *, version: int | None = None) -> None:
+        parts, peer_id = self._parts, self._settings.follow
+        parts.figures.weights_refused[refusal.reason] += 1
+        parts.figures.peer(peer_id).refused[f"weights_{refusal.reason}"] += 1
+        parts.events.write(
+            "weights_refused", peer=peer_id, version=version, reason=refusal.reason, detail=refusal.detail
+        )
+        log.warning("weights of %s are not taken: %s", peer_id, refusal.detail)
+
+    def _note_wrong_chunk(self, index: int) -> None:
+        self._parts.figures.peer(self._settings.follow).refused["weights_wrong_chunk"] += 1
+        self._parts.figures.weights_refused["wrong_chunk"] += 1
+        self._parts.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
+
+    def _note_presence(self, *, is_away: bool, why: FetchOutcome) -> None:
+        """One line when the learner goes, and one when it comes back."""
+        if is_away == self._is_away:
+            return
+        self._is_away = is_away
+        self._parts.events.write("learner_away" if is_away else "learner_back", peer=self._settings.follow, outcome=why)
+        if is_away:
+            log.warning("the learner %s does not answer (%s): going on with what is served", self._settings.follow, why)
+        else:
+            log.info("the learner %s answers", self._settings.follow)
+
+    async def _self_as_follower(self) -> Follower:
+        if self._follower is None:
+            parts = self._parts
+            self._follower = Follower(
+                follows=self._settings.follow,
+                run_id=parts.manifest.run_id,
+                tokenizer=parts.tokenizer.fingerprint,
+                started_from=await in_background(model_fingerprint, parts.source),
+                parameters=parts.learner.state.parameters if parts.learner.state else 0,
+                probe_ids=probe_token_ids(parts.tokenizer.vocab_size),
+                takes_adapters=serves_adapters(parts.settings),
+            )
+        return self._follower

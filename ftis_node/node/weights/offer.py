@@ -1,0 +1,240 @@
+"""The offer loop: a learner's new weights are hashed, signed and held for the generators that follow it.
+
+consumes: published weights and their proof (train loop)     produces: a signed offer; chunks to whoever asks
+waits for: new weights                                       unblocked by: the train loop
+
+The train loop does not wait for any of this. A version that came while another was being hashed replaces the one
+before it in the queue. The learner's own store writes over its old files, so a file is held by a name (a hard link) of
+our own, until no generator needs it: `swarm/transit.py` has the rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from ftis_node.learner.saving import MAX_UNSAVED_STEPS
+from ftis_node.models import model_fingerprint
+from ftis_node.node.supervision.background import in_background
+from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
+from ftis_node.records.weights import WeightsOffer, WeightsPart, open_question, seal_offer
+from ftis_node.swarm.transit import outdated_offers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from ftis_node.generation.client import ProofToCome
+    from ftis_node.ipc.weights import PublishedWeights, WeightProof
+    from ftis_node.node.context import Parts
+
+log = logging.getLogger(__name__)
+
+OFFERED = "offered"  # folder beside the published versions: hard links need one file system
+HASHES_PER_ITEM = MAX_CHUNK_BYTES // DIGEST_BYTES
+MAX_READERS = 256  # peers whose downloads are timed; the oldest is forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """What is said of a file: its size and SHA-256, and that of each chunk one after the other."""
+
+    num_bytes: int
+    sha256: bytes
+    chunks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A version that is not offered yet."""
+
+    weights: PublishedWeights
+    path: Path
+    proof: ProofToCome | WeightProof | None
+    adapter_config: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A version that is offered."""
+
+    offer: WeightsOffer
+    signed: bytes
+    path: Path
+    chunk_hashes: bytes
+
+
+class OfferLoop:
+    """`take` is the train loop's hand-over, `give` the network's question."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._pending: Pending | None = None
+        self._changed = asyncio.Event()
+        self._held: dict[int, Held] = {}
+        self._asked_at: dict[int, float] = {}
+        self._newest: Held | None = None
+        self._begun_at: dict[tuple[str, bytes], float] = {}
+        self._num_taken = 0
+
+    async def take(self, parts: Parts, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
+        """New weights, whose proof may still be in the making. Returns when their file is held."""
+        if self._newest and 0 <= weights.version - self._newest.offer.version < parts.settings.roles.offer_every_steps:
+            return
+        self._num_taken += 1
+        file = Path(weights.path)
+        folder = file.parent.parent / OFFERED
+        path = folder / f"{weights.version:08d}-{self._num_taken}.safetensors"
+        await parts.disk(_hold, file, path, afresh=self._num_taken == 1)
+        config = file.parent / ADAPTER_CONFIG_FILE
+        adapter_config = config.read_bytes() if file.name == ADAPTER_FILE else b""
+        if self._pending is not None:
+            self._pending.path.unlink()
+        self._pending = Pending(weights, path, proof, adapter_config)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        started_from = await in_background(model_fingerprint, self._parts.source)
+        while True:
+            with waiting_for("new weights"):
+                await self._changed.wait()
+            self._changed.clear()
+            pending, self._pending = self._pending, None
+            if pending is not None:
+                await self._offer(pending, started_from=started_from)
+
+    async def _offer(self, pending: Pending, *, started_from: str) -> None:
+        parts, began_at = self._parts, time.monotonic()
+        with waiting_for("the learner's proof"):  # its end, or its death, brings one
+            proof = await asyncio.shield(pending.proof) if isinstance(pending.proof, asyncio.Future) else pending.proof
+        if proof is None:  # the learner died before it could prove them: it will make others
+            pending.path.unlink()
+            return
+        with waiting_for("the hashes of a large file"):
+            digests = await in_background(digests_of, pending.path)
+        offer = WeightsOffer(
+            run_id=parts.manifest.run_id,
+            peer_id=parts.identity.peer_id,
+            version=pending.weights.version,
+            created_at=time.time(),
+            model=parts.source.name,
+            tokenizer=parts.tokenizer.fingerprint,
+            started_from=started_from,
+            num_bytes=digests.num_bytes,
+            sha256=digests.sha256,
+            chunk_bytes=MAX_CHUNK_BYTES,
+            chunks_sha256=hashlib.sha256(digests.chunks).digest(),
+            probe_ids=proof.probe_ids,
+            probe_logprobs=proof.logprobs,
+            adapter_config=pending.adapter_config,
+        )
+        for version in [version for version in self._held if version >= offer.version]:
+            self._drop(version)  # of a life that the learner lost: these numbers mean other weights now
+        self._newest = Held(offer, seal_offer(offer, parts.identity), pending.path, digests.chunks)
+        self._held[offer.version], self._asked_at[offer.version] = self._newest, time.monotonic()
+        for version in outdated_offers(
+            self._asked_at, now=time.monotonic(), max_offered=parts.settings.roles.max_offered
+        ):
+            self._drop(version)
+        duration_s = round(time.monotonic() - began_at, 4)
+        parts.events.write("weights_offered", version=offer.version, num_bytes=offer.num_bytes, duration_s=duration_s)
+
+    def _drop(self, version: int) -> None:
+        """A peer that is reading the file reads on: its bytes go with the last reader."""
+        self._held.pop(version).path.unlink()
+        del self._asked_at[version]
+
+    async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
+        """Items for a question: none for what is not held, or not for this peer.
+
+        Raises RecordError for a malformed one.
+        """
+        question = open_question(data)
+        if self._parts.settings.roles.weights_for == "trusted" and not self._parts.peers.is_trusted(peer_id):
+            return
+        if question.part is WeightsPart.OFFER:
+            if self._newest is not None:
+                yield self._newest.signed
+            return
+        held = next((held for held in self._held.values() if held.offer.sha256 == question.file), None)
+        if held is None:
+            return
+        self._asked_at[held.offer.version] = time.monotonic()
+        if question.part is WeightsPart.HASHES:
+            self._note_begin(peer_id, held)
+            for at in range(0, len(held.chunk_hashes), HASHES_PER_ITEM * DIGEST_BYTES):
+                yield held.chunk_hashes[at : at + HASHES_PER_ITEM * DIGEST_BYTES]
+            return
+        last = min(question.first + question.count, held.offer.num_chunks)
+        with held.path.open("rb") as file:  # stays readable when the version is dropped meanwhile
+            for chunk in range(question.first, last):
+                yield await asyncio.to_thread(
+                    os.pread, file.fileno(), held.offer.size_of(chunk), chunk * held.offer.chunk_bytes
+                )
+        if last == held.offer.num_chunks > question.first:
+            self._note_end(peer_id, held)
+
+    def _note_begin(self, peer_id: str, held: Held) -> None:
+        self._begun_at[peer_id, held.offer.sha256] = time.monotonic()
+        if len(self._begun_at) > MAX_READERS:
+            del self._begun_at[next(iter(self._begun_at))]
+
+    def _note_end(self, peer_id: str, held: Held) -> None:
+        """The last chunk went out; how long it all took is known where the hashes were asked for first."""
+        begun_at = self._begun_at.pop((peer_id, held.offer.sha256), None)
+        self._parts.events.write(
+            "weights_served",
+            peer=peer_id,
+            version=held.offer.version,
+            num_bytes=held.offer.num_bytes,
+            duration_s=None if begun_at is None else round(time.monotonic() - begun_at, 4),
+            age_s=round(time.time() - held.offer.created_at, 3),
+        )
+
+
+def newest_offered(parts: Parts) -> int | None:
+    """The newest version of this node's weights that an honest follower may name; None where this node offers none.
+
+    Until the learner says which version it has, any. A version is offered before its step is done with, and a learner
+    that died may go back by as many steps as its checkpoints leave out, while its followers keep what they had.
+    """
+    if parts.settings.role != "learner":
+        return None
+    state, learner = parts.learner.state, parts.settings.learner
+    if state is None:
+        return MAX_INTEGER
+    version = max(state.policy_version, parts.figures.policy_version)
+    unsaved = learner.checkpoint_every_steps or MAX_UNSAVED_STEPS
+    return version + 1 + unsaved * learner.keep_checkpoints
+
+
+def digests_of(path: Path, *, chunk_bytes: int = MAX_CHUNK_BYTES) -> Digests:
+    """Size and hashes of a file, in one pass over it."""
+    whole, chunks, num_bytes = hashlib.sha256(), [], 0
+    with path.open("rb") as file:
+        while chunk := file.read(chunk_bytes):
+            whole.update(chunk)
+            chunks.append(hashlib.sha256(chunk).digest())
+            num_bytes += len(chunk)
+    return Digests(num_bytes, whole.digest(), b"".join(chunks))
+
+
+def _hold(file: Path, path: Path, *, afresh: bool) -> None:
+    """A second name for the file; `afresh`: what a former life of the node held goes first."""
+    if afresh:
+        shutil.rmtree(path.parent, ignore_errors=True)
+    path.parent.mkdir(exist_ok=True)
+    try:
+        os.link(file, path)
+    except OSError as error:  # a file system without hard links
+        log.debug("%s is copied: %s", file, error)
+        shutil.copyfile(file, path)

@@ -1,0 +1,255 @@
+"""The checks of `doctor`, each given what it would find on a machine that is worse than this one."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.doctor import engine as doctor_engine
+from ftis_node.doctor import sockets as doctor_sockets
+from ftis_node.doctor.doctor import CHECKS, Patient, checks_of, examine, exit_code_of
+from ftis_node.doctor.findings import Finding, worst_first
+from ftis_node.doctor.machine import look_at_disk, read_driver
+from ftis_node.doctor.memory import ask
+from ftis_node.doctor.model import look_at_model
+from ftis_node.doctor.network import nat_kind
+from ftis_node.doctor.runner import Check, run_checks
+from ftis_node.doctor.table import FINDINGS, as_markdown
+from ftis_node.models import shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path(__file__).parents[2]
+REPO = "org/model"
+CONFIG = {
+    "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 320, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def told(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    return [(finding.id, finding.level) for finding in findings]
+
+
+def test_the_document_has_every_finding_and_the_code_no_other() -> None:
+    assert as_markdown() in (ROOT / "docs" / "doctor.md").read_text()
+    sources = [*(ROOT / "ftis_node/node").glob("doctor_*.py"), ROOT / "ftis_node/doctor/memory.py"]
+    sources += [ROOT / "ftis_node/doctor/doctor.py", ROOT / "ftis_node/doctor/runner.py"]
+    text = "\n".join(path.read_text() for path in sources if path.name != "doctor_table.py")
+    checks = "|".join({key.split(".")[0] for key in FINDINGS})
+    made = set(re.findall(rf'"((?:{checks})\.[a-z0-9]+)"', text))
+    made |= {f"{kind}.{name}" for kind in ("route", "peer") for name in doctor_sockets.NAMES.values()}
+    assert made == set(FINDINGS)
+
+
+def test_a_check_that_hangs_is_cut_off_and_one_that_breaks_is_told_with_what_it_found() -> None:
+    def broken() -> Iterator[Finding]:
+        yield Finding("ram.free", "ok", "much")
+        raise ZeroDivisionError("two\nlines")
+
+    never = threading.Event()
+    words: list[str] = []
+    checks = [
+        Check("disk", "the disk", 0.3, lambda: [Finding("disk.free", "ok", str(never.wait(30)))]),
+        Check("ram", "memory", 5.0, broken),
+    ]
+    findings = run_checks(checks, on_progress=words.append)
+    never.set()
+    assert told(findings) == [("check.cut", "warn"), ("ram.free", "ok"), ("check.broken", "warn")]
+    assert "the disk: no answer within 0.3 s" in findings[0].finding
+    assert "ZeroDivisionError" in findings[2].finding
+
+
+def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis_node.doctor.runner.QUIET_S", 0.1)
+    words: list[str] = []
+    run_checks([Check("ram", "memory", 0.4, lambda: iter([time.sleep(1)]))], on_progress=words.append)  # type: ignore[arg-type, return-value]
+    assert words == ["still looking at: memory"]
+
+
+def test_the_worst_check_comes_first_and_stays_together() -> None:
+    findings = [
+        *(Finding("ram.free", "ok", ""), Finding("gpu.driver", "ok", ""), Finding("gpu.memory", "warn", "")),
+        *(Finding("memory.plan", "fail", ""), Finding("memory.part", "ok", "")),
+    ]
+    ids = ["memory.plan", "memory.part", "gpu.driver", "gpu.memory", "ram.free"]
+    assert [finding.id for finding in worst_first(findings)] == ids
+
+
+@pytest.mark.parametrize(
+    ("failed", "code"), [(["peer.dial"], 4), (["peer.dial", "disk.free"], 3), (["memory.plan"], 3), ([], 0)]
+)
+def test_the_exit_code_is_the_machines_before_the_networks(failed: list[str], code: int) -> None:
+    assert exit_code_of([Finding("gpu.none", "warn", ""), *(Finding(name, "fail", "") for name in failed)]) == code
+
+
+def test_the_command_line_names_the_checks_that_there_are(tmp_path: Path) -> None:
+    from ftis_node.cli.doctor import CHECKS as OFFERED
+
+    assert tuple(check.name for check in checks_of(Patient(Home(tmp_path), ()))) == CHECKS == OFFERED
+
+
+def test_drivers_as_they_answer() -> None:
+    fine = "580.65.06, NVIDIA L4, 23034, 1\n580.65.06, NVIDIA L4, 23034, 9000\n"
+    assert told(read_driver(0, fine)) == [("gpu.driver", "ok"), ("gpu.memory", "ok"), ("gpu.memory", "warn")]
+    assert list(read_driver(0, fine))[1].num_bytes == 23034 << 20
+    mismatch = "Failed to initialize NVML: Driver/library version mismatch"
+    assert told(read_driver(18, mismatch)) == [("gpu.driver", "fail")]
+    assert mismatch in next(read_driver(18, mismatch)).finding
+    assert told(read_driver(0, "580, GH200, [N/A], [N/A]\n"))[1] == ("gpu.memory", "ok")
+
+
+def test_a_driver_too_old_for_vllms_torch_is_one_clear_line() -> None:
+    old = next(read_driver(0, "570.133.20, NVIDIA L4, 23034, 1\n"))
+    assert (old.id, old.level, old.advice) == ("gpu.driver", "warn", "install driver 580 or newer")
+    assert old.finding == (
+        "NVIDIA driver 570.133.20: vLLM and its torch are built for CUDA 13, which needs 580 or newer"
+    )
+    blind = doctor_engine.Answer({"version": "2.13.0", "cuda": "13.0", "has_gpu": False, "gpus": []})
+    _, found = doctor_engine.judge_torch(blind, has_gpu=True)
+    assert (found.id, found.level) == ("engine.gpu", "fail")
+    assert found.advice.startswith("install NVIDIA's driver 580 or newer")
+
+
+def test_engines_that_crash_hang_or_are_for_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    crash = doctor_engine.ask("raise ImportError('libcuda.so.1: cannot open')", limit_s=20)
+    assert crash.problem == "ImportError: libcuda.so.1: cannot open"
+    assert "signal 11" in doctor_engine.ask("import os; os.kill(os.getpid(), 11)", limit_s=20).problem
+    assert "cut off" in doctor_engine.ask("import time; time.sleep(60)", limit_s=0.5).problem
+    on_cpu = doctor_engine.Answer({"version": "2", "cuda": None, "has_gpu": False, "gpus": []})
+    levels = told(doctor_engine.judge_torch(on_cpu, has_gpu=True))
+    assert levels == [("engine.torch", "ok"), ("engine.gpu", "fail")]
+    assert told(doctor_engine.judge_torch(crash, has_gpu=None)) == [("engine.torch", "fail")]
+    assert told([doctor_engine.judge_vllm(crash, on_gpu=False)]) == [("engine.vllm", "warn")]
+    assert told([doctor_engine.judge_vllm(crash, on_gpu=True)]) == [("engine.vllm", "fail")]
+
+
+def test_a_disk_that_is_nearly_full_and_small_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis_node.doctor.machine.free_bytes", lambda path: 64 << 20)
+    assert told(look_at_disk(tmp_path / "home", tmp_path)) == [("disk.free", "fail"), ("shm.size", "warn")]
+    assert told(look_at_disk(Path("/proc/self/home"), tmp_path / "no"))[0] == ("disk.writable", "fail")
+
+
+def test_ports_that_are_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        patient = Patient(Home(tmp_path), (f"/ip4/127.0.0.1/tcp/{port}",), port)
+        findings = examine(patient, only=["port"])
+    assert told(findings) == [("port.listen", "fail"), ("port.status", "fail")]
+    assert exit_code_of(findings) == 4
+    assert ["--listen" in findings[0].advice, "--status-port" in findings[1].advice] == [True, True]
+
+
+def test_the_port_of_the_node_that_runs_here_is_its_own() -> None:
+    findings = doctor_sockets.look_at_ports(["/ip4/127.0.0.1/tcp/1"], 1, runs_here=True)
+    assert told(findings) == [("port.listen", "ok")]
+
+
+@pytest.mark.parametrize(
+    ("ipv4", "ipv6", "level", "word"),
+    [
+        ("192.168.1.7", "fe80::1", "warn", "private"),
+        ("100.72.3.4", "", "warn", "carrier"),
+        ("9.9.9.9", "", "ok", "public"),
+        ("10.0.0.2", "2620:fe::9", "ok", "public"),
+        ("", "", "warn", "no address"),
+    ],
+)
+def test_kinds_of_nat(ipv4: str, ipv6: str, level: str, word: str) -> None:
+    kind = nat_kind(ipv4, ipv6)
+    assert (kind.level, word in kind.finding) == (level, True)
+
+
+def test_a_machine_without_a_network_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_sockets, "own_address", lambda family: "")
+    assert told(doctor_sockets.look_at_routes()) == [("route.ipv4", "warn")]
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does: a model, none of that name, or one that is guarded."""
+
+    status, error_code = 200, ""
+
+    def do_GET(self) -> None:
+        body = json.dumps(CONFIG if "resolve" in self.path else self._info()).encode()
+        self.send_response(self.status)
+        if self.error_code:
+            self.send_header("X-Error-Code", self.error_code)
+        self.send_header("ETag", '"abc"')
+        self.send_header("X-Repo-Commit", "f" * 40)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def _info(self) -> dict[str, Any]:
+        files = [{"rfilename": "model.safetensors", "size": 6_000_000_000}, {"rfilename": "config.json", "size": 9}]
+        return {"id": REPO, "sha": "f" * 40, "siblings": files, "cardData": {"license": "apache-2.0"},
+                "safetensors": {"parameters": {"BF16": 3_000_000}, "total": 3_000_000}}  # fmt: skip
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Hub]]:
+    kind = type("ThisHub", (Hub,), {})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    yield kind
+    server.shutdown()
+    server.server_close()
+
+
+def look(tmp_path: Path) -> list[Finding]:
+    return list(look_at_model(ask(Home(tmp_path), model=REPO, gpus_gib=[24])))
+
+
+def test_a_model_that_the_hub_offers_is_planned_without_its_weights(hub: type[Hub], tmp_path: Path) -> None:
+    findings = look(tmp_path)
+    assert told(findings)[:4] == [
+        ("hub.reached", "ok"), ("hub.token", "ok"), ("model.licence", "ok"), ("memory.plan", "ok"),
+    ]  # fmt: skip
+    assert "6.0 GB" in findings[0].finding
+    assert "apache-2.0" in findings[2].finding
+    assert shape_of(CONFIG).num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [(401, "RepoNotFound", "the hub has no model org/model"), (403, "GatedRepo", "accept its terms on the hub")],
+)
+def test_a_model_that_the_hub_keeps(hub: type[Hub], tmp_path: Path, status: int, code: str, words: str) -> None:
+    hub.status, hub.error_code = status, code
+    (finding,) = look(tmp_path)
+    assert (finding.id, finding.level) == ("hub.reached", "fail")
+    assert words in finding.finding
+
+
+def test_a_hub_that_is_not_reached_is_one_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    (finding,) = look(tmp_path)
+    assert (finding.id, exit_code_of([finding])) == ("hub.reached", 4)
+    assert "cannot fetch org/model" in finding.finding

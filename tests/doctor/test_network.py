@@ -1,0 +1,81 @@
+"""What `doctor` makes of given peers: how each address fails, clocks that differ, the way back to this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.doctor.network import judge
+from ftis_node.gossip.bootstrap import BootstrapNode
+from ftis_node.gossip.membership.probe import AddressProbe, NetworkProbe, probe_network
+from ftis_node.gossip.membership.reachability import Reachability
+from ftis_node.gossip.multiaddr import parse_multiaddr
+from ftis_node.gossip.p2pd.relay_limit import RelayLimit
+from ftis_node.records.identity import Identity
+from tests.gossip.helpers import LOOPBACK, settings
+from tests.gossip.test_multiaddr import PEER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{PEER}"
+REFUSED = "failed to dial X: all dials failed * [/ip4/192.0.2.1/tcp/4001] dial tcp4 192.0.2.1:4001: connection refused"
+GOOD = AddressProbe(ADDRESS, dial_s=0.02, is_in_directory=True, clock_skew_s=0.1)
+
+
+def _levels(*probes: AddressProbe, reachability: Reachability = Reachability.PUBLIC) -> list[tuple[str, str]]:
+    return [(finding.check, finding.level) for finding in judge(NetworkProbe(probes, reachability))]
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "level", "words"),
+    [(0.9, "ok", "+0.90 s"), (-1.5, "warn", "1.5 s ahead of the peers'"), (3.5, "fail", "3.5 s behind the peers'")],
+)
+def test_clocks_that_differ(skew_s: float, level: str, words: str) -> None:
+    probe = AddressProbe(ADDRESS, is_in_directory=True, clock_skew_s=skew_s)
+    (clock,) = [found for found in judge(NetworkProbe((probe,), Reachability.PUBLIC)) if found.id == "clock.peers"]
+    assert (clock.level, words in clock.finding, "3 s" in clock.advice) == (level, True, level != "ok")
+
+
+def test_a_dead_address_is_a_problem_where_no_other_is_reached() -> None:
+    dead = AddressProbe(ADDRESS, error=REFUSED)
+    assert _levels(dead) == [("peer", "fail"), ("nat", "ok")]
+    assert _levels(dead, GOOD) == [("peer", "warn"), ("peer", "ok"), ("clock", "ok"), ("nat", "ok")]
+    first = next(judge(NetworkProbe((dead,), Reachability.PUBLIC)))
+    assert first.finding == f"{ADDRESS}: dial tcp4 192.0.2.1:4001: connection refused"
+    assert first.advice.startswith("nobody listens there")
+
+
+def test_a_relay_that_cuts_early_and_a_peer_outside_the_directory_are_named() -> None:
+    small = AddressProbe(ADDRESS, is_in_directory=True, relay_limit=RelayLimit(num_bytes=131072, duration_s=120))
+    outside = AddressProbe(ADDRESS)
+    findings = [found for found in judge(NetworkProbe((small, outside), Reachability.LOCAL)) if found.level == "warn"]
+    assert ["128 KiB" in findings[0].finding, "directory" in findings[1].finding, findings[2].check] == [
+        True,
+        True,
+        "nat",
+    ]
+
+
+@pytest.mark.timeout(90)  # a p2pd for each address
+async def test_each_address_is_dialled_alone(tmp_path: Path) -> None:
+    node = BootstrapNode(settings(tmp_path / "b"), identity=Identity.generate())
+    await node.start()
+    try:
+        (living,) = node.addresses
+        dead = living.replace(living.split("/")[4], "9", 1)
+        other = living.replace(node.peer_id, Identity.generate().peer_id)
+        peers = tuple(map(parse_multiaddr, (dead, living, other)))
+        probe = await probe_network(peers, listen=(LOOPBACK,), sockets_dir=tmp_path / "p")
+    finally:
+        await node.close()
+    first, second, third = probe.addresses
+    assert "connection refused" in first.error
+    assert (second.error, second.is_in_directory) == ("", True)
+    assert second.clock_skew_s is not None
+    assert abs(second.clock_skew_s) < 1, "it is this machine's own clock"
+    assert second.relay_limit is not None
+    assert second.relay_limit.num_bytes == 1 << 32
+    assert "peer id mismatch" in third.error
+    assert probe.reachability is Reachability.LOCAL

@@ -1,0 +1,287 @@
+"""`ensemble` over real small models: beside `eval`, and by the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ftis_node.cli.app import run
+from ftis_node.errors import ConfigError, MachineError
+from ftis_node.evaluation import memory as ensemble_memory
+from ftis_node.evaluation.ensemble import MIXTURES, MODES, _weighings, evaluate_ensemble
+from ftis_node.evaluation.evaluate import evaluate_model
+from ftis_node.evaluation.memory import check_mixture_fits, mixture_bytes
+from ftis_node.evaluation.study import Seen
+from ftis_node.models import load_tokenizer, resolve_model
+from tests.models.tiny_models import VOCAB_SIZE, make_tokenizer, save_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = {"limit": 6, "max_tokens": 48, "engine": "torch", "gate_prompts": 8}
+FLAGS = ["--limit", "6", "--max-tokens", "48", "--engine", "torch", "--gate-prompts", "8"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two random models of unlike size with one tokenizer."""
+    root = tmp_path_factory.mktemp("models")
+    return str(save_tiny(root / "a", seed=1)), str(save_tiny(root / "b", seed=2, hidden_size=96))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with another tokenizer."""
+    folder = save_tiny(tmp_path_factory.mktemp("models") / "stranger", seed=3)
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<answer>"])
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_mixtures_differ_in_what_they_weigh_by() -> None:
+    found = _weighings(["posterior", "mean", "answer"], [Seen([], [], [], [], [])] * 2, decay=0.9)
+    assert {mode: (how.learns, how.reads_prompt) for mode, how in found.items()} == {
+        "posterior": (True, True),
+        "mean": (False, True),
+        "answer": (True, False),
+    }
+    assert {how.log_prior for how in found.values()} == {(-math.log(2), -math.log(2))}
+
+
+@pytest.mark.timeout(400)
+async def test_one_expert_alone_is_what_eval_says(tiny_models: dict[str, Path]) -> None:
+    """In every mode, and in every field; and of two experts each is what `eval` says of it."""
+    options = {"limit": 48, "max_tokens": 32, "engine": "torch"}
+    model = str(tiny_models["s"])
+    alone = await evaluate_ensemble([model], "arithmetic", modes=MODES, gate_prompts=16, **options)
+    by_eval = await _in_thread(lambda: evaluate_model(model, "arithmetic", k=1, **options))
+    assert by_eval.n == 48
+    assert 0 < by_eval.pass_at_1 < 1, "a model that is always right could hide a difference"
+    for entry in (*alone.experts, *alone.modes):
+        assert dataclasses.asdict(entry.result) == dataclasses.asdict(by_eval), entry.name
+    assert alone.prior == (1.0,)
+    m = str(tiny_models["m"])
+    both = await evaluate_ensemble([model, m], "arithmetic", modes=MODES, gate_prompts=64, **options)
+    assert both.gate is not None
+    assert both.gate.prompts == 64
+    assert 0 < both.gate.right[0] < both.gate.right[1] < 1, "what gate learns from is what the models get right"
+    chosen = both.modes[MODES.index("gate")].chosen
+    assert chosen is not None
+    assert chosen[both.experts[1].name] > 48 / 2, "it is the better one nearly everywhere"
+    assert both.experts[0].result == by_eval
+    assert both.experts[1].result == await _in_thread(lambda: evaluate_model(m, "arithmetic", k=1, **options))
+
+
+async def _in_thread(work: Any) -> Any:
+    import asyncio
+
+    return await asyncio.to_thread(work)  # `evaluate_model` has a loop of its own
+
+
+async def test_one_expert_with_samples(models: tuple[str, str]) -> None:
+    """With a seed the mixture of one draws what the model draws alone."""
+    result = await evaluate_ensemble(models[:1], "arithmetic", modes=MODES, k=2, seed=5, **SMALL)
+    (alone,) = result.experts
+    assert alone.result.pass_at_k is not None
+    for entry in result.modes:
+        if entry.name == "vote":
+            assert dataclasses.replace(entry.result, pass_at_k=alone.result.pass_at_k) == alone.result
+        else:
+            assert (entry.result, entry.generated_tokens) == (alone.result, alone.generated_tokens)
+        assert entry.majority_at_k == alone.majority_at_k
+
+
+async def test_two_experts(models: tuple[str, str]) -> None:
+    told: list[tuple[float | None, str]] = []
+    result = await evaluate_ensemble(
+        models, "arithmetic", modes=MODES, on_progress=lambda fraction, what: told.append((fraction, what)), **SMALL
+    )
+    assert [entry.name for entry in result.experts] == ["a", "b"]
+    assert [entry.name for entry in result.modes] == list(MODES)
+    a, b = result.experts
+    by_mode = {entry.name: entry for entry in result.modes}
+    assert by_mode["vote"].generated_tokens == a.generated_tokens + b.generated_tokens
+    assert by_mode["vote"].forward_tokens == a.forward_tokens + b.forward_tokens
+    prompts = a.forward_tokens - a.generated_tokens
+    for mode in MIXTURES:
+        assert by_mode[mode].forward_tokens == 2 * (prompts + by_mode[mode].generated_tokens)
+    for mode in ("confidence", "route", "gate"):
+        chosen = by_mode[mode].chosen
+        assert chosen is not None
+        assert sum(chosen.values()) == 6
+    assert by_mode["confidence"].forward_tokens == by_mode["vote"].forward_tokens
+    assert by_mode["gate"].forward_tokens < by_mode["route"].forward_tokens
+    assert result.gate is not None
+    assert (result.gate.prompts, len(result.gate.right)) == (8, 2)
+    assert result.prior is not None
+    assert sum(result.prior) == pytest.approx(1.0)
+    fractions = [fraction for fraction, _ in told if fraction is not None]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == pytest.approx(1.0)
+    parts = {"a", "b", "a for the gate", "b for the gate", *MIXTURES}
+    assert {what.partition(":")[0] for fraction, what in told if fraction} == parts
+
+
+async def test_a_prompt_goes_to_the_expert_that_knows_such_prompts(models: tuple[str, str], tmp_path: Path) -> None:
+    """An expert trained on the prompts themselves finds them likelier than a random one: it gets all."""
+    source = resolve_model(models[0])
+    expert = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
+    tokenizer = load_tokenizer(source)
+    from ftis_node.tasks import load_task
+
+    task = load_task("arithmetic", split="train")
+    optimizer = torch.optim.AdamW(expert.parameters(), lr=3e-3)
+    for index in range(20):
+        ids = torch.tensor([tokenizer.encode_prompt(task[index].prompt)])
+        optimizer.zero_grad()
+        expert(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    expert.save_pretrained(tmp_path / "expert")
+    make_tokenizer().save_pretrained(tmp_path / "expert")
+    result = await evaluate_ensemble(
+        [models[1], str(tmp_path / "expert")], "arithmetic", modes=["route", "cached"], **SMALL
+    )
+    assert result.modes[0].chosen == {"b": 0, "expert": 6}
+    assert result.prior is not None
+    assert result.prior[1] > 0.99
+
+
+async def test_perplexity_of_a_text(models: tuple[str, str], tmp_path: Path) -> None:
+    """In windows of 47 tokens, which leave room for one, against plain forward passes and sums of probabilities."""
+    text = tmp_path / "text.txt"
+    text.write_text("What is 12 + 30? The answer is 42. " * 8)
+    result = await evaluate_ensemble(models, "arithmetic", modes=["mean", "posterior", "vote"], text=text, **SMALL)
+    ids = load_tokenizer(resolve_model(models[0])).encode_text(text.read_text())
+    assert len(ids) > 2 * 48
+    nats = dict.fromkeys(("a", "b", "mean", "posterior"), 0.0)
+    for start in range(0, len(ids) - 1, 46):
+        window = torch.tensor([ids[start : start + 47]])
+        tokens = []
+        for model in models:
+            causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            with torch.no_grad():
+                logprobs = causal_lm(input_ids=window).logits[0, :-1].double().log_softmax(dim=-1)
+            tokens.append(logprobs.gather(-1, window[0, 1:, None]).squeeze(-1))
+        a, b = tokens
+        nats["a"] -= a.sum().item()
+        nats["b"] -= b.sum().item()
+        nats["mean"] -= ((a.exp() + b.exp()) / 2).log().sum().item()
+        nats["posterior"] -= math.log(0.5) + torch.logaddexp(a.sum(), b.sum()).item()  # the chain rule
+    assert [figures.name for figures in result.text] == ["a", "b", "mean", "posterior"]
+    for figures in result.text:
+        assert figures.tokens == len(ids) - 1
+        assert figures.nats == pytest.approx(nats[figures.name], rel=1e-5)
+        assert figures.perplexity == pytest.approx(math.exp(nats[figures.name] / (len(ids) - 1)), rel=1e-4)
+
+
+async def test_different_tokenizers_vote_and_route_but_do_not_mix(models: tuple[str, str], stranger: str) -> None:
+    both = [models[0], stranger]
+    result = await evaluate_ensemble(both, "arithmetic", modes=["vote", "confidence", "route", "gate"], **SMALL)
+    for entry in result.modes[1:]:
+        assert entry.chosen is not None
+        assert sum(entry.chosen.values()) == 6
+    for mode in MIXTURES:
+        with pytest.raises(ConfigError, match="a and stranger have different tokenizers.*--mode vote or --mode route"):
+            await evaluate_ensemble(both, "arithmetic", modes=["vote", mode], **SMALL)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    capsys.readouterr()
+    code = run(["ensemble", "--task", "arithmetic", *arguments])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftis-node: ")]
+    assert len(lines) == 1, lines
+    return code, lines[0]
+
+
+def test_wrong_use_is_one_line(
+    capsys: pytest.CaptureFixture[str], models: tuple[str, str], stranger: str, tmp_path: Path
+) -> None:
+    both = ["--models", ",".join(models)]
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "one.txt").write_text("a")
+    (tmp_path / "nothing").mkdir()
+    gsm8k = tmp_path / "gsm8k.jsonl"
+    gsm8k.write_text("".join(f'{{"question": "{n} and one?", "answer": "#### {n + 1}"}}\n' for n in range(6)))
+    adapter = tmp_path / "swarm" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text("{}")
+    table = {
+        ("--models", f"{models[0]},{stranger}"): "a and stranger have different tokenizers",
+        (*both, "--mode", "postirior"): "no mode 'postirior': use all, or some of posterior, cached",
+        (*both, "--mode", ","): "no mode ''",
+        (*both, "--decay", "0"): "--decay is 0: it must be above 0",
+        (*both, "--mode", "gate", "--gate-task", "nothing"): "the mode gate learns from training prompts: unknown task",
+        ("--mode", "gate", *both, *FLAGS, "--task", f"gsm8k:{gsm8k}"): "training prompts that are not evaluated",
+        (*both, "--engine", "tensorrt"): "no engine 'tensorrt'",
+        (*both, "--text", str(tmp_path / "nowhere.txt")): "nowhere.txt cannot be read",
+        (*both, "--text", str(tmp_path / "empty.txt")): "is empty",
+        (*both, "--text", str(tmp_path / "one.txt"), *FLAGS): "fewer than two tokens",
+        ("--models", str(tmp_path / "nobody")): "no such folder",
+        (): "an ensemble needs models: name them with --models A,B or --swarm FOLDER",
+        ("--swarm", str(tmp_path / "nothing")): "holds no trained model",
+        ("--swarm", str(tmp_path / "nowhere")): "no such folder",
+        ("--swarm", str(tmp_path / "swarm")): "is an adapter alone: export it again with --merge",
+    }
+    for arguments, words in table.items():
+        code, line = complaint(capsys, *arguments)
+        assert code == 2, line
+        assert words in line
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], models: tuple[str, str], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The answer is 42.")
+    arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS, "--text", str(text)]
+    assert run([*arguments, "--mode", "all", "--k", "2", "--seed", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {"task", "n", "k", "experts", "modes", "prior", "gate", "text"}
+    assert [entry["name"] for entry in document["experts"]] == ["a", "b"]
+    assert document["experts"][0]["model"] == models[0]
+    assert [entry["name"] for entry in document["modes"]] == list(MODES)
+    assert set(document["prior"]) == set(document["gate"]["right"]) == {"a", "b"}
+    assert set(document["gate"]) == {"prompts", "right", "generated_tokens", "forward_tokens"}
+    assert document["gate"]["prompts"] == 8
+    figures = {"pass_at_1", "n", "k", "pass_at_k", "truncated", "unscored", "too_long", "completion_tokens_mean"}
+    for entry in (*document["experts"], *document["modes"]):
+        assert set(entry) >= figures | {"name", "majority_at_k", "generated_tokens", "forward_tokens"}
+    assert [entry["name"] for entry in document["text"]] == ["a", "b", *MIXTURES]
+    assert run([*arguments, "--mode", "vote,route,gate", "--gate-task", "arithmetic:add"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "arithmetic: 6 problems"
+    assert lines[1].split() == ["pass@1", "generated", "forward", "domain"]
+    assert [line.split()[0] for line in lines[2:7]] == ["a", "b", "vote", "route", "gate"]
+    assert lines[7].startswith("route chose a ")
+    assert lines[8].startswith("gate chose a ")
+    assert lines[9].startswith("gate learned from 8 prompts, right a 0.000, b 0.000; generated ")
+
+
+def test_a_mixture_that_does_not_fit_is_refused(
+    models: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [resolve_model(model) for model in models]
+    # rows: 128 / 2; numbers in the cache of a token: keys and values x 2 layers x 2 heads x (64 or 96) / 4
+    numbers = [sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters()) for model in models]
+    caches = [64 * 100 * 2 * 2 * 2 * width // 4 for width in (64, 96)]
+    assert mixture_bytes(sources, max_tokens=100, bytes_per_number=4) == 4 * (sum(numbers) + sum(caches))
+    check_mixture_fits(sources, max_tokens=48)
+    monkeypatch.setattr(ensemble_memory, "free_bytes", lambda device: 1000)
+    with pytest.raises(MachineError, match=r"2 models of the mixture need about .* --mode vote,route"):
+        check_mixture_fits(sources, max_tokens=48)
+    arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS]
+    assert run([*arguments, "--mode", "posterior"]) == 3
+    assert run([*arguments, "--mode", "vote,route"]) == 0, "these hold one at a time"
+    capsys.readouterr()
+
+
+def test_the_stranger_is_one(models: tuple[str, str], stranger: str) -> None:
+    """Else the refusals above would prove nothing."""
+    tokenizers = [load_tokenizer(resolve_model(model)) for model in (*models, stranger)]
+    assert tokenizers[0].fingerprint == tokenizers[1].fingerprint != tokenizers[2].fingerprint
+    assert tokenizers[0].vocab_size <= VOCAB_SIZE

@@ -1,0 +1,57 @@
+"""Who belongs to an ensemble: names, and the models of a swarm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.errors import ConfigError
+from ftis_node.evaluation.ensemble import evaluate_ensemble
+from ftis_node.evaluation.members import Member, as_members, swarm_members
+from tests.cli.test_export import _trained
+from tests.models.tiny_models import save_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_members_have_names_of_their_own() -> None:
+    members = as_members(["org/x", "org/x", Member("x", "y", "arithmetic"), "org/x"])
+    assert [member.name for member in members] == ["org/x", "org/x-2", "x", "org/x-3"]
+    assert members[2] == Member("x", "y", "arithmetic")
+
+
+@pytest.mark.timeout(240)
+async def test_the_models_of_a_swarm(tmp_path: Path) -> None:
+    """Exported models, the home of a node that learns, and one of a node that does not."""
+    _trained(tmp_path, lora=True)
+    swarm = tmp_path / "swarm"
+    save_tiny(swarm / "exported", seed=1)
+    shutil.move(tmp_path / "home", swarm / "zoe")
+    settings = json.loads(Home(swarm / "zoe").settings.read_text())
+    other = Home(swarm / "helper")
+    other.create()
+    other.run_toml.write_text(Home(swarm / "zoe").run_toml.read_text())
+    other.settings.write_text(json.dumps({**settings, "role": "generator"}))
+    (swarm / "notes").mkdir()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    members = swarm_members([swarm], scratch)
+    assert [(member.name, member.domain) for member in members] == [("exported", None), ("zoe", "arithmetic")]
+    result = await evaluate_ensemble(
+        members, "arithmetic", modes=["posterior", "vote"], limit=6, max_tokens=48, engine="torch"
+    )
+    assert [(entry.name, entry.domain) for entry in result.experts] == [("exported", None), ("zoe", "arithmetic")]
+    Home(swarm / "zoe").settings.write_text(json.dumps({**settings, "name": "zoe/the first"}))
+    (named,) = swarm_members([swarm / "zoe"], scratch)
+    assert named.name == "zoe/the first"
+    assert named.model != members[1].model
+    only_helper = tmp_path / "helpers"
+    only_helper.mkdir()
+    shutil.move(swarm / "helper", only_helper / "helper")
+    with pytest.raises(ConfigError, match="homes of nodes that learn"):
+        swarm_members([only_helper], scratch)

@@ -1,0 +1,292 @@
+"""What `join` trains without `--full` and `--lora`: on cards that people have, in homes that began, and where no plan
+fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.errors import MachineError, ModelError
+from ftis_node.memory import cards, placement
+from ftis_node.memory import choice as memory_choice
+from ftis_node.memory.choice import Choice, choose, choose_here, refuse_what_does_not_fit
+from ftis_node.memory.home_training import Begun, begun_with
+from ftis_node.memory.placement import arrange_on
+from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
+from ftis_node.models import Accelerator, published_qwen25
+
+ROOT = Path(__file__).parents[2]
+GIB = 1 << 30
+QWEN = {name.removeprefix("Qwen2.5-"): shape for name, shape in published_qwen25().items()}
+RUN = load_manifest("gsm8k-ftis")
+
+
+@pytest.fixture(autouse=True)
+def _bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_choice, "find_spec", lambda name: object())
+
+
+def settings(**changes: Any) -> NodeSettings:
+    return NodeSettings.model_validate({"model": "m", "engine": "vllm"} | changes)
+
+
+def machine(*gpus_gib: float, host_gib: float = 64) -> Machine:
+    return Machine(tuple(int(gib * GIB) for gib in gpus_gib), int(host_gib * GIB))
+
+
+def chosen(model: str, *gpus_gib: float, host_gib: float = 64, begun: Begun | None = None, **changes: Any) -> Choice:
+    return choose(settings(**changes), RUN, QWEN[model], machine(*gpus_gib, host_gib=host_gib), begun)
+
+
+def test_published_models_count_as_published() -> None:
+    counts = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "3B": 3_085_938_688, "7B": 7_615_616_512}
+    assert {name: shape.num_parameters for name, shape in QWEN.items()} == counts | {"14B": 14_770_033_664}
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "host_gib", "name"),
+    [
+        ("3B", 79.0, 64, "all weights"),
+        ("1.5B", 31.0, 64, "all weights, 8-bit optimizer states"),
+        ("1.5B", 22.0, 64, "all weights, optimizer states in host memory"),
+        ("1.5B", 22.0, 16, "a LoRA adapter of rank 128"),  # the host has no room for the states
+        ("3B", 22.0, 64, "a LoRA adapter of rank 128"),
+        ("3B", 21.0, 64, "a LoRA adapter of rank 128, batches of 64 completions and 4096 tokens"),
+        ("1.5B", 11.6, 16, "a LoRA adapter of rank 32, batches of 32 completions and 2048 tokens"),
+    ],
+)
+def test_the_first_that_fits_is_taken(model: str, gib: float, host_gib: float, name: str) -> None:
+    choice = chosen(model, gib, host_gib=host_gib)
+    assert choice.training.split(": ")[0] == name
+    before = choice.options[: [option.name for option in choice.options].index(name)]
+    assert not any(option.fits for option in before)
+    assert arrange_on(machine(gib), QWEN[model], choice.settings, RUN).cache_bytes, "`join` goes on with these"
+
+
+def test_the_line_says_what_and_why() -> None:
+    choice = chosen("3B", 22)
+    full = plan(QWEN["3B"], [22 * GIB], settings(lora=False), RUN, host_bytes=64 * GIB)
+    usable = 22 * USABLE_SHARE
+    assert choice.training == (
+        f"a LoRA adapter of rank 128: full training of 3.09 B needs {full.peak_bytes / GIB:.1f} GiB, "
+        f"this card has 22.0 ({usable:.1f} usable); "
+        f"activations are recomputed (keeping them needs {choice.options[3].made.keeping_bytes / GIB:.1f} GiB)"
+    )
+    roomy, full = chosen("3B", 139), plan(QWEN["3B"], [80 * GIB], settings(lora=False), RUN, host_bytes=64 * GIB)
+    assert full.recompute_activations
+    needed = roomy.training.split("needs ")[1].split(" GiB")[0]
+    assert float(needed) == pytest.approx(full.needed_bytes / GIB, abs=5), "not what is taken because there is room"
+    assert roomy.training.endswith("; activations are kept")
+    assert chosen("3B", 139, learner={"recompute_activations": True}).training.endswith("recomputed, as set")
+
+
+def test_smaller_adapters_keep_their_scale_and_come_last() -> None:
+    options = chosen("14B", 7.6).options
+    adapters = [option.settings for option in options if option.settings.lora]
+    assert [option.settings.lora for option in options] == [False] * 3 + [True] * 4
+    assert [given.lora_adapter.rank for given in adapters] == [128, 128, 32, 8]
+    assert {given.lora_adapter.alpha / given.lora_adapter.rank for given in adapters} == {2.0}
+    assert [given.generation.max_batch for given in adapters] == [0, 64, 32, 16]
+    assert [given.learner.micro_batch_tokens for given in adapters] == [None, 4096, 2048, 1024]
+    peaks = [option.made.peak_bytes for option in options if option.settings.lora]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_what_is_set_bounds_the_options() -> None:
+    given = {"lora_adapter": {"rank": 4, "alpha": 8}, "generation": {"max_batch": 24}}
+    adapters = [option.settings for option in chosen("14B", 7.6, **given).options if option.settings.lora]
+    assert {option.lora_adapter.rank for option in adapters} == {4}
+    assert [option.generation.max_batch for option in adapters] == [24, 24, 24, 16]
+    eight = chosen("3B", 139, learner={"optimizer_states": "8bit"})
+    assert (eight.settings.lora, eight.settings.learner.optimizer_states) == (False, "8bit")
+    assert len(eight.options) == 5
+
+
+@pytest.mark.parametrize(("lora", "training"), [(True, "a LoRA adapter of rank 128"), (False, "all weights")])
+def test_full_and_lora_insist(lora: bool, training: str) -> None:
+    choice = chosen("3B", 22, lora=lora)
+    assert (choice.settings, choice.settings.lora) == (settings(lora=lora), lora)
+    assert choice.training.split(";")[0] == f"{training}, as asked ({'--lora' if lora else '--full'})"
+    refused = not lora
+    if refused:
+        with pytest.raises(MachineError, match="does not fit on the GPU"):
+            arrange_on(machine(22), QWEN["3B"], choice.settings, RUN)
+
+
+def test_without_a_gpu_all_weights_are_trained_however_little_memory_there_is() -> None:
+    choice = chosen("14B", host_gib=1)
+    assert (choice.settings.lora, choice.options) == (False, ())
+    assert chosen("14B", 22, host_gib=1, device="cpu").settings.lora is False
+
+
+def test_8_bit_states_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_choice, "find_spec", lambda name: None)
+    choice = chosen("1.5B", 31)
+    assert choice.options[1].missing == "pip install 'ftis-node[8bit]'"
+    assert choice.training.startswith("all weights, optimizer states in host memory: ")
+
+
+def test_a_home_goes_on_with_what_it_began_with_on_any_card() -> None:
+    full = chosen("3B", 22, begun=Begun(lora=False, optimizer_states="float32"), host_gib=8)
+    assert {option.settings.lora for option in full.options} == {False}
+    assert full.settings.learner.optimizer_states == "offload"
+    eight = chosen("0.5B", 139, begun=Begun(lora=False, optimizer_states="8bit"))
+    assert (eight.settings.lora, eight.settings.learner.optimizer_states) == (False, "8bit")
+    adapter = chosen("0.5B", 139, begun=Begun(lora=True, rank=32, alpha=64))
+    assert (adapter.settings.lora, adapter.settings.lora_adapter.rank, adapter.settings.lora_adapter.alpha) == (
+        *(True, 32, 64),
+    )
+    assert {option.settings.lora_adapter.rank for option in adapter.options} == {32}
+    for choice in (full, eight, adapter):
+        assert choice.training.split(";")[0].endswith(", as this home began")
+
+
+def test_where_nothing_fits_the_largest_model_that_would_is_named() -> None:
+    for model, gib, named in (("14B", 44.0, "Qwen/Qwen2.5-7B"), ("7B", 22.0, "Qwen/Qwen2.5-3B")):
+        choice = chosen(model, gib)
+        with pytest.raises(MachineError, match=f"m does not fit on the GPU: .* is {named} ") as refused:
+            refuse_what_does_not_fit(choice, RUN, QWEN[model], machine(gib))
+        assert refused.value.exit_code == 3
+        assert "\n" not in str(refused.value)
+        smaller = choose(settings(), RUN, published_qwen25()[named.removeprefix("Qwen/")], machine(gib))
+        assert any(option.fits for option in smaller.options)
+    with pytest.raises(MachineError, match="no Qwen2.5 model fits: take a larger card"):
+        refuse_what_does_not_fit(chosen("0.5B", 2), RUN, QWEN["0.5B"], machine(2))
+
+
+def test_a_warning_takes_the_smallest_and_goes_on() -> None:
+    choice = chosen("14B", 22, memory={"check": "warn"})
+    refuse_what_does_not_fit(choice, RUN, QWEN["14B"], machine(22))
+    assert choice.settings.lora_adapter.rank == 8
+
+
+def begin(home: Home, *, trains: str | None = None, **saved: Any) -> None:
+    """A home with settings of a last start, and a checkpoint where `trains` says of what."""
+    home.root.mkdir(parents=True, exist_ok=True)
+    home.settings.write_text(settings(**saved).model_dump_json())
+    if trains is not None:
+        checkpoint = home.checkpoints / "step-00000007"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "COMPLETE").touch()
+        (checkpoint / "state.json").write_text(json.dumps({"owner": {"trains": trains}}))
+
+
+def test_a_checkpoint_says_what_a_home_began_with_and_before_it_the_last_settings(tmp_path: Path) -> None:
+    empty, started, trained, full = (Home(tmp_path / name) for name in ("empty", "started", "trained", "full"))
+    assert begun_with(empty, "m") is None
+    begin(started, lora=True, lora_adapter={"rank": 32, "alpha": 64})
+    assert begun_with(started, "m") == Begun(lora=True, rank=32, alpha=64, optimizer_states="float32")
+    assert begun_with(started, "another model") is None
+    begin(trained, trains="LoRA of rank 16, alpha 32, on all-linear", lora=False)
+    assert begun_with(trained, "m") == Begun(lora=True, rank=16, alpha=32, optimizer_states="float32")
+    begin(full, trains="full", lora=False, learner={"optimizer_states": "8bit"})
+    assert begun_with(full, "m") == Begun(lora=False, optimizer_states="8bit")
+    full.settings.write_text("{")
+    assert begun_with(full, "m") == Begun(lora=False)
+
+
+def test_a_generator_and_settings_that_say_nothing_have_begun_nothing(tmp_path: Path) -> None:
+    generator, undecided, damaged = (Home(tmp_path / name) for name in ("generator", "undecided", "damaged"))
+    begin(generator, role="generator", roles={"follow": "12D3"}, lora=False)
+    begin(undecided)
+    begin(damaged, lora=True)
+    damaged.settings.write_text(damaged.settings.read_text().replace("true", '"yes"', 1))
+    assert [begun_with(home, "m") for home in (generator, undecided, damaged)] == [None] * 3
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """GiB of the one card that torch is made to see; [] to begin with: none."""
+    seen: list[float] = []
+    monkeypatch.setattr(placement, "pick_device", lambda wanted: "cuda" if seen else "cpu")
+    monkeypatch.setattr(placement, "list_accelerators", lambda: [Accelerator("card", int(gib * GIB)) for gib in seen])
+    monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * GIB))
+    monkeypatch.setattr(memory_choice, "read_shape", lambda source: QWEN["3B"])
+    return seen
+
+
+SOURCE: Any = SimpleNamespace(name="m")
+
+
+def test_join_chooses_by_the_card_and_a_later_start_does_not_choose_again(tmp_path: Path, card: list[float]) -> None:
+    home = Home(tmp_path / "home")
+    card[:] = [22.0]
+    first = choose_here(settings(engine="auto"), RUN, home, SOURCE).settings
+    assert (first.lora, first.lora_adapter.rank, first.engine) == (True, 128, "auto")
+    begin(home, **first.model_dump(include={"lora", "lora_adapter", "learner", "generation"}))
+    card[:] = [139.0]
+    again = choose_here(settings(), RUN, home, SOURCE)
+    assert again.settings.lora is True
+    assert again.training == "a LoRA adapter of rank 128, as this home began; activations are kept"
+    card[:] = []
+    assert choose_here(settings(), RUN, home, SOURCE).settings.lora is True
+    assert choose_here(settings(), RUN, Home(tmp_path / "new"), SOURCE).settings.lora is False
+
+
+def test_lora_alone_keeps_the_rank_of_the_home(tmp_path: Path, card: list[float]) -> None:
+    home = Home(tmp_path / "home")
+    begin(home, trains="LoRA of rank 32, alpha 64, dropout 0.0 on all", lora=True)
+    assert choose_here(settings(lora=True), RUN, home, SOURCE).settings.lora_adapter.rank == 32
+    asked = settings(lora=True, lora_adapter={"rank": 16})
+    assert choose_here(asked, RUN, home, SOURCE).settings.lora_adapter.rank == 16, "and the learner refuses it by name"
+
+
+def test_a_home_that_trains_all_weights_is_never_switched_for_lack_of_memory(
+    tmp_path: Path, card: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    begin(home, trains="full", lora=False)
+    card[:] = [8.0]
+    monkeypatch.setattr(placement.psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB))
+    choice = choose_here(settings(), RUN, home, SOURCE)
+    assert choice.settings.lora is False
+    with pytest.raises(MachineError, match="does not fit on the GPU"):
+        arrange_on(machine(8.0), QWEN["3B"], choice.settings, RUN)
+
+
+def test_nothing_is_chosen_where_there_is_no_plan(
+    tmp_path: Path, card: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(source: Any) -> Any:
+        raise ModelError("a mixture of experts")
+
+    card[:] = [22.0]
+    home = Home(tmp_path / "home")
+    assert choose_here(settings(lora=False), RUN, home, SOURCE).training == "all weights, as asked (--full)"
+    assert choose_here(settings(role="learner"), RUN, home, SOURCE).settings.lora is False
+    generator = settings(role="generator", roles={"follow": "12D3"})
+    assert choose_here(generator, RUN, home, SOURCE) == Choice(generator, "")
+    monkeypatch.setattr(memory_choice, "read_shape", unreadable)
+    assert choose_here(settings(), RUN, home, SOURCE).settings.lora is False
+
+
+def test_a_machine_that_has_too_little_refuses_before_anything_is_loaded(tmp_path: Path, card: list[float]) -> None:
+    card[:] = [7.6]
+    with pytest.raises(MachineError, match="the largest Qwen2.5 model that fits is Qwen/Qwen2.5-0.5B"):
+        choose_here(settings(), RUN, Home(tmp_path / "home"), SOURCE)
+
+
+def test_the_table_of_cards_in_the_documents_is_what_the_command_prints() -> None:
+    table = cards.as_markdown()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert rows[0] == ["card", *published_qwen25()]
+    assert [row[0] for row in rows[2:]] == [f"{size} GB" for size in (8, 12, 16, 24, 32, 48, 80, 141)]
+    by_card = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
+    assert (by_card["24 GB"]["Qwen2.5-3B"], by_card["8 GB"]["Qwen2.5-14B"]) == ("LoRA 128", "-")
+    for page in ("README.md", "docs/memory.md"):
+        assert f"\n\n{table}\n\n" in (ROOT / page).read_text(), f"{page}: python -m ftis_node.memory.cards"
+
+
+@pytest.mark.parametrize(
+    ("gib", "cell"), [(22.0, "LoRA 128"), (11.6, "LoRA 32, small batches"), (31.0, "full, 8-bit states"), (9.0, "-")]
+)
+def test_a_cell_says_how_it_is_trained(monkeypatch: pytest.MonkeyPatch, gib: float, cell: str) -> None:
+    monkeypatch.setattr(cards, "HOST_GIB", 1)
+    assert cards._cell("Qwen2.5-1.5B", QWEN["1.5B"], gib) == cell

@@ -1,0 +1,319 @@
+"""The estimate against figures by hand, and against the tensors and allocations of a real model in its learner's step.
+
+By hand, the small Qwen2 configuration SMALL: hidden 64, 2 layers, 4 heads of 16, 2 key/value heads, intermediate 128,
+320 ids, tied. H = 64, Q = 64, K = 32, I = 128, h = 4.
+
+    embedding     320 x 64                                                                       20,480
+    a layer       64 x 64 + 2 x 64 x 32 + 64 x 64 + 3 x 64 x 128 + biases 128 + norms 128        37,120
+    parameters    20,480 + 2 x 37,120 + 64                                                       94,784
+    adapter, r 8  2 x 8 x (128 + 96 + 96 + 128 + 3 x 192)                                        16,384
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.learner import attention, logprobs
+from ftis_node.learner.batch import MicroBatch
+from ftis_node.learner.gated import save_memory
+from ftis_node.learner.layout import Span
+from ftis_node.learner.logprobs import completion_logprobs
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.optimizer import make_masters, make_optimizer, moments_of
+from ftis_node.learner.policy import add_adapter, recompute_activations
+from ftis_node.models import published_qwen25, shape_of
+from ftis_node.node.memory_generator import cache_bytes_per_token, generator_memory
+from ftis_node.node.memory_parts import (
+    HEAD_CHUNK_TOKENS,
+    HOST_PROCESS_BYTES,
+    MIB,
+    Workload,
+    layer_bytes_per_token,
+    learner_memory,
+)
+from ftis_node.memory.generator import cache_bytes_per_token, generator_memory
+from ftis_node.models import published_qwen25, shape_of
+from tests.learner.learner_rig import make_boot
+from tests.models import tiny_models
+from tests.models.tiny_models import make_model
+
+SMALL = shape_of(
+    {
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 320,
+        "tie_word_embeddings": True,
+    }
+)
+
+
+def workload(**changes: Any) -> Workload:
+    values = {
+        "dtype_bytes": 2,
+        "lora": False,
+        "adapter_rank": 8,
+        "micro_batch_tokens": 1000,
+        "recompute_activations": False,
+        "max_batch": 10,
+        "max_prompt_tokens": 40,
+        "max_total_tokens": 100,
+        "group_size": 4,
+        "num_groups": 24,
+        "on_gpu": True,
+        "can_sleep": True,
+    }
+    return Workload(**values | changes)
+
+
+def test_the_generator_by_hand() -> None:
+    # A token: 2 x 2 layers x 32 x 2 bytes = 256. Ten completions of 100 tokens, or one group of four.
+    memory = generator_memory(SMALL, workload())
+    assert cache_bytes_per_token(SMALL, 2) == 256
+    assert (memory.weights, memory.cache, memory.smallest_cache) == (2 * 94_784, 256_000, 102_400)
+    # Sampling 24 x 10 x 320; prefill 8,192 x (3 x 128 + 6 x 64) x 2; context 717 MiB and graphs 768 MiB.
+    assert memory.workspace == 76_800 + 12_582_912 + 1485 * MIB
+    assert memory.asleep == 1485 * MIB
+    # New weights are staged by module: the embedding is larger than gate and up together, 2 x 64 x 128.
+    assert (memory.adapters, memory.staging) == (0, 2 * 20_480)
+    assert generator_memory(SMALL, workload(on_gpu=False)).staging == 0
+
+
+def test_adapters_that_are_served_have_their_places_by_hand() -> None:
+    # Of rank 8 in bfloat16: 2 x 16,384 bytes each; three places, two where the engine sleeps in between. More graphs.
+    memory = generator_memory(SMALL, workload(lora=True, serves_adapters=True))
+    assert (memory.adapters, memory.in_turns.adapters, memory.staging) == (3 * 32_768, 2 * 32_768, 0)
+    assert memory.fixed == memory.weights + memory.workspace + 3 * 32_768
+    assert memory.asleep == (1485 + 512) * MIB
+    # vLLM has no places of rank 9: those are of 16. One of rank 1,024 cannot be served, and is merged.
+    assert generator_memory(SMALL, workload(lora=True, serves_adapters=True, adapter_rank=9)).adapters == 6 * 32_768
+    for changes in ({"lora": False}, {"adapter_rank": 1024}, {"serves_adapters": False}):
+        merged = generator_memory(SMALL, workload(**{"lora": True, "serves_adapters": True} | changes))
+        assert (merged.adapters, merged.in_turns.adapters, merged.staging) == (0, 0, 2 * 20_480)
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_gpu", "serves"),
+    [
+        ({"lora": True}, True, True),
+        ({"lora": True}, False, False),
+        ({"lora": True, "engine": "torch"}, True, False),
+        ({"lora": True, "generation": {"adapters": "merge"}}, True, False),
+    ],
+)
+def test_adapters_are_served_where_join_would_serve_them(changes: dict[str, Any], on_gpu: bool, serves: bool) -> None:
+    settings = NodeSettings.model_validate({"model": "m"} | changes)
+    made = Workload.of(settings, load_manifest("gsm8k-ftis"), on_gpu=on_gpu)
+    assert made.adapter_served == (128 if serves else None)
+
+
+def test_the_learner_by_hand_in_full() -> None:
+    memory = learner_memory(SMALL, workload())
+    assert (memory.weights, memory.masters, memory.gradients, memory.moments) == (189_568, 379_136, 379_136, 758_272)
+    # A token and layer: 16 x 64 + 4 x 64 + 4 x 32 + 4 x 128 + 4 x 4 + 8 = 1,944; outside the layers 8 x 64; its
+    # rotary angles 2 x 2 x 16 and places 24.
+    assert layer_bytes_per_token(SMALL, workload()) == 1_944
+    assert memory.activations == 1000 * (2 * 1_944 + 512 + 88)
+    # The head's backward pass: 1000 x 2 x 64 + 4 x 20,480 and a chunk's logits in both forms, 6 x 512 x 320. Less:
+    # those alone, in the forward pass; the last norm's, 1000 x 16 x 64 + the head's gradient 40,960.
+    assert memory.work == 1_192_960
+    assert memory.hand_over == 40_960
+    assert memory.resident == 189_568 + 379_136 + 758_272 + 717 * MIB
+    assert memory.peak == memory.resident + 379_136 + 4_488_000 + 1_192_960
+
+
+def test_the_starting_model_is_held_where_the_run_asks_for_it_and_no_adapter_hides_it() -> None:
+    assert learner_memory(SMALL, workload()).start == 0
+    memory = learner_memory(SMALL, workload(holds_start=True))
+    assert memory.start == 2 * 94_784
+    assert memory.resident == learner_memory(SMALL, workload()).resident + 2 * 94_784
+    for lora, beta, expected in ((False, 0.1, True), (True, 0.1, False), (False, 0.0, False)):
+        run = load_manifest("gsm8k-ftis")
+        run = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"kl_to_start": beta})})
+        settings = NodeSettings(model="m", lora=lora)
+        assert Workload.of(settings, run, on_gpu=True).holds_start == expected
+
+
+def test_states_of_8_bits_and_states_on_the_host_by_hand() -> None:
+    small = learner_memory(SMALL, workload(optimizer_states="8bit"))
+    assert small.moments == 2 * 94_784 + 94_784 // 32  # with a float32 scale for each 256 of either moment
+    offloaded = learner_memory(SMALL, workload(optimizer_states="offload"))
+    assert (offloaded.weights, offloaded.on_host) == (189_568, 16 * 94_784)
+    assert offloaded.masters == offloaded.moments == offloaded.gradients == 0
+    assert learner_memory(SMALL, workload()).on_host == 0
+
+
+def test_the_learner_by_hand_with_an_adapter_and_recomputed_layers() -> None:
+    memory = learner_memory(SMALL, workload(lora=True, recompute_activations=True, micro_batch_tokens=4000))
+    assert (memory.weights, memory.masters) == (2 * (94_784 + 16_384), 4 * 16_384)
+    assert (memory.gradients, memory.moments) == (65_536, 131_072)
+    # The peak is in the last layer. A token has two layers' inputs in bfloat16, 2 x 64, rotary angles and places; what
+    # a layer keeps, 12 x 64 + 4 x 64 + 4 x 32 + 6 x 128 + 14 x 8 + 24 = 2,056, and 6 x 128 - 4 x 64 of work.
+    assert memory.activations == 4000 * (2 * 128 + 128 + 88)
+    assert memory.work == 4000 * (2_056 + 512)
+
+
+def test_a_micro_batch_holds_a_completion_at_least_and_the_batch_at_most() -> None:
+    assert workload(micro_batch_tokens=16).largest_micro_batch == 100
+    assert workload(micro_batch_tokens=10**6).largest_micro_batch == 24 * 4 * 100
+
+
+def test_the_head_is_chunked_as_the_learner_chunks_it() -> None:
+    assert HEAD_CHUNK_TOKENS == logprobs.HEAD_CHUNK_TOKENS
+
+
+class Step:
+    """A real model at the learner's forward and backward pass on the CPU, and the workload that describes it."""
+
+    def __init__(self, dtype: str, lora: bool, *, recompute: bool = False, hidden_size: int = 64) -> None:
+        attention.register()
+        self.model = make_model(hidden_size=hidden_size).to(getattr(torch, dtype))
+        self.model.set_attn_implementation(attention.ATTENTION)
+        if lora:
+            self.model.requires_grad_(False)
+            add_adapter(self.model, LoraSettings(rank=8, alpha=8))
+        if recompute:
+            recompute_activations(self.model)
+        save_memory(self.model)
+        self.shape = shape_of(make_model(hidden_size=hidden_size).config.to_dict())
+        width = 2 if dtype == "bfloat16" else 4
+        self.settings = {"dtype_bytes": width, "lora": lora, "recompute_activations": recompute}
+        trainable = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        self.boot = make_boot("tiny", Path("nowhere"))
+        self.masters = make_masters(trainable, self.boot)
+
+    def workload(self, num_tokens: int) -> Workload:
+        return workload(micro_batch_tokens=num_tokens, on_gpu=False, **self.settings)
+
+    def forward(self, num_tokens: int) -> torch.Tensor:
+        positions = torch.arange(num_tokens - 1)
+        ids = torch.randint(0, 300, (1, num_tokens), generator=torch.Generator().manual_seed(0))
+        micro_batch = MicroBatch(
+            ids,
+            predictor_index=positions,
+            target_ids=ids[0, 1:],
+            cell_index=positions,
+            positions=torch.arange(num_tokens)[None],
+            blocks=(Span(0, num_tokens),),
+        )
+        return completion_logprobs(self.model, micro_batch)
+
+    def run(self, num_tokens: int) -> None:
+        self.forward(num_tokens).mean().backward()
+
+
+SETTINGS = [("bfloat16", False), ("bfloat16", True), ("float32", False), ("float32", True)]
+
+
+@pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
+def test_weights_gradients_and_moments_are_those_of_the_tensors(dtype: str, lora: bool) -> None:
+    step = Step(dtype, lora)
+    masters = step.masters.tensors.values()
+    optimizer = make_optimizer(step.masters, step.boot)
+    step.run(16)
+    memory = learner_memory(step.shape, step.workload(100))
+    weights = list(step.model.parameters())
+    assert memory.weights == sum(value.nbytes for value in weights)
+    assert memory.masters == sum(value.nbytes for value in masters if all(value is not weight for weight in weights))
+    assert memory.gradients == sum(value.grad.nbytes for value in masters if value.grad is not None)
+    assert all(weight.grad is None for weight in weights if weight.dtype == torch.bfloat16)
+    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert memory.moments == sum(value.nbytes for value in moments)
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen2.5-3B", "Qwen2.5-7B"])
+def test_published_models_and_their_adapters_have_the_tensors_that_are_planned(name: str) -> None:
+    """On the meta device: their tensors are made, with all that peft adds, and take no memory."""
+    shape = published_qwen25()[name]
+    config = Qwen2Config(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        tie_word_embeddings=shape.is_tied,
+    )
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    full = learner_memory(shape, workload())
+    assert full.weights == sum(value.nbytes for value in model.parameters())
+    assert (full.masters, full.gradients, full.moments) == (2 * full.weights, 2 * full.weights, 4 * full.weights)
+    engine = generator_memory(shape, workload(lora=True, serves_adapters=True, adapter_rank=128))
+    assert engine.weights == full.weights
+    model.requires_grad_(False)
+    with torch.device("meta"):
+        add_adapter(model, LoraSettings(rank=128, alpha=256))
+    adapter = learner_memory(shape, workload(lora=True, adapter_rank=128))
+    assert adapter.weights == sum(2 * value.numel() for value in model.parameters())
+    assert engine.adapters == 3 * sum(2 * value.numel() for value in model.parameters() if value.requires_grad)
+
+
+def test_moments_of_8_bits_are_those_of_the_tensors_but_for_the_small_ones() -> None:
+    step = Step("float32", False, hidden_size=256)
+    boot = make_boot("tiny", Path("nowhere"), optimizer_states="8bit")
+    found = moments_of(make_optimizer(step.masters, boot), step.masters.tensors)
+    large = {name: value.nbytes for name, value in found.items() if not name.endswith(("bias.state1", "bias.state2"))}
+    memory = learner_memory(step.shape, workload(optimizer_states="8bit", dtype_bytes=4))
+    assert memory.moments == pytest.approx(sum(large.values()), rel=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
+def test_a_layer_keeps_exactly_the_bytes_of_the_formula(dtype: str, lora: bool) -> None:
+    def kept(num_tokens: int, num_layers: int) -> int:
+        step = Step(dtype, lora)
+        step.model.model.layers = step.model.model.layers[:num_layers]
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def pack(value: torch.Tensor) -> torch.Tensor:
+            storages[value.untyped_storage().data_ptr()] = value.untyped_storage()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            output = step.forward(num_tokens)
+        assert output.requires_grad
+        return sum(storage.nbytes() for storage in storages.values())
+
+    def of_a_layer(num_tokens: int) -> int:
+        return kept(num_tokens, 2) - kept(num_tokens, 1)
+
+    step = Step(dtype, lora)
+    assert of_a_layer(96) - of_a_layer(32) == 64 * layer_bytes_per_token(step.shape, step.workload(100))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("dtype", "lora"), SETTINGS)
+def test_a_step_s_peak_is_near_what_was_allocated(dtype: str, lora: bool, recompute: bool) -> None:
+    _compare_peak(Step(dtype, lora, recompute=recompute, hidden_size=256), 1024)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_step_s_peak_is_near_with_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch, lora: bool) -> None:
+    """As of real models, where a short row's peak is the output head's."""
+    monkeypatch.setattr(tiny_models, "EMBEDDING_ROWS", 16384)
+    _compare_peak(Step("bfloat16", lora, recompute=True, hidden_size=256), 256)
+
+
+def _compare_peak(step: Step, num_tokens: int) -> None:
+    step.run(num_tokens)  # the gradients stay, as from an earlier micro-batch
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step.run(num_tokens)
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    memory = learner_memory(step.shape, step.workload(num_tokens))
+    assert memory.activations + memory.work == pytest.approx(peak, rel=0.1)
+    assert memory.context == HOST_PROCESS_BYTES

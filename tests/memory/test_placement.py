@@ -1,0 +1,429 @@
+"""What `join` makes of the memory plan on machines that people have: turns, shares, GPUs, refusals."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ftis_node.cli.common import spread_over
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest
+from ftis_node.config.node import NodeSettings, load_node_settings
+from ftis_node.errors import ConfigError, MachineError, ModelError
+from ftis_node.generation.engines.vllm_options import engine_arguments
+from ftis_node.memory import placement
+from ftis_node.memory.placement import Arrangement, Seats, arrange, arrange_on, find_seats, visible_gpus
+from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
+from ftis_node.memory.suggestions import Change
+from ftis_node.models import ModelSource, shape_of
+from ftis_node.node import makers, placement
+from ftis_node.node.makers import generation_boot, learner_boot
+from ftis_node.node.memory_changes import Change
+from ftis_node.node.memory_parts import Workload, learner_memory
+from ftis_node.node.memory_plan import USABLE_SHARE, Machine, MemoryPlan, plan
+from ftis_node.node.placement import (
+    Arrangement,
+    Seats,
+    arrange,
+    arrange_alone,
+    arrange_on,
+    find_seats,
+    visible_gpus,
+)
+from tests.models.test_model_shape import QWEN_05B, QWEN_3B
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.models import ModelShape
+
+GIB = 1 << 30
+HALF_B, THREE_B = shape_of(QWEN_05B), shape_of(QWEN_3B)
+RUN = load_manifest("gsm8k-ftis")
+HOST_BYTES = 64 * GIB
+PEER_ID = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
+
+
+def settings(**changes: Any) -> NodeSettings:
+    """128 completions side by side, by vLLM."""
+    generation = {"max_batch": 128} | changes.pop("generation", {})
+    return NodeSettings.model_validate({"model": "m", "engine": "vllm", "generation": generation} | changes)
+
+
+def arranged(shape: ModelShape | None, *gpus_gib: float, **changes: Any) -> Arrangement:
+    machine = Machine(tuple(int(gib * GIB) for gib in gpus_gib), HOST_BYTES)
+    return arrange_on(machine, shape, settings(**changes), RUN)
+
+
+def planned(shape: ModelShape, *gpus_gib: float, **changes: Any) -> Any:
+    return plan(shape, [int(gib * GIB) for gib in gpus_gib], settings(**changes), RUN, host_bytes=HOST_BYTES)
+
+
+def of_learner(made: MemoryPlan) -> dict[str, Any]:
+    """What a plan says of how the learner computes."""
+    return {"recompute_activations": made.recompute_activations, "head_chunk_tokens": made.head_chunk_tokens}
+
+
+def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
+    made = planned(HALF_B, 24)
+    assert made.placement == "split"
+    assert arranged(HALF_B, 24) == Arrangement(
+        memory_share=made.gpu_memory_utilization,
+        cache_bytes=made.kv_cache_bytes,
+        learner_share=made.learner_share,
+        hand_over="ipc",
+        **of_learner(made),
+    )
+
+
+def test_in_a_split_the_learner_s_tensors_keep_to_what_the_engine_leaves() -> None:
+    made = planned(HALF_B, 24)
+    of_generator = sum(value for name, value in made.parts.items() if name.startswith("generator"))
+    assert made.learner_share is not None
+    room = made.usable_bytes - of_generator - made.parts["learner: context"]
+    assert 0 <= room - made.learner_share * 24 * GIB < 0.001 * 24 * GIB
+    assert made.learner_share * 24 * GIB >= made.peak_bytes - of_generator - made.parts["learner: context"]
+    for other in (planned(THREE_B, 24, lora=True), planned(HALF_B, 24, 24), planned(HALF_B), planned(THREE_B, 4)):
+        assert (other.placement != "split", other.learner_share) == (True, None)
+    assert arranged(HALF_B, 24, generation={"memory_share": 0.4}).learner_share is None
+    assert arranged(HALF_B, 24, memory={"placement": "sleep"}).learner_share is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "way"),
+    [
+        ((24,), {}, "ipc"),
+        ((24,), {"memory": {"placement": "sleep"}}, "ipc"),
+        ((24,), {"engine": "torch"}, "ipc"),
+        ((24, 24), {}, "pinned"),
+        ((80, 24, 24), {"learner": {"processes": 2}}, "pinned"),
+        ((24,), {"lora": True}, "file"),
+        ((24,), {"lora": True, "generation": {"adapters": "merge"}}, "pinned"),
+        ((24,), {"lora": True, "engine": "torch"}, "pinned"),
+        ((24,), {"memory": {"hand_over": "pinned"}}, "pinned"),
+        ((24,), {"memory": {"hand_over": "file"}}, "file"),
+        ((), {}, "file"),
+    ],
+)
+def test_how_weights_cross_follows_from_the_plan(gpus: tuple[int, ...], changes: dict[str, Any], way: str) -> None:
+    assert arranged(HALF_B, *gpus, **changes).hand_over == way
+
+
+def test_where_both_do_not_fit_they_take_turns() -> None:
+    made = planned(THREE_B, 24, lora=True)
+    assert made.placement == "sleep"
+    assert arranged(THREE_B, 24, lora=True) == Arrangement(
+        takes_turns=True,
+        can_sleep=True,
+        memory_share=made.gpu_memory_utilization,
+        cache_bytes=made.kv_cache_bytes,
+        **of_learner(made),
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "placement", "gpus_gib", "takes_turns", "can_sleep"),
+    [
+        ("vllm", "sleep", (24,), True, True),
+        ("vllm", "split", (24,), False, False),
+        ("torch", "auto", (24,), False, False),
+        ("torch", "sleep", (24,), True, False),
+        ("vllm", "auto", (), False, False),
+        ("vllm", "sleep", (), True, False),
+        ("vllm", "sleep", (24, 24), False, False),
+    ],
+)
+def test_the_setting_goes_before_the_plan_on_one_device(
+    engine: str, placement: str, gpus_gib: tuple[float, ...], takes_turns: bool, can_sleep: bool
+) -> None:
+    made = arranged(HALF_B, *gpus_gib, engine=engine, memory={"placement": placement})
+    assert (made.takes_turns, made.can_sleep) == (takes_turns, can_sleep)
+
+
+def test_the_plan_follows_the_setting() -> None:
+    assert planned(HALF_B, 24, memory={"placement": "sleep"}).placement == "sleep"
+    assert planned(THREE_B, 24, lora=True, memory={"placement": "split"}).placement == "none"
+
+
+def test_two_gpus_are_one_each_unless_configured() -> None:
+    first = arranged(HALF_B, 80, 24)
+    assert (first.generator_gpus, first.learner_gpus, first.takes_turns) == ((0,), (1,), False)
+    swapped = arranged(HALF_B, 80, 24, learner={"gpus": [0]})
+    assert (swapped.generator_gpus, swapped.learner_gpus) == ((1,), (0,))
+    assert swapped.memory_share == planned(HALF_B, 24, 80).gpu_memory_utilization
+    shared = arranged(THREE_B, 80, 24, lora=True, generation={"gpus": [1]}, learner={"gpus": [1]})
+    assert (shared.generator_gpus, shared.learner_gpus, shared.takes_turns) == ((1,), (1,), True)
+    assert shared.cache_bytes == planned(THREE_B, 24, lora=True).kv_cache_bytes
+
+
+def test_a_generator_on_two_gpus_halves_its_cache() -> None:
+    made = arranged(THREE_B, 24, 24, 80, generation={"engine_options": {"tensor_parallel_size": 2}})
+    whole = planned(THREE_B, 48, 80)
+    assert made == Arrangement(
+        memory_share=whole.gpu_memory_utilization,
+        cache_bytes=whole.kv_cache_bytes // 2,
+        hand_over="pinned",
+        generator_gpus=(0, 1),
+        learner_gpus=(2,),
+        **of_learner(whole),
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "changes", "problem"),
+    [
+        (1, {"generation": {"gpus": [1]}}, "name GPU 1: this node sees 1 GPUs"),
+        (0, {"learner": {"gpus": [0]}}, "name GPU 0: this node sees 0 GPUs"),
+        (2, {"generation": {"engine_options": {"tensor_parallel_size": 4}}}, "ask for 4 GPUs: this node sees 2"),
+        (2, {"generation": {"gpus": [0, 1]}}, "ask for 1 GPUs: generation.gpus names 2"),
+        (
+            2,
+            {"generation": {"engine_options": {"tensor_parallel_size": 2}}},
+            "on 2 and a learner on 1 GPUs cannot share",
+        ),
+        (2, {"learner": {"processes": 2}}, "on 1 and a learner on 2 GPUs cannot share one"),
+        (
+            2,
+            {"learner": {"gpus": [0, 1]}, "generation": {"gpus": [1]}},
+            "on 1 and a learner on 2 GPUs cannot share one",
+        ),
+        (2, {"learner": {"processes": 3}}, "learner.processes asks for 3 GPUs: this node sees 2"),
+    ],
+)
+def test_gpus_that_cannot_be_had_are_refused(num_gpus: int, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        find_seats(num_gpus, settings(**changes))
+
+
+def test_a_learner_on_two_gpus_holds_half_of_its_weights_on_each() -> None:
+    small = {"micro_batch_tokens": 2048, "recompute_activations": True}
+    made = arranged(THREE_B, 80, 40, 40, learner={"processes": 2, **small})
+    assert (made.generator_gpus, made.learner_gpus, made.takes_turns) == ((0,), (1, 2), False)
+    assert find_seats(3, settings(learner={"gpus": [0, 2]})) == Seats((1,), (0, 2))
+    alone, together = (
+        planned(THREE_B, 80, 40, learner=small),
+        planned(THREE_B, 80, 40, learner=small | {"processes": 2}),
+    )
+    assert (alone.fits, together.fits) == (False, True)
+    for part in ("learner: weights", "learner: Adam's moments"):
+        assert together.parts[part] == alone.parts[part] / 2
+    # Gathered: embedding (tied) and two of 36 layers, in bfloat16; a gradient of the larger, in both formats.
+    root = THREE_B.embedding_parameters
+    layer = -(-(THREE_B.num_parameters - root) // 36)
+    workload = Workload.of(settings(learner=small), RUN, on_gpu=True)
+    work = learner_memory(THREE_B, replace(workload, head_chunk_tokens=together.head_chunk_tokens)).work
+    gathered = together.parts["learner: logits and work space"] - work
+    assert gathered == 2 * (root + 2 * layer)
+    assert together.parts["learner: gradients"] == alone.parts["learner: gradients"] / 2 + 6 * max(root, layer)
+
+
+def test_a_plan_for_one_gpu_seats_both_there() -> None:
+    assert find_seats(1, settings()) == Seats((0,), (0,))
+
+
+def test_a_model_that_does_not_fit_is_refused_in_one_line() -> None:
+    with pytest.raises(MachineError) as refused:
+        arranged(THREE_B, 24)
+    line = str(refused.value)
+    made = planned(THREE_B, 24)
+    assert f"{made.peak_bytes / GIB:.2f} GiB needed, {made.usable_bytes / GIB:.2f} GiB usable" in line
+    assert "--lora (rank 128) would do" in line
+    assert refused.value.exit_code == 3
+    assert "\n" not in line
+
+
+def test_where_nothing_would_do_the_line_says_so() -> None:
+    with pytest.raises(MachineError, match="take a smaller model or a larger device"):
+        arranged(THREE_B, 4)
+
+
+def test_a_warning_goes_on_with_turns_and_a_share_that_can_start(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        made = arranged(THREE_B, 4, memory={"check": "warn"})
+    assert [record.message for record in caplog.records][0].startswith("m does not fit on the GPU")
+    assert (made.takes_turns, made.can_sleep, made.memory_share) == (True, True, USABLE_SHARE)
+
+
+def test_host_memory_that_looks_short_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        made = arrange_on(Machine((), GIB // 2), HALF_B, settings(), RUN)
+    assert made == Arrangement()
+    assert "memory may be short: m seems to need" in caplog.text
+
+
+def test_without_a_shape_there_is_no_plan_and_the_engine_has_its_own_defaults() -> None:
+    assert arranged(None, 24) == Arrangement(takes_turns=True, can_sleep=True, hand_over="ipc")
+    assert arranged(None, 24, 24) == Arrangement(generator_gpus=(0,), learner_gpus=(1,), hand_over="pinned")
+
+
+def test_a_share_that_was_set_leaves_the_cache_to_vllm() -> None:
+    made = arranged(HALF_B, 24, generation={"memory_share": 0.4})
+    assert (made.memory_share, made.cache_bytes) == (0.4, None)
+
+
+@pytest.fixture
+def torch_sees(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """GiB of the cards whose properties torch is made to give; none to begin with."""
+    cards: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cards))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(name=f"card {index}", total_memory=int(cards[index] * GIB)),
+    )
+    return cards
+
+
+def flags(tmp_path: Path, number: int | None = None, parallel: int | None = None, **more: Any) -> NodeSettings:
+    """The settings of `join --gpus NUMBER --tensor-parallel PARALLEL`."""
+    given = {"model": "m", "engine": "vllm", "gpus": number, "generation": spread_over(parallel)}
+    return load_node_settings(tmp_path / "node.toml", **given | more)
+
+
+@pytest.mark.parametrize(
+    ("cards", "number", "parallel", "generator", "learner"),
+    [
+        ([80], 1, None, (), ()),  # of one card nothing need be named
+        ([80, 80], 1, None, (0,), (0,)),
+        ([80, 80], None, None, (0,), (1,)),
+        ([80, 80], 2, None, (0,), (1,)),
+        ([80] * 4, None, None, (0,), (1,)),
+        ([80] * 4, 4, None, (0,), (1, 2, 3)),
+        ([80] * 4, 3, 2, (0, 1), (2,)),
+        ([80] * 4, 4, 2, (0, 1), (2, 3)),
+    ],
+)
+def test_the_generator_has_what_it_is_spread_over_and_the_learner_the_rest(
+    tmp_path: Path,
+    torch_sees: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    cards: list[float],
+    number: int | None,
+    parallel: int | None,
+    generator: tuple[int, ...],
+    learner: tuple[int, ...],
+) -> None:
+    torch_sees[:] = cards
+    monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
+    given = flags(tmp_path, number, parallel, lora=True)
+    source: Any = SimpleNamespace(name="m")
+    made = arrange(given, RUN, source)
+    assert (made.generator_gpus, made.learner_gpus) == (generator, learner)
+    assert given.learner.num_processes == max(1, len(learner))
+    if len(learner) > 1:
+        boot = learner_boot(given, RUN, ModelSource("m", tmp_path), Home(tmp_path), made, weights=tmp_path)
+        assert boot.num_processes == len(learner)
+
+
+@pytest.mark.parametrize(
+    ("cards", "number", "parallel", "more", "problem"),
+    [
+        ([80], 2, None, {}, "--gpus 2: this node sees 1 GPUs"),
+        ([], 1, None, {}, "--gpus 1: this node sees no GPU"),
+        ([], None, 2, {}, "ask for 2 GPUs: this node sees no GPU"),
+        ([80] * 2, 2, 2, {}, "none is left for the learner: give --gpus 3, or --tensor-parallel 1"),
+        ([80] * 2, 1, 2, {}, "asks for 2 GPUs .* and the node may use 1: give --gpus 3 or more"),
+        ([80] * 4, 4, 3, {}, "16 attention heads, which can be divided among 1, 2, 4, 8, 16 GPUs"),
+        ([80] * 2, 1, None, {"learner": {"gpus": [1]}}, "name GPU 1: this node sees 1 GPUs"),
+        ([80] * 2, 2, None, {"device": "cpu"}, 'and device = "cpu" contradict each other'),
+        ([80] * 2, None, "two", {}, "tensor_parallel_size is 'two': give a number of GPUs"),
+        ([80] * 2, 3, None, {"role": "learner"}, "--gpus 3: this node sees 2 GPUs"),
+    ],
+)
+def test_gpus_that_a_node_cannot_have_are_the_user_s_error(
+    tmp_path: Path,
+    torch_sees: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    cards: list[float],
+    number: int | None,
+    parallel: Any,
+    more: dict[str, Any],
+    problem: str,
+) -> None:
+    torch_sees[:] = cards
+    monkeypatch.setattr(placement, "read_shape", lambda source: THREE_B)
+    source: Any = SimpleNamespace(name="m")
+    with pytest.raises(ConfigError, match=problem) as refused:
+        given = flags(tmp_path, number, parallel, **{"lora": True} | more)
+        if given.role == "full":
+            arrange(given, RUN, source)
+        else:
+            arrange_alone(given)
+    assert refused.value.exit_code == 2
+    assert "\n" not in str(refused.value)
+
+
+def test_a_node_with_one_worker_gives_it_all_of_its_gpus(tmp_path: Path, torch_sees: list[float]) -> None:
+    torch_sees[:] = [80] * 4
+    given = flags(tmp_path, 3, role="learner")
+    assert (arrange_alone(given).learner_gpus, given.learner.num_processes) == ((0, 1, 2), 3)
+    given = flags(tmp_path, 2, 2, role="generator", roles={"follow": PEER_ID})
+    assert (arrange_alone(given).generator_gpus, given.num_generator_gpus) == ((0, 1), 2)
+    assert arrange_alone(flags(tmp_path, role="learner")) == Arrangement()
+
+
+def test_what_a_worker_sees_is_named_as_this_process_sees_it() -> None:
+    assert visible_gpus((), {"CUDA_VISIBLE_DEVICES": "3"}) == {}
+    assert visible_gpus((1, 0), {}) == {"CUDA_VISIBLE_DEVICES": "1,0"}
+    assert visible_gpus((1,), {"CUDA_VISIBLE_DEVICES": "2, GPU-7"}) == {"CUDA_VISIBLE_DEVICES": "GPU-7"}
+
+
+def test_the_machine_is_looked_at_and_a_shape_that_cannot_be_read_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreadable(source: Any) -> Any:
+        raise ModelError("config.json describes a mixture of experts: its memory cannot be planned")
+
+    monkeypatch.setattr(placement, "read_shape", unreadable)
+    monkeypatch.setattr(placement, "pick_device", lambda device: "cpu")
+    with caplog.at_level(logging.WARNING):
+        assert arrange(settings(engine="auto"), RUN, source=None) == Arrangement()  # type: ignore[arg-type]
+    assert "mixture of experts" in caplog.text
+
+
+def test_the_boots_have_what_was_arranged(tmp_path: Path) -> None:
+    made = Arrangement(takes_turns=True, can_sleep=True, memory_share=0.5, cache_bytes=GIB, learner_share=0.25)
+    source = ModelSource(name="m", folder=tmp_path)
+    tokenizer: Any = SimpleNamespace(eos_ids=(1,), vocab_size=90)
+    boot = generation_boot(settings(device="cpu"), RUN, source, tokenizer, made)
+    arguments = engine_arguments(source, boot.settings, device="cuda", seed=0)
+    assert (arguments["gpu_memory_utilization"], arguments["kv_cache_memory_bytes"]) == (0.5, GIB)
+    assert arguments["enable_sleep_mode"] is True
+    assert engine_arguments(source, boot.settings, device="cpu", seed=0)["enable_sleep_mode"] is False
+    learning = learner_boot(settings(device="cpu"), RUN, source, Home(tmp_path), made, weights=tmp_path)
+    assert (learning.takes_turns, learning.memory_share) == (True, 0.25)
+
+
+def test_the_learner_is_told_what_the_plan_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(makers, "pick_device", lambda wanted: "cuda")
+    source = ModelSource(name="m", folder=tmp_path)
+
+    def booted(*gpus_gib: float, **changes: Any) -> tuple[bool, bool, int]:
+        given, machine = settings(**changes), Machine(tuple(int(gib * GIB) for gib in gpus_gib), HOST_BYTES)
+        boot = learner_boot(
+            given, RUN, source, Home(tmp_path), arrange_on(machine, HALF_B, given, RUN), weights=tmp_path
+        )
+        return boot.recompute_activations, boot.may_recompute, boot.head_chunk_tokens
+
+    # 16,384 tokens of a 0.5B model keep 24 GiB of activations.
+    assert booted(139) == (False, True, 2048)
+    assert booted(24) == (True, True, 2048)
+    assert booted(139, learner={"recompute_activations": True}) == (True, False, 2048)
+    assert booted(139, learner={"recompute_activations": False}) == (False, False, 2048)
+    assert learner_boot(
+        settings(), RUN, source, Home(tmp_path), Arrangement(), weights=tmp_path
+    ).recompute_activations, "without a plan the smaller is taken"
+
+
+def test_the_first_change_that_fits_is_the_advice() -> None:
+    changes = (
+        Change("learner.optimizer_states = 8bit", "none", peak_bytes=1, fits=False),
+        Change("dtype = bfloat16", "split", peak_bytes=1, fits=True),
+    )
+    assert placement._advice(replace(planned(THREE_B, 24), changes=changes)) == "dtype = bfloat16 would do"

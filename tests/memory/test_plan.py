@@ -1,0 +1,270 @@
+"""Where the workers of published models go on cards that people have, and what is said where they do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftis_node.config.manifest import RunManifest, load_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.memory.components import Workload, learner_memory
+from ftis_node.memory.generator import generator_memory
+from ftis_node.memory.plan import HAND_OVER, USABLE_SHARE, MemoryPlan, plan
+from ftis_node.memory.suggestions import find_changes
+from ftis_node.models import ModelShape, published_qwen25, shape_of
+from ftis_node.node.memory_changes import find_changes
+from ftis_node.node.memory_generator import generator_memory
+from ftis_node.node.memory_parts import HOST_PROCESS_BYTES, Workload, learner_memory
+from ftis_node.node.memory_plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, MemoryPlan, plan
+from tests.models.test_model_shape import QWEN_05B, QWEN_3B
+
+GIB = 1 << 30
+HALF_B, THREE_B = shape_of(QWEN_05B), shape_of(QWEN_3B)
+SEVEN_B = published_qwen25()["Qwen2.5-7B"]
+RUN = load_manifest("gsm8k-ftis")  # 760 tokens, groups of 12
+
+
+def settings(**changes: Any) -> NodeSettings:
+    """128 completions side by side, and layers that are not recomputed, unless `changes` say otherwise."""
+    plain = {"generation": {"max_batch": 128}, "learner": {"recompute_activations": False}}
+    merged = {name: plain.get(name, {}) | changes.get(name, {}) for name in plain}
+    return NodeSettings.model_validate({"model": "x"} | changes | merged)
+
+
+def planned(
+    shape: ModelShape, *gpus_gib: float, run: RunManifest = RUN, host_gib: float = 64, **changes: Any
+) -> MemoryPlan:
+    sizes = [int(gib * GIB) for gib in gpus_gib]
+    return plan(shape, sizes, settings(**changes), run, host_bytes=int(host_gib * GIB))
+
+
+def small_steps(**changes: Any) -> dict[str, Any]:
+    return {"learner": {"micro_batch_tokens": 4096}} | changes
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpus_gib", "changes", "placement"),
+    [
+        (HALF_B, (24,), small_steps(), "split"),
+        (HALF_B, (24,), {"learner": {"recompute_activations": None}}, "split"),  # unset: recomputed on a GPU
+        (HALF_B, (24,), {}, "none"),  # 16,384 tokens of activations alone take 24 GiB
+        (HALF_B, (80,), {}, "split"),
+        (HALF_B, (80, 80), {}, "separate"),
+        (THREE_B, (24,), small_steps(), "none"),
+        (THREE_B, (24,), small_steps(lora=True), "none"),
+        (THREE_B, (24,), {"lora": True, "learner": {"recompute_activations": True}}, "sleep"),
+        (THREE_B, (72,), small_steps(), "sleep"),
+        (THREE_B, (94,), small_steps(), "split"),
+        (THREE_B, (80,), {"learner": {"recompute_activations": True}}, "split"),
+        (THREE_B, (80, 80), small_steps(), "separate"),
+        (THREE_B, (80, 24), small_steps(), "none"),
+    ],
+)
+def test_placements_that_a_person_would_expect(
+    shape: ModelShape, gpus_gib: tuple[float, ...], changes: dict[str, Any], placement: str
+) -> None:
+    made = planned(shape, *gpus_gib, **changes)
+    assert made.placement == placement
+    assert made.fits is (placement != "none") is (made.peak_bytes <= made.usable_bytes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "gib", "recomputes", "chunk"),
+    [
+        (HALF_B, 24, True, 2048),
+        (HALF_B, 32, True, 2048),  # they would fit, and fill the card
+        (HALF_B, 80, False, 2048),
+        (THREE_B, 80, True, 2048),
+        (THREE_B, 139, False, 2048),
+    ],
+)
+def test_activations_are_kept_and_pieces_are_large_where_there_is_room(
+    shape: ModelShape, gib: float, recomputes: bool, chunk: int
+) -> None:
+    unset = {"recompute_activations": None}
+    made = planned(shape, gib, learner=unset)
+    assert (made.recompute_activations, made.head_chunk_tokens) == (recomputes, chunk)
+    least = planned(shape, gib, learner={"recompute_activations": True})
+    assert (made.placement, made.kv_cache_bytes) == (least.placement, least.kv_cache_bytes)
+    kept = planned(shape, gib, learner={"recompute_activations": False})
+    assert made.keeping_bytes is not None
+    assert made.keeping_bytes == pytest.approx(kept.peak_bytes, rel=0.05)  # but for the size of the head's pieces
+    assert (made.keeping_bytes > TIGHT_SHARE * made.usable_bytes) is recomputes
+    if not recomputes:
+        assert made.peak_bytes == kept.peak_bytes <= TIGHT_SHARE * made.usable_bytes
+    assert least.keeping_bytes is kept.keeping_bytes is None
+
+
+def test_keeping_activations_takes_no_cache_and_no_turns() -> None:
+    """On 100 GiB a 3B learner that keeps them would fit only where the generator slept."""
+    turns = planned(THREE_B, 100, learner={"recompute_activations": False, "micro_batch_tokens": 12288})
+    made = planned(THREE_B, 100, learner={"recompute_activations": None, "micro_batch_tokens": 12288})
+    assert turns.fits
+    assert (turns.placement, made.placement, made.recompute_activations) == ("sleep", "split", True)
+
+
+def test_an_adapter_and_recomputed_layers_bring_3b_onto_24_gib() -> None:
+    made = planned(THREE_B, 24)
+    by_name = {change.name: change for change in made.changes}
+    assert not by_name["--lora (rank 128)"].fits
+    together = by_name["--lora (rank 128) + learner.recompute_activations = true"]
+    assert (together.fits, together.placement, made.changes[-1]) == (True, "sleep", together)
+    after = planned(THREE_B, 24, lora=True, learner={"recompute_activations": True})
+    assert together.peak_bytes == after.peak_bytes
+
+
+def test_where_layers_are_recomputed_an_adapter_alone_or_states_on_the_host_are_enough() -> None:
+    made = planned(THREE_B, 24, learner={"recompute_activations": True})
+    fitting = [change.name for change in made.changes if change.fits]
+    assert fitting == ["--lora (rank 128)", "learner.optimizer_states = offload"]
+
+
+def test_a_smaller_micro_batch_is_the_largest_half_that_fits() -> None:
+    (change,) = [change for change in planned(HALF_B, 24).changes if "micro_batch_tokens" in change.name]
+    assert (change.name, change.fits) == ("learner.micro_batch_tokens = 8192", True)
+    assert not planned(HALF_B, 24, learner={"micro_batch_tokens": 16384}).fits
+
+
+def test_moments_of_8_bits_save_three_quarters_and_offloading_saves_all_but_the_weights() -> None:
+    def needs(states: str) -> tuple[int, int]:
+        made = planned(THREE_B, 80, learner={"optimizer_states": states})
+        learner = learner_memory(THREE_B, Workload.of(settings(learner={"optimizer_states": states}), RUN, on_gpu=True))
+        return learner.peak, made.host_bytes
+
+    num = THREE_B.num_parameters
+    (plain, host), (small, _), (offloaded, more_host) = needs("float32"), needs("8bit"), needs("offload")
+    assert plain - small == pytest.approx((8 - 2 - 1 / 32) * num)
+    assert plain - offloaded == (4 + 8 + 4) * num
+    assert more_host - host == (4 + 8 + 4) * num  # beside what a checkpoint takes of either
+
+
+def test_without_an_adapter_states_go_to_the_host_before_pieces_get_smaller() -> None:
+    by_name = {change.name: change for change in planned(THREE_B, 24).changes}
+    assert not by_name["learner.optimizer_states = offload"].fits
+    assert by_name["learner.optimizer_states = offload + learner.recompute_activations = true"].fits
+
+
+def test_several_ranks_need_host_memory_for_their_processes_and_adapters_but_not_for_the_model_each() -> None:
+    def host(processes: int, **changes: Any) -> int:
+        return planned(SEVEN_B, 80, 80, learner={"processes": processes}, **changes).host_bytes
+
+    assert host(8) - host(1) == 7 * HOST_PROCESS_BYTES
+    weights, adapter = 2 * SEVEN_B.num_parameters, SEVEN_B.adapter_parameters(512)
+    read = 2 * (SEVEN_B.embedding_parameters + 16 * adapter)
+    assert read > weights
+    large = {"lora": True, "lora_adapter": {"rank": 512}}
+    assert host(16, **large) - host(1, **large) == 15 * HOST_PROCESS_BYTES + read - weights
+
+
+def test_changes_are_put_together_until_they_fit() -> None:
+    now = planned(THREE_B, 24)
+
+    def place(asked: Workload) -> MemoryPlan:
+        fits = asked.lora and asked.recompute_activations
+        return replace(now, fits=fits, peak_bytes=now.peak_bytes - asked.lora - asked.recompute_activations - 1)
+
+    changes = list(find_changes(Workload.of(settings(), RUN, on_gpu=True), now, place))
+    assert (changes[-1].name, changes[-1].fits) == ("--lora (rank 128) + learner.recompute_activations = true", True)
+
+
+def test_changes_that_bring_nothing_are_not_named_and_a_roomy_plan_names_none() -> None:
+    assert not any("max_batch" in change.name for change in planned(HALF_B, 24).changes)
+    assert planned(HALF_B, 80).changes == ()
+
+
+def test_a_split_adds_up_and_gives_the_generator_its_share() -> None:
+    made = planned(HALF_B, 24, **small_steps())
+    parts = dict(made.parts)
+    assert parts.pop(HAND_OVER) == 0, "the engine maps them"
+    in_a_file = dict(planned(HALF_B, 24, **small_steps(), memory={"hand_over": "pinned"}).parts)
+    assert in_a_file.pop(HAND_OVER) == 2 * HALF_B.embedding_parameters
+    assert in_a_file == parts
+    assert sum(parts.values()) == made.peak_bytes
+    assert made.kv_cache_bytes == 2 * 24 * 128 * 2 * 128 * 760
+    share = sum(value for name, value in parts.items() if name.startswith("generator")) / (24 * GIB)
+    assert made.gpu_memory_utilization is not None
+    assert share <= made.gpu_memory_utilization < share + 0.001
+
+
+def test_taking_turns_costs_the_larger_of_two_and_what_stays() -> None:
+    made = planned(THREE_B, 72, **small_steps())
+    workload = Workload.of(settings(**small_steps()), RUN, on_gpu=True)
+    generator, learner = generator_memory(THREE_B, workload), learner_memory(THREE_B, workload)
+    awake = learner.resident + generator.weights + generator.workspace + made.kv_cache_bytes
+    assert made.peak_bytes == max(awake, learner.peak + generator.asleep)
+    assert learner.peak + generator.weights + generator.workspace > made.usable_bytes  # no room for both
+
+
+def test_where_turns_are_taken_the_engine_has_fewer_places_for_adapters() -> None:
+    lora = small_steps(lora=True)
+    split, turns = planned(THREE_B, 80, **lora), planned(THREE_B, 80, **lora, memory={"placement": "sleep"})
+    one = 2 * THREE_B.adapter_parameters(128)
+    assert (split.placement, split.parts["generator: places for adapters"]) == ("split", 3 * one)
+    assert (turns.placement, turns.parts["generator: places for adapters"]) == ("sleep", 2 * one)
+
+
+def test_new_weights_are_staged_between_steps_and_have_room_there() -> None:
+    """A merged adapter of rank 8 on short micro-batches: a step needs less than the new weights do."""
+    small = {"recompute_activations": True, "micro_batch_tokens": 760}
+    changes = {"lora": True, "lora_adapter": {"rank": 8}, "generation": {"adapters": "merge"}, "learner": small}
+    workload = Workload.of(settings(**changes), RUN, on_gpu=True)
+    generator, learner = generator_memory(SEVEN_B, workload), learner_memory(SEVEN_B, workload)
+    assert generator.staging == 2 * SEVEN_B.embedding_parameters  # larger than gate and up, 2 x 3584 x 18944
+    handing_over = learner.resident + learner.hand_over + generator.staging
+    assert handing_over > learner.peak
+    split = planned(SEVEN_B, 80, **changes)
+    assert (split.placement, split.peak_bytes) == ("split", generator.fixed + generator.cache + handing_over)
+    turns = planned(SEVEN_B, 36, **changes | {"generation": {"adapters": "merge", "max_batch": 12}})
+    workload = replace(workload, max_batch=12)
+    generator = generator_memory(SEVEN_B, workload)
+    assert generator.cache < generator.staging
+    assert turns.placement == "sleep"
+    assert turns.peak_bytes == learner.resident + generator.fixed + generator.staging
+
+
+def test_the_torch_engine_cannot_sleep() -> None:
+    assert planned(THREE_B, 72, **small_steps(engine="torch")).placement == "none"
+
+
+def test_a_cache_shrinks_to_what_has_room_but_not_below_one_group() -> None:
+    lora = {"lora": True, "learner": {"recompute_activations": True, "micro_batch_tokens": 4096}}
+    wanted = planned(THREE_B, 80, **lora).kv_cache_bytes
+    tight = planned(THREE_B, 25, **lora)
+    assert tight.placement == "split"
+    assert wanted / 2 < tight.kv_cache_bytes < wanted
+    assert tight.peak_bytes == int(USABLE_SHARE * 25 * GIB)
+    assert planned(THREE_B, 8, **lora).kv_cache_bytes == 2 * 36 * 256 * 2 * 12 * 760
+
+
+def test_without_a_gpu_the_host_s_memory_counts_in_float32() -> None:
+    made = planned(HALF_B, host_gib=64, **small_steps())
+    assert (made.placement, made.gpu_memory_utilization) == ("cpu", None)
+    assert made.parts["generator: weights"] == made.parts["learner: weights"] == 4 * HALF_B.num_parameters
+    assert made.parts["learner: float32 masters"] == 0
+    assert planned(HALF_B, 80, host_gib=64, device="cpu", **small_steps()) == made
+    short = planned(HALF_B, host_gib=12, **small_steps())
+    assert short.placement == "none"
+    assert "dtype = bfloat16" in {change.name for change in short.changes}
+
+
+def test_shorter_completions_are_named_where_one_sets_the_micro_batch() -> None:
+    long = RUN.model_copy(update={"sampling": RUN.sampling.model_copy(update={"max_total_tokens": 16384})})
+    names = [change.name for change in planned(HALF_B, 24, run=long, **small_steps()).changes]
+    assert any(name.startswith("sampling.max_total_tokens = ") and "another run" in name for name in names)
+
+
+def test_on_a_cpu_published_weights_take_memory_only_where_dev_shm_has_room() -> None:
+    def made(memory_disk_gib: float) -> MemoryPlan:
+        asked = settings(dtype="bfloat16", lora=True, **small_steps())
+        sizes = {"host_bytes": 64 * GIB, "memory_disk_bytes": int(memory_disk_gib * GIB)}
+        return plan(HALF_B, (), asked, RUN, **sizes)
+
+    version = 2 * HALF_B.num_parameters
+    on_disk, in_memory = made(0.0), made(2 * 3 * version / GIB + 0.01)
+    assert made(2 * 3 * version / GIB - 0.01) == on_disk
+    assert in_memory.peak_bytes - on_disk.peak_bytes == 2 * version
+    assert in_memory.parts["published weights in /dev/shm"] == 2 * version
+    assert sum(in_memory.parts.values()) == in_memory.peak_bytes
+    assert not any(name == HAND_OVER and num_bytes for name, num_bytes in on_disk.parts.items())

@@ -1,0 +1,355 @@
+"""The limits of the HTTP ports: connections that send nothing, bytes that are no request, clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from ftis_node.config.home import Home
+from ftis_node.dashboard.web import DashboardServer
+from ftis_node.node.http_api import local_api as http
+from ftis_node.node.http_api.auth import is_same_secret
+from ftis_node.node.http_api.connection_limits import HttpGuard, HttpLimits
+from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.http_api.operator_api import TOKEN_HEADER
+from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.telemetry.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from aiohttp.typedefs import Handler
+
+HALF = b"GET /status HTTP/1.1\r\nHost: 127"
+QUICK = HttpLimits(connections=100, connections_per_address=50, request_s=1.0, keep_alive_s=0.5)
+TOKEN = "0f" * 32
+PEER = b'{"peer": "12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP"'
+Answer = tuple[int, bytes]
+
+
+class FakeStatus:
+    """What the status port shows, without a node behind it."""
+
+    def __init__(self, folder: Path) -> None:
+        book: Any = SimpleNamespace(ban=None)  # called, it fails
+        self.latest = Status()
+        self.http_refused: Counter[str] = Counter()
+        self.control = PeerControl(book, list)
+        self.token_file = folder / "control.token"
+        self.problems: list[str] = []
+
+    def peers(self) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def status(tmp_path: Path) -> Any:
+    return FakeStatus(tmp_path)
+
+
+@pytest.fixture
+async def port(status: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(http, "EVENT_PERIOD_S", 0.02)
+    async with http.serve_status(status, port=0) as url:
+        yield int(url.rsplit(":", 1)[1])
+
+
+async def ask(port: int, request: bytes, *, timeout_s: float = 10.0) -> Answer:
+    """The status line's code and the whole answer to raw bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(timeout_s):
+            writer.write(request)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = [line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            answer += await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
+    finally:
+        writer.close()
+    return int(answer.split()[1]), answer
+
+
+def get(path: str, *headers: bytes, host: bytes = b"127.0.0.1") -> bytes:
+    return b"\r\n".join([f"GET {path} HTTP/1.1".encode(), b"Host: " + host, *headers, b"", b""])
+
+
+async def show(request: web.Request) -> web.Response:
+    return web.Response(text="here")
+
+
+async def guarded(limits: HttpLimits, handler: Handler = show) -> tuple[HttpGuard, web.AppRunner, int]:
+    app = web.Application()
+    app.router.add_get("/status", handler)
+    guard = HttpGuard(limits=limits)
+    runner = guard.runner(app)
+    await runner.setup()
+    await guard.listen(runner, "127.0.0.1", 0)
+    return guard, runner, int(runner.addresses[0][1])
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read(1) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_300_connections_with_half_a_header_are_closed_and_requests_are_answered_meanwhile() -> None:
+    guard, runner, port = await guarded(QUICK)
+    idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+    for _, writer in idle:
+        writer.write(HALF)
+    assert (await ask(port, get("/status")))[0] == 200
+    async with asyncio.timeout(10):
+        assert all(await asyncio.gather(*(is_closed(reader) for reader, _ in idle)))
+        assert (await ask(port, get("/status")))[0] == 200
+    for _, writer in idle:
+        writer.close()
+    await runner.cleanup()
+    assert guard.refused["crowded"] + guard.refused["slow"] == 300  # how many of each, the machine's speed decides
+    assert guard.refused["crowded"] > 0 and guard.refused["slow"] >= 40
+
+
+async def test_a_drip_of_bytes_buys_no_time_and_a_kept_connection_has_its_own() -> None:
+    guard, runner, port = await guarded(QUICK)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    closed = asyncio.create_task(is_closed(reader))
+    writer.write(HALF)
+    while not closed.done():  # a byte now and then, without end
+        writer.write(b"7")
+        await asyncio.sleep(0.1)
+    assert await closed
+    writer.close()
+    assert guard.refused == {"slow": 1}
+    kept, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(2):
+        writer.write(get("/status"))
+        assert (await kept.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+    async with asyncio.timeout(30):  # aiohttp's own is 75 s
+        assert await is_closed(kept)
+    writer.close()
+    await runner.cleanup()
+    assert guard.refused == {"slow": 1}, "a client that is done is not refused"
+
+
+async def test_where_all_are_being_answered_a_further_connection_is_closed() -> None:
+    begun, release = asyncio.Semaphore(0), asyncio.Event()
+
+    async def wait(request: web.Request) -> web.Response:
+        begun.release()
+        await release.wait()
+        return web.Response(text="here")
+
+    guard, runner, port = await guarded(HttpLimits(connections=4, connections_per_address=2), wait)
+    busy = [asyncio.create_task(ask(port, get("/status"))) for _ in range(2)]
+    async with asyncio.timeout(10):
+        await begun.acquire()
+        await begun.acquire()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await is_closed(reader)
+    writer.close()
+    release.set()
+    assert [code for code, _ in await asyncio.gather(*busy)] == [200, 200]
+    await runner.cleanup()
+    assert guard.refused == {"crowded": 1}
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code", "reason"),
+    [
+        (get("/status", host=b"["), 403, "forbidden"),
+        (get("/status", host=b"\xff"), 403, "forbidden"),
+        (get("/status", host=b"evil.example"), 403, "forbidden"),
+        (get("/status", b"Host: twice"), 400, "malformed"),
+        (get("/status", b"X: " + b"a" * 70_000), 400, "malformed"),
+        (get("/status", b"Transfer-Encoding: nonsense"), 400, "malformed"),
+        (b"\x00\xff\xfe\r\n\r\n", 400, "malformed"),
+        (get("/elsewhere"), 404, "unknown"),
+        (get("/peers/ban"), 405, "unknown"),
+    ],
+)
+async def test_what_is_no_good_request_is_refused_and_counted_without_a_traceback(
+    port: int, status: Any, caplog: pytest.LogCaptureFixture, request_bytes: bytes, code: int, reason: str
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert (await ask(port, request_bytes))[0] == code
+    assert status.http_refused == {reason: 1}
+    assert caplog.text == ""
+    assert (await ask(port, get("/status")))[0] == 200
+
+
+def post(token: bytes, body: bytes, *headers: bytes) -> bytes:
+    lines = [b"POST /peers/ban HTTP/1.1", b"Host: 127.0.0.1", f"{TOKEN_HEADER}: ".encode() + token]
+    return b"\r\n".join([*lines, *headers, b"Content-Length: %d" % len(body), b"", body])
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "words"),
+    [
+        (b"[" * 4000, (), "nested too deep"),
+        (b"{" * 4000, (), "no JSON"),
+        (b"{}", (b"Content-Type: application/json; charset=nosuch",), "no peer"),
+        (b'{"peer": "\xff"}', (), "no JSON"),
+        (b'{"peer": "\\ud800"}', (), "no peer"),
+        (
+            PEER + b', "for_s": 1' + b"0" * 3000 + b"}",
+            (),
+            "ban",
+        ),
+        (
+            PEER + b', "for_s": 1' + b"0" * 4300 + b"}",
+            (),
+            "413",
+        ),
+        (PEER + b', "for_s": NaN}', (), "ban"),
+        (b'{"peer": "' + b"a" * 4000 + b'"}', (), "no peer"),
+    ],
+)
+async def test_bodies_that_make_no_sense_are_one_short_line(
+    port: int, status: Any, caplog: pytest.LogCaptureFixture, body: bytes, headers: tuple[bytes, ...], words: str
+) -> None:
+    code, answer = await ask(port, post(status.token_file.read_bytes(), body, *headers))
+    if words == "413":
+        assert code == 413
+    else:
+        assert code == 400, answer
+        line = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert words in line and len(line) < 400
+    assert caplog.text == ""
+
+
+async def test_bytes_that_are_no_text_are_no_token(port: int, status: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert (await ask(port, post(b"\xff", b"{}")))[0] == 403
+    async with serve_observed(observed := Observed(), ("127.0.0.1", 0), token=TOKEN) as other:
+        assert other is not None
+        assert (await ask(other, get("/metrics", b"Authorization: Bearer \xff")))[0] == 401
+        assert (await ask(other, get("/metrics", f"Authorization: Bearer {TOKEN}".encode())))[0] == 200
+        assert observed.refused == {"token": 1}
+    assert is_same_secret("a", "a")
+    assert not is_same_secret("\udcff", "a") and not is_same_secret("\ud800", "a")
+    assert caplog.text == ""
+
+
+async def test_a_body_that_never_comes_is_given_up(
+    port: int, status: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ftis_node.node.http_api.operator_api.BODY_S", 0.2)
+    request = post(status.token_file.read_bytes(), b"{}").replace(b"Content-Length: 2", b"Content-Length: 999")
+    assert (await ask(port, request))[0] == 408
+    assert status.http_refused == {"slow": 1} and caplog.text == ""
+
+
+async def test_a_client_of_the_events_that_goes_away_leaves_no_traceback(
+    port: int, status: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(get("/events"))
+        await reader.readuntil(b"data: ")
+        writer.transport.abort()
+    await asyncio.sleep(0.3)
+    assert caplog.text == "" and status.http_refused == {}
+    assert (await ask(port, get("/status")))[0] == 200
+
+
+async def test_streams_of_events_leave_connections_for_others(
+    port: int, status: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MAX_STREAMS", 2)
+    async with ClientSession() as session:
+        streams = [await session.get(f"http://127.0.0.1:{port}/events") for _ in range(2)]
+        async with session.get(f"http://127.0.0.1:{port}/events") as third:
+            assert third.status == 503
+        assert (await ask(port, get("/status")))[0] == 200
+        for stream in streams:
+            stream.close()
+
+
+async def test_an_answer_that_fails_is_a_500_and_told_once_a_minute(
+    port: int, status: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    status.latest = None
+    for _ in range(3):
+        assert (await ask(port, get("/status")))[0] == 500
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert status.http_refused == {"fault": 3}
+
+
+async def test_the_dashboard_in_a_browser_has_the_same_limits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = DashboardServer(Home(tmp_path), host="127.0.0.1", port=0, token=TOKEN)
+    async with server.opened() as port:
+        bad = {
+            403: get("/", host=b"["),
+            400: b"\x00\xff\r\n\r\n",
+            401: get("/", b"Cookie: ftis-dashboard-0=\xff"),
+        }
+        for code, request in bad.items():
+            assert (await ask(port, request))[0] == code
+        assert (await ask(port, get("/", b"Origin: http://[")))[0] == 403
+        assert (await ask(port, get("/?token=%FF")))[0] == 401
+        assert server.guard.refused == {"forbidden": 2, "malformed": 1, "token": 2}
+    assert caplog.text == ""
+
+
+SERVER = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+from pathlib import Path
+from tests.node.http_api.test_connection_limits import FakeStatus
+from ftis_node.node.http_api import local_api as http
+from ftis_node.node.http_api.connection_limits import HttpLimits
+from ftis_node.telemetry.faults import unhandled_errors
+
+async def main():
+    if sys.argv[2] == "unlimited":
+        HttpLimits.__init__.__defaults__ = (10**6, 10**6, 600.0, 600.0)
+    async with http.serve_status(FakeStatus(Path(sys.argv[1])), port=0) as url:
+        with unhandled_errors(lambda where, error: sys.exit(f"{where}: {error}")):
+            print(url, flush=True)
+            await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("limits", ["limited", "unlimited"])
+def test_more_connections_than_descriptors_end_nothing(tmp_path: Path, limits: str) -> None:
+    """`unlimited`: also where the guard lets so many in that the accept loop finds no descriptor."""
+    command = [sys.executable, "-c", SERVER, str(tmp_path), limits]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None and server.stderr is not None
+        try:
+            port = int(server.stdout.readline().rsplit(":", 1)[1])
+            many = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(150)]
+            if limits == "limited":
+                assert _first_line(port).startswith(b"HTTP/1.1 200")
+            for connection in many:
+                connection.close()
+            deadline = time.monotonic() + 20
+            while not _first_line(port).startswith(b"HTTP/1.1 200"):
+                assert time.monotonic() < deadline
+            assert server.poll() is None
+        finally:
+            server.kill()
+            said = server.stderr.read()
+    assert "Traceback" not in said, said
+
+
+def _first_line(port: int) -> bytes:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            client.sendall(get("/status"))
+            return client.recv(64)
+    except OSError:
+        return b""

@@ -1,0 +1,98 @@
+"""A node's health: a loop that stands still or ended is found, a slow one is not; what the probes answer, and where."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from aiohttp import ClientSession
+
+from ftis_node.errors import UsageError
+from ftis_node.node.http_api.health import LoopWatch, RunningLoops, Turn, not_ready, worker_problems
+from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.telemetry.status import HealthStatus, Status
+
+if TYPE_CHECKING:
+    from ftis_node.node.loops.status import StatusLoop
+
+
+def test_a_loop_with_work_that_gets_nowhere_stands_still() -> None:
+    watch = LoopWatch(still_s=10.0)
+    assert watch.note({"intake": Turn(done=5, waiting=1)}, now=100.0) == []
+    assert watch.note({"intake": Turn(done=5, waiting=2)}, now=109.9) == []
+    (problem,) = watch.note({"intake": Turn(done=5, waiting=2)}, now=110.0)
+    assert "intake loop stands still: 2 waiting" in problem
+    assert watch.note({"intake": Turn(done=6, waiting=2)}, now=111.0) == [], "it got somewhere"
+    assert watch.note({"intake": Turn(done=6, waiting=0)}, now=200.0) == [], "nothing to do is no standing still"
+    assert watch.note({"intake": Turn(done=6, waiting=1)}, now=209.0) == [], "counted from when work came"
+
+
+async def test_a_loop_that_ended_by_itself_is_a_problem() -> None:
+    async def end() -> None:
+        return
+
+    tasks = [asyncio.create_task(end(), name=name) for name in ("pull", "learner worker")]
+    loops = RunningLoops(tasks=tasks)
+    assert loops.problems(now=0.0) == []
+    await asyncio.gather(*tasks)
+    assert loops.problems(now=0.0) == ["the pull loop ended"], "a role without a worker has none to watch over"
+
+
+def test_workers_that_will_not_come_back_and_what_is_missing() -> None:
+    assert worker_problems({"generation": "backing-off", "learner": "off"}) == []
+    assert "learner worker was given up" in worker_problems({"generation": "ready", "learner": "failed"})[0]
+    up = {"generation": "ready", "learner": "off"}
+    assert not_ready(up, swarm_state="solo", swarm_reason="") == "", "the first node of a swarm is ready"
+    assert "looking" in not_ready(up, swarm_state="starting", swarm_reason="looking for peers")
+    assert not_ready(up | {"generation": "starting"}, swarm_state="solo", swarm_reason="") == (
+        "the generation worker is starting"
+    )
+
+
+@dataclass
+class FakeStatus:
+    """A status loop with nothing behind it."""
+
+    latest: Status = field(
+        default_factory=lambda: Status(health=HealthStatus(waits_for="the learner worker is starting"))
+    )
+    problems: list[str] = field(default_factory=list)
+
+
+async def _get(port: int | None, path: str) -> tuple[int, str]:
+    async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_what_the_probes_answer_from_the_first_moment_on() -> None:
+    observed, status = Observed(), FakeStatus()
+    async with serve_observed(observed, ("127.0.0.1", 0), token=None) as port:
+        assert await _get(port, "/healthz") == (200, "starting\n")
+        code, text = await _get(port, "/readyz")
+        assert (code, "loading" in text) == (503, True)
+        assert 'ftis_node_state{state="starting"} 1.0' in (await _get(port, "/metrics"))[1]
+        observed.status = cast("StatusLoop", status)
+        assert await _get(port, "/healthz") == (200, "ok\n")
+        assert await _get(port, "/readyz") == (503, "the learner worker is starting\n")
+        status.latest = Status(health=HealthStatus(ready=True))
+        assert await _get(port, "/readyz") == (200, "ready\n")
+        status.problems = ["the pull loop ended", "another"]
+        assert await _get(port, "/healthz") == (503, "the pull loop ended\nanother\n")
+        assert (await _get(port, "/readyz"))[0] == 503
+        for path in ("/status", "/peers", "/events", "/peers/ban", "/"):
+            assert (await _get(port, path))[0] == 404, "other machines see figures, nothing else"
+
+
+async def test_an_address_that_is_taken_is_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address: Any = taken.getsockname()
+        with pytest.raises(UsageError, match=r"observe\.listen 127.0.0.1:\d+ cannot be opened .*node\.toml"):
+            async with serve_observed(Observed(), address, token=None):
+                pass
+    async with serve_observed(Observed(), None, token=None) as port:
+        assert port is None

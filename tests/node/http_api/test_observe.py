@@ -1,0 +1,182 @@
+"""What people and machines see of a real node: status, probes, metrics, that dashboard and alerts ask for metrics that
+it has; and what nobody sees of it: its secrets."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from ftis_node.cli.app import run
+from ftis_node.records.identity import Identity
+from ftis_node.telemetry.secrets import forms_of
+from tests.small_swarm import HF_TOKEN, SWARM_SECRET, WANDB_KEY
+
+if TYPE_CHECKING:
+    from tests.node.support import RunningNode
+    from tests.small_swarm import SmallSwarm
+
+pytestmark = pytest.mark.timeout(600)
+DEPLOY = Path(__file__).parents[3] / "deploy"
+DASHBOARD = DEPLOY / "grafana" / "ftis-node.json"
+RULES = DEPLOY / "prometheus" / "alerts.yaml"
+KEY_FILES = {"identity.key", "control.token", "observe.token", "p2pd.key"}
+METRIC = re.compile(r"\bftis_[a-z0-9_]+")
+
+
+@pytest.fixture
+def node(small_swarm: SmallSwarm) -> RunningNode:
+    """A node of a swarm, with secrets in its environment and its settings."""
+    return small_swarm.ann
+
+
+def _get(node: RunningNode, path: str, **headers: str) -> str:
+    url = (node.home / "lock").read_text().split("\n")[1]
+    with urllib.request.urlopen(urllib.request.Request(url + path, headers=headers), timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def _names(node: RunningNode) -> set[str]:
+    """The metrics that the node tells, as queries name them."""
+    families = text_string_to_metric_families(_get(node, "/metrics"))
+    return {family.name + ("_total" if family.type == "counter" else "") for family in families}
+
+
+def _queries() -> list[str]:
+    board = json.loads(DASHBOARD.read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    asked += [variable["definition"] for variable in board["templating"]["list"] if "definition" in variable]
+    rules = yaml.safe_load(RULES.read_text())
+    return asked + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_dashboard_and_alerts_ask_for_what_a_node_tells(node: RunningNode) -> None:
+    told = _names(node)
+    for query in _queries():
+        named = set(METRIC.findall(query))
+        assert named <= told, f"{query} asks for {named - told}"
+        assert named or query.startswith("up{")
+
+
+def test_a_running_node_is_healthy_and_ready(node: RunningNode) -> None:
+    assert _get(node, "/healthz") == "ok\n"
+    assert _get(node, "/readyz") == "ready\n"
+    health = node.status()["health"]
+    assert (health["healthy"], health["ready"], health["problems"]) == (True, True, [])
+
+
+def test_status_is_a_command_of_its_own(node: RunningNode) -> None:
+    command = [sys.executable, "-m", "ftis_node", "status", "--json", "--home", str(node.home)]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert json.loads(done.stdout)["node"] | {"uptime_s": 0} == node.status()["node"] | {"uptime_s": 0}
+    assert done.stderr == b""
+
+
+def test_the_screen_of_a_real_node(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--home", str(node.home)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # It may have rewards or none.
+    assert re.fullmatch(r"contributing: yes   learning: (yes|no)   healthy: yes", lines[0])
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= 80
+
+
+def test_one_group_of_a_real_node_as_people_read_it(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
+    own = {event["group"] for event in node.events("admitted") if event["own"]}
+    taken = next(event for event in node.events("taken") if event["group"] in own)
+    assert run(["replay", "show", taken["group"][:16], "--home", str(node.home), "--json"]) == 0
+    story: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert re.fullmatch(r"user: \d+[+-]\d+=", story["prompt"]["text"])
+    assert story["texts_missing"] == ""
+    assert all(isinstance(completion["text"], str) for completion in story["completions"])
+    assert story["used"] == f"trained in step {taken['step']}"
+    assert [event["event"] for event in story["events"]][:2] == ["admitted", "announced"]
+
+
+@pytest.mark.parametrize("path", ["/status", "/peers", "/events", "/metrics", "/healthz"])
+def test_a_page_whose_name_was_pointed_at_this_machine_reads_nothing(node: RunningNode, path: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        _get(node, path, Host="evil.example:80")
+
+
+def test_no_secret_is_in_anything_that_the_node_wrote_or_says(
+    node: RunningNode, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["report", "--home", str(node.home), "--out", str(tmp_path / "report.html")]) == 0
+    assert run(["identity", "show", "--home", str(node.home), "--json"]) == 0
+    said = capsys.readouterr()
+    texts = {"said": said.out + said.err, "log": node.log.read_text(), "report": (tmp_path / "report.html").read_text()}
+    texts |= {path: _get(node, path) for path in ("/status", "/peers", "/metrics", "/healthz")}
+    files = [path for path in node.home.rglob("*") if path.is_file() and path.name not in KEY_FILES]
+    texts |= {str(path.relative_to(node.home)): path.read_bytes().decode("latin-1") for path in files}
+    assert {"replay.sqlite", "events.jsonl", "settings.json", "logs/generation.log", "logs/learner.log"} <= set(texts)
+    tokens = [(node.home / name).read_text().strip() for name in ("control.token", "observe.token")]
+    secrets = [Identity.load(node.home / "identity.key").seed, *(text.encode() for text in tokens)]
+    secrets += [bytes.fromhex(token) for token in tokens] + [
+        text.encode() for text in (HF_TOKEN, WANDB_KEY, SWARM_SECRET)
+    ]
+    forms = {form for secret in secrets for form in (*forms_of(secret), secret.decode("latin-1"))}
+    assert {(name, form) for name, text in texts.items() for form in forms if form in text} == set()
+
+
+def test_the_home_and_all_in_it_is_for_its_owner_alone(node: RunningNode) -> None:
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in (node.home, *node.home.rglob("*"))}
+    given = {node.home / "node.toml"}
+    assert len(modes) > 20
+    assert {(str(path), oct(mode)) for path, mode in modes.items() if mode & 0o077 and path not in given} == set()
+
+
+def test_the_dashboard_has_its_rows_units_and_descriptions() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    panels = board["panels"]
+    assert [panel["title"] for panel in panels if panel["type"] == "row"] == ["Contributing", "Learning", "Healthy"]
+    assert {variable["name"] for variable in board["templating"]["list"]} == {"datasource", "instance"}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        if panel["type"] != "row":
+            assert panel["description"].endswith("."), panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+            assert all("$instance" in target["expr"] for target in panel["targets"]), panel["title"]
+
+
+def test_every_alert_says_what_is_wrong_and_has_its_line_in_the_documentation() -> None:
+    page = (DEPLOY.parent / "docs" / "metrics.md").read_text()
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    in_page = dict(re.findall(r"^\| `(Ftis\w+)` \| (\w+) \|", page, flags=re.MULTILINE))
+    assert in_page == {rule["alert"]: rule["labels"]["severity"] for rule in rules}
+    for rule in rules:
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+
+
+def test_the_other_files_parse_and_belong_together() -> None:
+    scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    assert [(RULES.parent / name).exists() for name in scrape["rule_files"]] == [True]
+    assert [job["job_name"] for job in scrape["scrape_configs"]] == ["ftis-node"]
+    provisioning = sorted((DEPLOY / "grafana" / "provisioning").rglob("*.yaml"))
+    assert [sorted(yaml.safe_load(path.read_text())) for path in provisioning] == [
+        ["apiVersion", "providers"],
+        ["apiVersion", "datasources"],
+    ]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: `apt-get install prometheus`")
+def test_promtool_takes_the_files_and_each_alert_fires_when_it_should() -> None:
+    checks = (
+        ("check", "config", RULES.with_name("prometheus.yaml")),
+        ("check", "rules", RULES),
+        ("test", "rules", RULES.with_name("alerts_test.yaml")),
+    )
+    for check in checks:
+        done = subprocess.run(["promtool", *map(str, check)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,184 @@
+"""What a node makes of what peers announce and answer, where they err or lie: whole loops over the loopback swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.gossip.interface import Fetched, FetchOutcome
+from ftis_node.node.loops.backfill import PAGE
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.peers.announce import announcement_of
+from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.envelope import Announcement, Envelope, open_envelope
+from ftis_node.records.question import Question, open_question
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from tests.gossip.helpers import eventually
+from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ftis_node.lab.stub_node import StubNode
+
+__all__ = ["quick"]  # a fixture of all tests here
+PEER = identity_of(2).peer_id
+FAR_MS = 2**64 - 1
+REST_S = 1.0  # ten times the period in which a group is announced again
+
+
+def announced(number: int, *, ahead_s: float = 0.0) -> Announcement:
+    return Announcement(number.to_bytes(32), number, 278, 5, bytes(8), 3, time.time() + ahead_s)
+
+
+def dated(announcement: Announcement, created_ms: int) -> bytes:
+    message = pb.Announcement.FromString(announcement.to_bytes())
+    message.created_ms = created_ms
+    return message.SerializeToString()
+
+
+def pulling(node: StubNode, answers: list[bytes]) -> tuple[PullLoop, list[Question]]:
+    """A pull loop whose questions get these answers, and the questions."""
+    asked: list[Question] = []
+
+    async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
+        asked.append(open_question(question))
+        return Fetched(tuple(answers), FetchOutcome.COMPLETE)
+
+    node.parts.gossip.ask = answer  # type: ignore[method-assign]
+    return PullLoop(node.parts, IntakeLoop(node.parts)), asked
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 50.0, 3600.0])
+async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ahead_s: float) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, PAGE)]
+        pull, asked = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
+        await pull.catch_up(PEER)
+        assert asked
+        skew_s = alice.parts.settings.door.max_skew_s
+        assert max(question.since for question in asked) <= time.time() + skew_s
+        assert alice.parts.figures.refused["announcement_malformed"] == len(asked)
+        is_followed = ahead_s <= skew_s
+        assert alice.parts.figures.refused["announcement_clock"] == (0 if is_followed else PAGE - 1)
+        assert len(pull.ear.wants) == (PAGE - 1 if is_followed else 0)
+
+
+@pytest.mark.parametrize(("ahead_s", "num_asked"), [(0.0, 4), (3600.0, 1)])
+async def test_a_peer_whose_answers_are_all_of_no_use_is_left_alone_for_a_while(
+    tmp_path: Path, ahead_s: float, num_asked: int
+) -> None:
+    """A learner that is short asks the silent every few seconds: a page each time, at no cost to who sends it."""
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        answers = [announced(number, ahead_s=ahead_s).to_bytes() for number in range(1, 9)]
+        pull, asked = pulling(alice, answers)
+        await pull.catch_up(PEER)  # for everybody's groups
+        asked.clear()
+        for _ in range(4):
+            await pull.catch_up(PEER)
+        assert len(asked) == num_asked
+
+
+async def test_a_last_number_from_the_directory_makes_a_question_that_is_taken(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        pull, asked = pulling(alice, [])
+        pull.ear.heard(PEER).note(1, at=0.0)
+        pull.ear.heard(PEER).note_tail(2**63 - 1)
+        (gap,) = pull.ear.heard(PEER).gaps
+        await pull._repair._fill(PEER, gap, [PEER])
+        assert [(question.first_number, question.last_number) for question in asked] == [(2, 2**63 - 1)]
+
+
+async def test_a_malformed_announcement_in_answer_after_answer_costs_once(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        pull, _ = pulling(alice, [dated(announced(1), FAR_MS)])
+        for _ in range(8):
+            await pull.catch_up(PEER)
+            pull._repair._pauses.succeeded(PEER)  # the pause after answers of no use is over
+        assert alice.parts.figures.refused["announcement_malformed"] == 8
+        assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 1}
+        other, _ = pulling(alice, [dated(announced(2), FAR_MS)])
+        await other.catch_up(PEER)
+        assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 2}, "another fault"
+
+
+async def test_an_announcement_that_names_its_own_announcer_is_as_one_that_names_nobody(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        ear = PullLoop(alice.parts, IntakeLoop(alice.parts)).ear
+        said = Announcement(bytes(32), 1, 278, 5, bytes(8), 3, time.time(), sender=PEER)
+        told = ear.consider(PEER, said.to_bytes())
+        assert told is not None
+        assert told.sender is None
+
+
+def junk(alice: StubNode) -> Callable[[Any], Any]:
+    async def give(ids: Any) -> list[bytes]:
+        return [b"\xff junk"] * len(ids)
+
+    return give
+
+
+def oldest(alice: StubNode) -> Callable[[Any], Any]:
+    async def give(ids: Any) -> list[bytes]:
+        return [envelope for _, envelope in alice.parts.reader.all_groups()][:1]
+
+    return give
+
+
+@pytest.mark.parametrize(("serve", "reason"), [(junk, "parse"), (oldest, "unasked")])
+async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
+    tmp_path: Path, serve: Callable[[StubNode], Callable[[Any], Any]], reason: str
+) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        await swarm.publish(alice, 1)
+        await eventually(lambda: held(bob) == 1)
+        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.1)
+        alice.gossip.serve(serve(alice))
+        await swarm.publish(alice, 1)
+        await eventually(lambda: bob.parts.figures.refused[reason])
+        given = alice.gossip.counters.bodies_out
+        await asyncio.sleep(REST_S)
+        assert bob.parts.figures.refused[reason] == 1
+        assert alice.gossip.counters.bodies_out == given
+        assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {reason: 1}
+
+
+@pytest.mark.parametrize("how", ["signature", "unasked"])
+async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: Path, how: str) -> None:
+    """The id of a group is its body's: with a false signature, or unasked, it says nothing of its sender's group."""
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm.loses = lambda sender, receiver, kind, said: sender == 1 and kind == "announced"
+    async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
+        await asyncio.sleep(0.3)
+        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=3600)
+        await swarm.publish(alice, 1)
+        (group_id,) = alice.parts.reader.own_ready()
+        kept = alice.parts.reader.held(group_id)
+        assert kept is not None
+        said = announcement_of(alice.parts, kept)
+        ((_, data),) = alice.parts.reader.all_groups()
+        sound = open_envelope(data)
+        bad = Envelope(sound.id, sound.body, bytes(64)).to_bytes() if how == "signature" else data
+
+        async def give(ids: Any) -> list[bytes]:
+            return [bad]
+
+        mallory.gossip.serve(give)
+        claimed = said.to_bytes() if how == "signature" else announced(7).to_bytes()
+        await mallory.parts.gossip.announce(claimed)
+        await eventually(lambda: bob.parts.figures.refused[how])
+        swarm.loses = lambda *_: False
+        await alice.parts.gossip.announce(said.to_bytes())
+        await eventually(lambda: held(bob) == 1)
+        assert bob.parts.figures.refused[how] == 1

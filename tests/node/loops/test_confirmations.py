@@ -1,0 +1,122 @@
+"""Whose word that a group arrived counts: a stranger's that only read the announcement does not."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.node.loops import reannounce
+from ftis_node.node.loops.deliver import DeliverLoop
+from ftis_node.records.envelope import open_announcement
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.reputation.score import Behaviour
+from tests.gossip.helpers import eventually
+from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ftis_node.gossip.loopback import LoopbackGossip
+
+LIAR = 40
+NOTHING = b"\x0a\x01x"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reannounce, "PERIOD_S", 0.05)
+    monkeypatch.setattr(reannounce, "CHECK_S", 0.5)
+
+
+@asynccontextmanager
+async def liar(swarm: LightSwarm, *, gives: Any = ()) -> AsyncIterator[LoopbackGossip]:
+    """A stranger that confirms each announcement as it receives it, and gives the same bodies to all who ask."""
+    gossip = swarm._swarm.join(
+        identity_of(LIAR).peer_id,
+        run_id=swarm.manifest.run_id,
+        num_shards=swarm.manifest.wire.announcement_shards,
+    )
+
+    async def lookup(ids: Any) -> Any:
+        return gives
+
+    async def confirm_all() -> None:
+        async for message in gossip.announcements():
+            assert await gossip.confirm(message.sender, [open_announcement(message.payload).id])
+
+    gossip.serve(lookup)
+    await gossip.start()
+    confirming = asyncio.create_task(confirm_all())
+    try:
+        yield gossip
+    finally:
+        confirming.cancel()
+        with suppress(asyncio.CancelledError):
+            await confirming
+        await gossip.close()
+
+
+@pytest.mark.parametrize("gives", [(), (NOTHING,)], ids=["nothing", "rubbish"])
+async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path: Path, gives: Any) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    swarm.loses = lambda sender, receiver, kind, said: receiver == 2 and kind == "announced" and said.attempt < 2
+    async with swarm.node(1) as alice, liar(swarm, gives=gives):
+        figures = alice.parts.figures
+        figures.unconfirmed = PendingConfirmations(first_wait_s=0.3, max_attempts=8)
+        await swarm.publish(alice, 3)
+        await eventually(lambda: figures.confirmations_unproven >= 3)
+        await DeliverLoop(alice.parts)._release()
+        assert figures.groups_confirmed == 0
+        assert len(alice.parts.reader.own_ready()) == 3, "no slot is free"
+        assert len(figures.unconfirmed) == 3, "announced again"
+        assert figures.peer(identity_of(LIAR).peer_id).confirmed == 0
+        async with swarm.node(2) as bob:
+            await eventually(lambda: held(bob) == 3)
+            await eventually(lambda: figures.groups_confirmed == 3)
+            await DeliverLoop(alice.parts)._release()
+            assert len(alice.parts.reader.own_ready()) == 0, "delivered"
+            assert len(figures.unconfirmed) == 0
+
+
+async def test_a_stranger_that_was_sent_the_group_is_believed(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice:
+        await swarm.publish(alice, 2)
+        first, second = alice.parts.reader.own_ready()
+        stranger = swarm._swarm.join(identity_of(LIAR).peer_id, run_id=swarm.manifest.run_id)
+        await stranger.start()
+        fetched = await stranger.fetch(alice.parts.identity.peer_id, [bytes(32), first])
+        assert len(fetched.bodies) == 1
+        assert await stranger.confirm(alice.parts.identity.peer_id, [first, second])
+        assert alice.parts.figures.groups_confirmed == 1
+        await eventually(lambda: alice.parts.figures.confirmations_unproven == 1)
+        assert list(alice.parts.figures.confirmed_ids) == [first]
+        await stranger.close()
+
+
+async def test_a_stranger_that_shows_the_group_is_believed(tmp_path: Path) -> None:
+    """It has it from somebody else, or from a former life of the sender."""
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice:
+        await swarm.publish(alice)
+        (group_id,) = alice.parts.reader.own_ready()
+        bodies = alice.parts.reader.envelopes([group_id])
+        async with liar(swarm, gives=bodies) as holder:
+            await holder.confirm(alice.parts.identity.peer_id, [group_id])
+            await eventually(lambda: alice.parts.figures.groups_confirmed == 1)
+
+
+async def test_a_known_peers_word_counts(tmp_path: Path) -> None:
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice:
+        await swarm.publish(alice)
+        peer_id = identity_of(LIAR).peer_id
+        while not alice.parts.peers.is_known(peer_id):
+            alice.parts.peers.note(peer_id, Behaviour.ACCEPTED)
+        async with liar(swarm) as known:
+            await known.confirm(alice.parts.identity.peer_id, alice.parts.reader.own_ready())
+            assert alice.parts.figures.groups_confirmed == 1

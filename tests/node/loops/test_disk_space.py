@@ -1,0 +1,227 @@
+"""A full home: what goes first and what never, when the node waits and when it goes on; what a process may use."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.limits import usual_home_bytes
+from ftis_node.config.node import NodeSettings
+from ftis_node.errors import ConfigError
+from ftis_node.node.loops.disk_space import Room, RoomLoop
+from ftis_node.node.storage import quota as home_limit
+from ftis_node.node.storage.usage import HomeLimit, HomeUse, look_at
+from ftis_node.node.supervision.body_memory import HeldBytes
+from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.telemetry.events import EventTrail, read_events, trail_files
+from tests.replay.test_buffer import ANN, ME, accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+KB = 1000
+ANYTHING: Any = None
+
+
+def test_near_full_and_room_again() -> None:
+    limit = HomeLimit(1600, reserve_bytes=300)  # a cushion of 100
+    assert limit.missing_bytes(HomeUse(1200, free_bytes=10_000)) == 0
+    assert limit.missing_bytes(HomeUse(1250, free_bytes=10_000)) == 50, "near: things go"
+    assert limit.why_full(HomeUse(1300, free_bytes=10_000), was_full=False) == "", "and yet it goes on"
+    assert "the home is full: 1.3 kB of 1.6 kB" in limit.why_full(HomeUse(1301, free_bytes=10_000), was_full=False)
+    assert limit.why_full(HomeUse(1260, free_bytes=10_000), was_full=True), "it does not begin again for a byte"
+    assert limit.why_full(HomeUse(1250, free_bytes=10_000), was_full=True) == ""
+    assert "the disk is full: 299 B are free" in limit.why_full(HomeUse(0, free_bytes=299), was_full=False)
+    assert limit.missing_bytes(HomeUse(0, free_bytes=299)) == 101
+
+
+def test_what_is_being_written_or_removed_is_what_the_reserve_is_for(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    for name in ("step-00000001", "step-00000002", "step-00000003", ".step-00000004.incomplete-ab"):
+        (home.checkpoints / name).mkdir()
+        (home.checkpoints / name / "weights").write_bytes(bytes(1000))
+    (home.logs / "learner.log").write_bytes(bytes(10))
+    before = look_at(home, keep_checkpoints=4)
+    assert before.used_bytes == 3010
+    assert look_at(home, keep_checkpoints=2).used_bytes == 2010
+
+
+class FullHome:
+    """Real parts on a home with used and READY groups, old logs and events, and three checkpoints."""
+
+    def __init__(self, home: Home, stack: ExitStack) -> None:
+        self.home = home
+        home.create()
+        self.events = EventTrail(home.events, max_bytes=30 * KB)
+        self.disk, self.buffer = Disk(), ReplayBuffer(home.replay)
+        for part in (self.disk, self.buffer, self.events):
+            stack.callback(part.close)
+        for number in range(1, 201):
+            assert self.buffer.admit(accepted(ME, number), own=True)
+        assert self.buffer.admit(accepted(ANN, 1), own=False)
+        self.buffer.take(2, own=200, foreign=0)
+        self.buffer.release_step(2, ReleaseReason.TRAINED)
+        while len(trail_files(home.events)) < 3:
+            self.events.write("filler", text="x" * 1000)
+        for step in (1, 2, 3):
+            folder = home.checkpoints / f"step-{step:08}"
+            folder.mkdir()
+            (folder / "weights").write_bytes(bytes(50 * KB))
+            (folder / "COMPLETE").touch()
+        (home.logs / "learner.log.1").write_bytes(bytes(40 * KB))
+        (home.logs / "learner.log").write_bytes(bytes(25 * KB))
+        limits = {"log_file_bytes": 1 << 16}
+        settings = NodeSettings(model="m", limits=limits, learner={"keep_checkpoints": 3})
+        self.parts: Any = SimpleNamespace(
+            home=home, events=self.events, disk=self.disk, buffer=self.buffer, settings=settings, room=Room()
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        return look_at(self.home, keep_checkpoints=3).used_bytes
+
+    async def look(self, limit_bytes: int) -> list[str]:
+        """One look at a home of this limit, without a reserve; what went."""
+        self.parts.room.limit = HomeLimit(limit_bytes, reserve_bytes=0)
+        seen = len(read_events(self.home.events, name="tidied"))
+        await RoomLoop(self.parts).look()
+        return [event["what"] for event in read_events(self.home.events, name="tidied")[seen:]]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[FullHome]:
+    with ExitStack() as stack:
+        yield FullHome(Home(tmp_path), stack)
+
+
+async def test_the_least_needed_goes_first_and_no_more_than_is_needed(full: FullHome) -> None:
+    assert await full.look(2 * full.used_bytes) == []
+    assert await full.look(full.used_bytes) == ["free pages"], "the journal, which needed no more than to be cut"
+    used = full.used_bytes
+    assert await full.look(used) == ["used groups"], "the cushion is what was missing"
+    assert full.used_bytes <= used - used // 16
+    assert 0 < full.buffer._db.execute("SELECT count(*) FROM groups WHERE state = 'released'").fetchone()[0] < 200
+    await full.look(full.used_bytes - 60 * KB)
+    went = await full.look(full.used_bytes - 40 * KB)
+    assert went[-1:] == ["old events"] and len(trail_files(full.home.events)) < 3
+    assert not (full.home.logs / "learner.log.1").exists()
+    assert (full.home.logs / "learner.log").stat().st_size == 25 * KB
+    assert len(list(full.home.checkpoints.iterdir())) == 3, "not before the events"
+    assert (await full.look(1 << 10))[-1] == "old checkpoints"
+    assert [path.name for path in full.home.checkpoints.iterdir()] == ["step-00000003"]
+    assert full.buffer.take(4, own=9, foreign=9).groups[0].group.sender == ANN.peer_id, "what is READY stays"
+    assert "the home is full" in full.parts.room.why_full
+
+
+async def test_the_node_waits_and_goes_on_with_a_line_each(full: FullHome) -> None:
+    await full.look(1 << 30)
+    room, loop = full.parts.room, RoomLoop(full.parts)
+    (full.home.root / "backups").mkdir()
+    ballast = full.home.root / "backups" / "not-ours.bin"
+    ballast.write_bytes(bytes(1000 * KB))
+    room.limit = HomeLimit(900 * KB, reserve_bytes=KB)
+    await loop.look()
+    await loop.look()
+    assert "the home is full" in room.why_full
+    assert not room._has_room.is_set()
+    ballast.unlink()
+    await loop.look()
+    assert room.why_full == ""
+    await room.until_there()
+    told = [event["event"] for event in read_events(full.home.events) if event["event"] in ("paused", "resumed")]
+    assert told == ["paused", "resumed"]
+
+
+def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home_limit, "checkpoint_bytes", lambda source, settings: 100_000_000)
+    monkeypatch.setattr(home_limit, "version_bytes", lambda settings, source: 0)
+    with pytest.raises(ConfigError, match=r"home_bytes is 200 MB, and this model needs 2\d\d MB at least"):
+        home_limit.limit_of(NodeSettings(model="m", limits={"home_bytes": 200_000_000}), ANYTHING)
+    assert home_limit.limit_of(NodeSettings(model="m", limits={"home_bytes": 300_000_000}), ANYTHING)
+    unset = NodeSettings(model="m")
+    usual = home_limit.limit_of(unset, ANYTHING).limit_bytes
+    buffer_bytes = unset.buffer.max_disk_bytes
+    assert usual == usual_home_bytes(
+        unset.limits, buffer_bytes=buffer_bytes, checkpoint_bytes=10**8, keep_checkpoints=2, weights_bytes=0
+    )
+    assert usual > buffer_bytes + 3 * 10**8
+
+
+@contextmanager
+def limited(soft: int, hard: int) -> Iterator[Any]:
+    """Runs Python code in a process that may open so many files."""
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        )
+
+    yield run
+
+
+def test_open_files_are_raised_to_what_the_system_gives_and_too_few_are_refused() -> None:
+    code = "from ftis_node.node.supervision.process_limits import *; print(*allow_open_files())"
+    with limited(256, 4096) as run:
+        assert run(code).stdout.split() == ["4096", "4096"]
+    with limited(100, MIN_OPEN_FILES - 1) as run:
+        done = run(code)
+        assert done.returncode != 0 and "LimitNOFILE" in done.stderr
+    assert open_files().reachable >= MIN_OPEN_FILES
+
+
+def test_priority_and_threads_are_those_of_the_settings_and_go_to_children() -> None:
+    code = """
+import os, subprocess, sys
+from ftis_node.config.limits import LimitsSection
+from ftis_node.node.supervision.process_limits import keep_to
+keep_to(LimitsSection(nice=7, daemon_threads=3))
+keep_to(LimitsSection())
+child = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.environ['GOMAXPROCS'], os.environ['OMP_NUM_THREADS'])"
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+    with limited(1024, 1024) as run:
+        assert run(code).stdout.split() == ["7", "3", "3"]
+
+
+async def test_bodies_in_memory_wait_for_one_another_and_a_large_one_goes_alone() -> None:
+    memory, inside = HeldBytes(100), []
+
+    async def hold(name: str, num_bytes: int, until: asyncio.Event) -> None:
+        async with memory.of(num_bytes):
+            inside.append(name)
+            await until.wait()
+
+    first, rest = asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(hold("a", 60, first))
+        given_up = tasks.create_task(hold("b", 60, rest))
+        tasks.create_task(hold("c", 1000, rest))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (inside, memory.held_bytes) == (["a"], 60)
+        given_up.cancel()
+        first.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert inside == ["a", "c"], "nothing else was there"
+        rest.set()
+    assert memory.held_bytes == 0

@@ -1,0 +1,47 @@
+"""What a node keeps is bounded also while it does not step, and however long it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.lab.stub_node import stub_group
+from ftis_node.node import figures as figures_module
+from ftis_node.node.figures import Figures
+from ftis_node.node.peers_loop import PeersLoop
+from ftis_node.telemetry.status import EvalStatus
+from tests.gossip.helpers import eventually
+from tests.node.loops.test_pull import RNG, LightSwarm, held, manifest_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+LONG = 700  # tokens of each completion: some 70 kB a group
+
+
+async def test_a_node_that_does_not_step_keeps_to_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTIS_BUFFER__MAX_DISK_BYTES", str(1 << 20))
+    monkeypatch.setenv("FTIS_BUFFER__MAX_READY_GROUPS", "2")
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        for _ in range(20):
+            await alice.publish(stub_group(alice.parts.identity, swarm.manifest, RNG, num_tokens=LONG))
+        await eventually(lambda: held(bob) == 20)
+        await bob.parts.disk(bob.parts.buffer.take, 1, own=0, foreign=2)
+        await bob.parts.disk(bob.parts.buffer.release_step, 1, "trained")
+        before = bob.parts.reader.kept_bytes()
+        await PeersLoop(bob.parts)._make_room()
+        kept = bob.parts.reader.kept_bytes()
+        assert before > 1 << 20 >= kept, "the oldest that were evicted are gone"
+        assert bob.parts.reader.figures().released["trained"] == 2, "a step after the newest checkpoint"
+        assert bob.parts.reader.figures().groups_foreign == 20
+
+
+def test_a_status_keeps_the_first_and_the_newest_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_module, "MAX_EVALUATIONS", 4)
+    figures = Figures()
+    for step in range(0, 50, 5):
+        for task in ("a", "b"):
+            figures.evaluated(EvalStatus(step=step, task=task, pass_at_1=0.5, n=8))
+    assert [(entry.step, entry.task) for entry in figures.evaluations] == [(0, "a"), (0, "b"), (45, "a"), (45, "b")]

@@ -1,0 +1,337 @@
+"""Envelopes that wait for the disk are stored together, and nobody hears of a group before it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ftis_node.config.door import DoorSection
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import WireSection
+from ftis_node.config.node import NodeSettings
+from ftis_node.errors import ConfigError
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.train import is_of_own_weights
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.state import Figures
+from ftis_node.node.supervision.background import to_the_end
+from ftis_node.records.envelope import seal_group
+from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.peer_guard import PeerGuard
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.tasks.scoring import IsolatedScorer, ScoringLimits
+from ftis_node.telemetry.events import EventTrail
+from ftis_node.validation import Accepted, Refused, Verdict, judge
+from tests.conftest import make_completion, make_group
+from tests.tasks.hostile_task import HostileTask
+from tests.validation.test_door import MANIFEST, _context, _resolve, _Scorer, _Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from pathlib import Path
+
+
+ME = Identity.from_seed(bytes([9]) * 32)
+
+
+class GatedDisk:
+    """A disk that does nothing until the gate is open; counts the groups of each commit."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.commits: list[int] = []
+
+    async def __call__(self, function: Callable[..., Any], groups: list[Any]) -> Any:
+        self.asked.set()
+        await self.gate.wait()
+        self.commits.append(len(groups))
+        return function(groups)
+
+
+@contextmanager
+def parts_on(
+    folder: Path, disk: GatedDisk, *, role: str = "full", trust: tuple[str, ...] = (), **door: float
+) -> Iterator[Any]:
+    """What an intake loop asks for, with a real door, buffer, trail and peer book."""
+    with ExitStack() as stack:
+        buffer = ReplayBuffer(folder / "replay.sqlite")
+        reader = ReplayReader(folder / "replay.sqlite")
+        events = EventTrail(folder / "events.jsonl")
+        section = DoorSection.model_validate({"trust": trust, **door})
+        peers = PeerBook(folder / "peers.sqlite", own_id=ME.peer_id, settings=section, events=events)
+        for part in (buffer, reader, events, peers):
+            stack.callback(part.close)
+        yield SimpleNamespace(
+            guard=PeerGuard(),
+            manifest=MANIFEST,
+            tokenizer=_Tokenizer(),
+            task=SimpleNamespace(resolve=_resolve),
+            scorer=_Scorer(),
+            strangers_scorer=_Scorer(),
+            reader=reader,
+            buffer=buffer,
+            disk=disk,
+            figures=Figures(),
+            learner=SimpleNamespace(state=SimpleNamespace(policy_version=0)),
+            events=events,
+            peers=peers,
+            identity=ME,
+            settings=NodeSettings(model="any", role=role),
+        )
+
+
+def sealed(identity: Identity, number: int) -> bytes:
+    """An envelope that passes."""
+    return seal_group(make_group(identity, number=number, run_id=MANIFEST.run_id), identity).to_bytes()
+
+
+async def test_what_was_judged_during_a_commit_is_stored_by_the_next(tmp_path: Path, identity: Identity) -> None:
+    disk = GatedDisk()
+    with parts_on(tmp_path, disk) as parts:
+        intake = IntakeLoop(parts)
+        data = [sealed(identity, number) for number in (1, 2, 3)]
+        running = asyncio.create_task(intake.run())
+        first = asyncio.create_task(intake.submit(data[0], origin="ann", own=False))
+        await disk.asked.wait()
+        rest = [
+            asyncio.create_task(intake.submit(body, origin="ann", own=False)) for body in (data[1], data[2], data[2])
+        ]
+        junk = await intake.submit(b"junk", origin="ann", own=False)
+        assert isinstance(junk, Refused), "a refusal waits for no disk"
+        assert not first.done()
+        disk.gate.set()
+        verdicts = [await first, *[await task for task in rest]]
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        assert disk.commits == [1, 2], "what is on its way to the disk is a duplicate already"
+        assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True, True, True, False]
+        assert verdicts[3].refusal.reason == "duplicate"
+        assert parts.reader.ready_counts() == (0, 3)
+        assert intake.stored.is_set()
+
+
+async def test_two_bodies_under_one_number_in_one_batch_are_told_apart_by_name(
+    tmp_path: Path, identity: Identity
+) -> None:
+    disk = GatedDisk()
+    with parts_on(tmp_path, disk) as parts:
+        intake = IntakeLoop(parts)
+        one, other = (
+            seal_group(make_group(identity, run_id=MANIFEST.run_id, model=model), identity).to_bytes()
+            for model in ("a", "b")
+        )
+        running = asyncio.create_task(intake.run())
+        tasks = [asyncio.create_task(intake.submit(body, origin="ann", own=False)) for body in (one, other, one)]
+        await disk.asked.wait()
+        disk.gate.set()
+        first, second, third = [await task for task in tasks]
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        assert isinstance(first, Accepted)
+        assert isinstance(second, Refused)
+        assert isinstance(third, Refused)
+        assert (second.refusal.reason, third.refusal.reason) == ("number", "duplicate")
+        assert parts.reader.ready_counts() == (0, 1)
+
+
+@asynccontextmanager
+async def running(parts: Any) -> AsyncIterator[IntakeLoop]:
+    intake = IntakeLoop(parts)
+    task = asyncio.create_task(intake.run())
+    yield intake
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def open_disk() -> GatedDisk:
+    disk = GatedDisk()
+    disk.gate.set()
+    return disk
+
+
+NUM_CLAIMS = 46  # as many as one stranger got accepted, and trained on as own, in 45 s
+
+
+@pytest.mark.parametrize(("role", "version"), [("full", 0), ("full", 10**6), ("learner", 10**6)])
+async def test_a_stranger_that_claims_weights_that_we_did_not_offer_is_refused_and_banned(
+    tmp_path: Path, identity: Identity, role: str, version: int
+) -> None:
+    with parts_on(tmp_path, open_disk(), role=role) as parts:
+        async with running(parts) as intake:
+            for number in range(1, NUM_CLAIMS + 1):
+                claim = make_group(
+                    identity,
+                    number=number,
+                    run_id=MANIFEST.run_id,
+                    versions=(version, version),
+                    weights_of=ME.peer_id,
+                )
+                await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id, own=False)
+        assert parts.reader.ready_counts() == (0, 0)
+        assert sorted(parts.figures.refused) == ["banned", "weights_of"]
+        assert parts.figures.refused["weights_of"] in (5, 6), "what is below 0 is forgiven from moment to moment"
+        assert parts.peers.row(identity.peer_id)["standing"] == "banned"
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_a_followers_group_is_taken_and_measured_only_where_the_operator_trusts_it(
+    tmp_path: Path, identity: Identity, trusted: bool
+) -> None:
+    trust = (identity.peer_id,) if trusted else ()
+    with parts_on(tmp_path, open_disk(), role="learner", trust=trust) as parts:
+        parts.figures.policy_version = 3
+        async with running(parts) as intake:
+            claim = make_group(identity, run_id=MANIFEST.run_id, versions=(3, 3), weights_of=ME.peer_id)
+            verdict = await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id, own=False)
+            assert isinstance(verdict, Accepted)
+            assert intake._newest_own.full() is trusted
+        assert is_of_own_weights(parts, claim) is trusted
+
+
+async def test_what_is_being_stored_when_the_node_ends_is_counted(tmp_path: Path, identity: Identity) -> None:
+    disk = GatedDisk()
+    with parts_on(tmp_path, disk) as parts:
+        intake = IntakeLoop(parts)
+        running = asyncio.create_task(intake.run())
+        submitted = asyncio.create_task(intake.submit(sealed(identity, 1), origin="ann", own=False))
+        await disk.asked.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        disk.gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert isinstance(await submitted, Accepted)
+        assert parts.reader.ready_counts() == (0, 1)
+        assert parts.figures.groups_received == 1
+        assert '"admitted"' in (tmp_path / "events.jsonl").read_text()
+
+
+async def test_what_fails_while_it_is_ended_is_told() -> None:
+    gate = asyncio.Event()
+
+    async def fail() -> None:
+        await gate.wait()
+        raise OSError("the disk is gone")
+
+    ending = asyncio.create_task(to_the_end(fail()))
+    await asyncio.sleep(0)
+    ending.cancel()
+    gate.set()
+    with pytest.raises(OSError, match="the disk is gone"):
+        await ending
+
+
+async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Identity) -> None:
+    manifest = MANIFEST.model_copy(update={"wire": WireSection(codecs=("lossy",))})
+    group = make_group(identity, run_id=manifest.run_id)
+    sealed = seal_group(group, identity, codec="lossy")
+    verdict = await judge(sealed.to_bytes(), _context(manifest=manifest))
+    assert isinstance(verdict, Accepted)
+    buffer = ReplayBuffer(tmp_path / "replay.sqlite")
+    assert buffer.admit(verdict, own=True)
+    (taken,) = buffer.take(1, own=1, foreign=0).groups
+    buffer.close()
+    for sent, mine in zip(group.completions, taken.group.completions, strict=True):
+        assert mine.logprobs.tolist() == (np.rint(sent.logprobs * 256) / 256).tolist() != sent.logprobs.tolist()
+
+
+async def test_a_codec_that_the_run_does_not_take_is_a_wrong_setting(tmp_path: Path) -> None:
+    settings = NodeSettings(model="any", swarm={"codec": "lossy"})
+    with pytest.raises(ConfigError, match=r"swarm.codec is 'lossy' and run test takes exact, lossless"):
+        async with built_parts(settings, RunPlan(MANIFEST, "arithmetic", ()), Home(tmp_path)):
+            pass
+
+
+class _HostileTokenizer(_Tokenizer):
+    """Completions that end with 99 read as an order to compute for ever, those that begin with 10 as right."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "stuck" if ids[-1] == STUCK else str(float(ids[0] == 10))
+
+
+STUCK = 99
+LIMITS = ScoringLimits(time_limit_s=2.0, start_limit_s=60, memory_limit_bytes=1 << 30)
+
+
+def _hostile(sender: Identity, number: int, *, is_bomb: bool = False) -> bytes:
+    group = make_group(sender, number=number, run_id=MANIFEST.run_id, prompt_ref=HostileTask()[0].ref)
+    if is_bomb:
+        group = replace(group, completions=(make_completion(12, STUCK), make_completion(13, STUCK)))
+    return seal_group(group, sender).to_bytes()
+
+
+async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender(
+    tmp_path: Path, identity: Identity
+) -> None:
+    stranger = Identity.generate()
+    async with (
+        IsolatedScorer(HostileTask(), limits=LIMITS) as known,
+        IsolatedScorer(HostileTask(), limits=LIMITS) as other,
+    ):
+        for scorer in (known, other):
+            await scorer.score(HostileTask()[0], ["1"])  # its process is up
+        with parts_on(tmp_path, open_disk(), scoring_s_a_minute=1.5) as parts:
+            parts.tokenizer, parts.scorer, parts.strangers_scorer = _HostileTokenizer(), known, other
+            for _ in range(12):
+                parts.peers.note(identity.peer_id, Behaviour.TAUGHT)
+            answered: list[str] = []
+            all_are_in, score = asyncio.Event(), other.score
+
+            async def score_late(*given: Any, **how: Any) -> Any:
+                await all_are_in.wait()
+                return await score(*given, **how)
+
+            other.score = score_late  # type: ignore[method-assign]
+
+            async def submit(sender: Identity, data: bytes) -> Verdict:
+                verdict = await intake.submit(data, origin=sender.peer_id, own=False)
+                answered.append(sender.peer_id)
+                return verdict
+
+            async with running(parts) as intake, asyncio.TaskGroup() as tasks:
+                bombs = [tasks.create_task(submit(stranger, _hostile(stranger, n, is_bomb=True))) for n in range(1, 5)]
+                for number in range(1, 21):
+                    assert isinstance(await submit(identity, _hostile(identity, number)), Accepted)
+                assert stranger.peer_id not in answered, "twenty groups were scored while the first bomb was"
+                all_are_in.set()
+            reasons = [task.result().refusal.reason for task in bombs]
+            assert reasons == ["scoring_time", *["scoring_quota"] * 3], "the first alone took its sender's allowance"
+            assert parts.reader.ready_counts() == (0, 20)
+            assert parts.peers.row(stranger.peer_id)["score"] < -0.9
+            assert parts.peers.row(identity.peer_id)["standing"] == "good"
+
+
+async def test_the_same_group_in_both_lanes_is_admitted_once(tmp_path: Path, identity: Identity) -> None:
+    """The lanes judge at the same time; a number, too, is used once."""
+    scored = asyncio.Event()
+
+    class Slow(_Scorer):
+        async def score(self, item: Any, texts: Any, *, cost: Any = None) -> Any:
+            await scored.wait()
+            return await super().score(item, texts, cost=cost)
+
+    with parts_on(tmp_path, open_disk(), trust=("knownPeer",)) as parts:
+        parts.scorer = parts.strangers_scorer = Slow()
+        data = sealed(identity, 1)
+        async with running(parts) as intake, asyncio.TaskGroup() as tasks:
+            both = [tasks.create_task(intake.submit(data, origin=who, own=False)) for who in ("knownPeer", "stranger")]
+            await asyncio.sleep(0.05)  # both wait for their scores
+            scored.set()
+        verdicts = [task.result() for task in both]
+        assert sum(isinstance(verdict, Accepted) for verdict in verdicts) == 1
+        assert [v.refusal.reason for v in verdicts if isinstance(v, Refused)] == ["duplicate"]
+        assert parts.reader.ready_counts() == (0, 1)

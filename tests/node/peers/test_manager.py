@@ -1,0 +1,181 @@
+"""The book of peers: verdicts become standing, and standing outlives the node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.door import DoorSection
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.records.envelope import seal_group
+from ftis_node.records.identity import Identity
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.validation import Accepted, Refusal, Refused
+from tests.conftest import make_completion, make_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ME, ANN, BOB, CAROL = (Identity.from_seed(bytes([seed]) * 32) for seed in (1, 2, 3, 4))
+
+
+class Clock:
+    """Unix time by hand."""
+
+    now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Iterator[EventTrail]:
+    trail = EventTrail(tmp_path / "events.jsonl")
+    yield trail
+    trail.close()
+
+
+def open_book(tmp_path: Path, events: EventTrail, clock: Clock | None = None, **settings: object) -> PeerBook:
+    door = DoorSection.model_validate(settings)
+    return PeerBook(tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=door, events=events, clock=clock or Clock())
+
+
+def accepted(identity: Identity, *, long: bool = False) -> Accepted:
+    completions = (make_completion(*range(40), reward=1.0), make_completion(*range(50, 90)))
+    group = make_group(identity, **({"completions": completions} if long else {}))
+    envelope = seal_group(group, identity)
+    return Accepted(envelope, envelope.to_bytes(), group, (1,))
+
+
+def refused(reason: str, *, signed: bool = True) -> Refused:
+    return Refused(Refusal(reason, "because"), ANN.peer_id, b"id", signed=signed, num_tokens=5)
+
+
+def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventTrail) -> None:
+    clock = Clock()
+    book = open_book(tmp_path, events, clock)
+    for _ in range(3):
+        assert not book.is_banned(ANN.peer_id)
+        book.settle(refused("reward"), origin=BOB.peer_id)
+    assert book.is_banned(ANN.peer_id)
+    assert not book.is_banned(BOB.peer_id), "the relay could not know"
+    row = book.rows()[ANN.peer_id]
+    assert (row["standing"], row["banned_until"], row["reasons"]) == ("banned", clock.now + 300.0, {"reward": 3})
+    banned = read_events(tmp_path / "events.jsonl", name="standing")[-1]
+    assert (banned["peer"], banned["standing"], banned["why"]) == (ANN.peer_id, "banned", "reward: because")
+    clock.now += 300.0
+    assert not book.is_banned(ANN.peer_id)
+    assert book.row(ANN.peer_id)["standing"] == "watched"
+    book.close()
+
+
+def test_the_name_on_a_forged_group_pays_for_nothing(tmp_path: Path, events: EventTrail) -> None:
+    book = open_book(tmp_path, events, groups_a_minute=2)
+    for _ in range(3):
+        book.settle(refused("signature", signed=False), origin=BOB.peer_id)
+    assert book.is_banned(BOB.peer_id)
+    assert ANN.peer_id not in book.rows()
+    assert book.within_quota(ANN.peer_id)
+    book.close()
+
+
+def test_a_quota_is_spent_by_what_came_in(tmp_path: Path, events: EventTrail) -> None:
+    book = open_book(tmp_path, events, groups_a_minute=3)
+    for _ in range(3):
+        assert book.within_quota(ANN.peer_id)
+        book.settle(accepted(ANN), origin=BOB.peer_id)
+    assert not book.within_quota(ANN.peer_id)
+    assert book.within_quota(ME.peer_id)
+    book.trust(ANN.peer_id)
+    assert book.within_quota(ANN.peer_id)
+    book.close()
+
+
+@pytest.mark.parametrize(("reason", "is_charged"), [("quota", False), ("scoring_quota", False), ("reward", True)])
+def test_a_group_beyond_its_quota_makes_no_further_debt(
+    tmp_path: Path, events: EventTrail, reason: str, is_charged: bool
+) -> None:
+    book = open_book(tmp_path, events, groups_a_minute=2)
+    for _ in range(2):
+        book.settle(refused(reason), origin=ANN.peer_id)
+    assert book.within_quota(ANN.peer_id) is not is_charged
+    book.close()
+
+
+def test_a_copy_of_our_own_group_is_known_as_such(tmp_path: Path, events: EventTrail) -> None:
+    book = open_book(tmp_path, events)
+    book.remember(accepted(ME, long=True))
+    assert book.copy_of(accepted(ANN, long=True).group) == "copy_ours"
+    assert book.copy_of(accepted(ME, long=True).group) is None
+    book.remember(accepted(ME))
+    assert book.copy_of(accepted(ANN).group) is None, "short answers are equal by chance"
+    book.close()
+
+
+def test_bans_trust_and_scores_outlive_a_kill(tmp_path: Path, events: EventTrail) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from ftis_node.config.door import DoorSection
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.telemetry.events import EventTrail
+book = PeerBook(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=DoorSection(),
+                events=EventTrail(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)
+book.trust({BOB.peer_id!r})
+for _ in range(3):
+    book.note({ANN.peer_id!r}, Behaviour.LIED, reason="audit")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    book = open_book(tmp_path, events)
+    assert book.is_banned(ANN.peer_id)
+    assert book.row(ANN.peer_id)["reasons"] == {"audit": 3}
+    assert book.is_trusted(BOB.peer_id)
+    book.close()
+
+
+def test_an_allow_list_is_all_there_is(tmp_path: Path, events: EventTrail) -> None:
+    book = open_book(tmp_path, events, allow=[ANN.peer_id])
+    assert not book.is_banned(ANN.peer_id)
+    assert book.is_banned(BOB.peer_id)
+    assert not book.is_banned(ME.peer_id)
+    book.close()
+
+
+def test_ten_thousand_identities_fill_neither_memory_nor_disk(tmp_path: Path, events: EventTrail) -> None:
+    clock = Clock()
+    book = open_book(tmp_path, events, clock)
+    for _ in range(30):
+        book.note(ANN.peer_id, Behaviour.TAUGHT)
+    book.ban(BOB.peer_id, 60.0)
+    for number in range(10000):
+        clock.now += 0.001
+        book.note(f"stranger{number}", Behaviour.REFUSED)
+    rows = book.rows()
+    assert len(rows) <= 4096
+    assert rows[ANN.peer_id]["score"] == pytest.approx(3.0)
+    assert rows[BOB.peer_id]["standing"] == "banned"
+    book.close()
+    assert (tmp_path / "peers.sqlite").stat().st_size < 2 << 20
+    again = open_book(tmp_path, events, clock)
+    assert again.rows() == rows
+    again.close()
+
+
+def test_senders_that_were_never_met_share_the_places_of_who_hands_their_groups_over(
+    tmp_path: Path, events: EventTrail
+) -> None:
+    book = open_book(tmp_path, events)
+    book.saw(ANN.peer_id, ["/ip4/127.0.0.1/tcp/1"])
+    for identity in (ANN, CAROL):
+        book.settle(accepted(identity), origin=BOB.peer_id)
+    cap = book.share_cap()
+    assert cap.neighbour(CAROL.peer_id) == cap.neighbour(BOB.peer_id)
+    assert cap.neighbour(ANN.peer_id) == ANN.peer_id, "she was connected herself"
+    book.close()

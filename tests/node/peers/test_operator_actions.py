@@ -1,0 +1,156 @@
+"""Bans and trust by the operator: who may ask, what is refused in one line, and that a stopped node obeys too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from ftis_node.cli.app import run
+from ftis_node.config.door import DoorSection
+from ftis_node.config.home import Home
+from ftis_node.node.http_api.operator_api import TOKEN_HEADER, add_control
+from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.operator_actions import PeerControl
+from ftis_node.records.identity import Identity
+from ftis_node.telemetry.events import EventTrail, read_events
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+ME, ANN, BOB = (Identity.from_seed(bytes([seed]) * 32).peer_id for seed in (1, 2, 3))
+ROWS = [{"peer_id": ANN, "name": "ann"}, {"peer_id": BOB, "name": "twin"}, {"peer_id": ME, "name": "twin"}]
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[PeerBook]:
+    events = EventTrail(tmp_path / "events.jsonl")
+    book = PeerBook(tmp_path / "peers.sqlite", own_id=ME, settings=DoorSection(), events=events)
+    yield book
+    book.close()
+    events.close()
+
+
+@pytest.fixture
+async def url(tmp_path: Path, book: PeerBook) -> AsyncIterator[str]:
+    app = web.Application()
+    add_control(app, PeerControl(book, lambda: ROWS), tmp_path / "token")
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def post(url: str, path: str, asked: Any, token: str | None) -> tuple[int, Any]:
+    headers = {} if token is None else {TOKEN_HEADER: token}
+    async with ClientSession() as session, session.post(url + path, data=json.dumps(asked), headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_only_who_shows_the_token_of_the_home_changes_anything(tmp_path: Path, url: str, book: PeerBook) -> None:
+    for token in (None, "", "0" * 32):
+        status, _ = await post(url, "/peers/ban", {"peer": ANN}, token)
+        assert status == 403
+    assert not book.is_banned(ANN)
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+    token = (tmp_path / "token").read_text()
+    status, row = await post(url, "/peers/ban", {"peer": "ann", "for_s": 60}, token)
+    assert (status, row["peer_id"], row["standing"]) == (200, ANN, "banned")
+    assert book.is_banned(ANN)
+    await post(url, "/peers/unban", {"peer": ANN[-8:]}, token)
+    assert not book.is_banned(ANN)
+    _, row = await post(url, "/peers/trust", {"peer": ANN}, token)
+    assert (row["standing"], book.is_trusted(ANN)) == ("trusted", True)
+    await post(url, "/peers/trust", {"peer": ANN, "trusted": False}, token)
+    assert not book.is_trusted(ANN)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"peer": "nobody"}, "no peer"),
+        ({"peer": ""}, "no peer"),
+        ({"peer": "12D3KooW"}, "fits 3 peers"),
+        ({"peer": "twin"}, "fits 2 peers"),
+        ({"peer": ME}, "node itself"),
+        ({"peer": ANN, "for_s": -1}, "lasts"),
+        ({"peer": ANN, "for_s": "long"}, "lasts"),
+        ([1], "JSON object"),
+    ],
+)
+async def test_what_makes_no_sense_is_one_clear_line(tmp_path: Path, url: str, asked: Any, words: str) -> None:
+    status, answer = await post(url, "/peers/ban", asked, (tmp_path / "token").read_text())
+    assert status == 400
+    assert words in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+async def test_a_long_request_is_not_read(tmp_path: Path, url: str) -> None:
+    status, _ = await post(url, "/peers/ban", {"peer": "a" * 5000}, (tmp_path / "token").read_text())
+    assert status == 413
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.status.write_text(json.dumps({"node": {"peer_id": ME}, "peers": ROWS[:1]}))
+    home.settings.write_text(json.dumps({"door": {"ban_longest_s": 7200.0}}))
+    events = EventTrail(home.events)
+    PeerBook(home.peers, own_id=ME, settings=DoorSection(), events=events).close()
+    events.close()
+    return home
+
+
+def test_a_stopped_node_obeys_too(stopped: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["peers", "ban", "ann", "--for", "2h", "--json", "--home", str(stopped.root)]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["peer_id"], row["standing"], row["ban_reason"]) == (ANN, "banned", "by the operator")
+    assert row["banned_until"] == pytest.approx(read_events(stopped.events)[-1]["time"] + 7200, abs=30)
+    assert run(["peers", "trust", BOB, "--home", str(stopped.root)]) == 0
+    assert "trusted" in capsys.readouterr().out
+    assert run(["peers", "unban", ANN[:8], "--home", str(stopped.root)]) == 2, "all ids begin so"
+    assert run(["peers", "unban", ANN[-6:], "--home", str(stopped.root)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ban", "ann", "--for", "2 weeks"], "90s, 30m, 2h or 7d"),
+        (["ban", "ann", "--for", "0s"], "90s, 30m, 2h or 7d"),
+        (["trust", "nobody"], "no peer"),
+        (["ban", ME], "node itself"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    stopped: Home, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert run(["peers", *arguments, "--home", str(stopped.root)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_a_home_where_no_node_ran_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["peers", "ban", ANN, "--home", str(tmp_path / "nowhere")]) == 2
+    assert "no node has run" in capsys.readouterr().err
+    assert not (tmp_path / "nowhere").exists()
+
+
+async def test_a_running_node_is_asked_over_its_port(stopped: Home, book: PeerBook) -> None:
+    app = web.Application()
+    add_control(app, PeerControl(book, lambda: ROWS), stopped.control_token)
+    runner = web.AppRunner(app)
+    with stopped.owned():
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        stopped.publish_address(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        home = str(stopped.root)
+        assert await asyncio.to_thread(run, ["peers", "ban", "ann", "--home", home]) == 0
+        assert book.is_banned(ANN)
+        assert await asyncio.to_thread(run, ["peers", "ban", "twin", "--home", home]) == 2
+        await runner.cleanup()

@@ -1,0 +1,133 @@
+"""Which form of new weights a node's two workers agree on."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.door import DoorSection
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import load_manifest, parse_manifest
+from ftis_node.config.node import LoraSection, NodeSettings
+from ftis_node.errors import ConfigError, EngineError
+from ftis_node.generation import engines
+from ftis_node.generation.engines.vllm_options import engine_arguments
+from ftis_node.learner.schedule import Schedule
+from ftis_node.memory.placement import Arrangement
+from ftis_node.models import ModelSource
+from ftis_node.node.startup import factories as makers
+from ftis_node.node.startup import worker_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.learner.messages import LearnerBoot
+
+
+@pytest.mark.parametrize(
+    ("adapters", "given", "device", "expected"),
+    [
+        ("auto", {}, "cuda", True),
+        ("auto", {}, "cpu", False),
+        ("auto", {"lora": False}, "cuda", False),
+        ("auto", {"engine": "torch"}, "cuda", False),
+        ("auto", {"lora_adapter": LoraSection(rank=513)}, "cuda", False),
+        ("merge", {}, "cuda", False),
+        ("serve", {}, "cpu", True),
+    ],
+)
+def test_adapters_are_served_by_vllm_on_a_gpu_or_where_asked_for(
+    monkeypatch: pytest.MonkeyPatch, adapters: str, given: dict[str, object], device: str, expected: bool
+) -> None:
+    for module in (engines, worker_settings):
+        monkeypatch.setattr(module, "has_vllm", lambda: True)
+    monkeypatch.setattr(worker_settings, "pick_device", lambda asked: device)
+    settings = NodeSettings(**{"model": "m", "lora": True, "generation": {"adapters": adapters}, **given})
+    assert worker_settings.serves_adapters(settings) is expected
+
+
+def learner_boot_of(tmp_path: Path, text: str, **settings: object) -> LearnerBoot:
+    manifest = parse_manifest('name = "a"\ntask = "x"\n[optimizer]\n' + text, source="my.toml")
+    node = NodeSettings(**{"model": "m", "device": "cpu", **settings})
+    source = ModelSource(name="m", folder=tmp_path)
+    return makers.learner_boot(node, manifest, source, Home(tmp_path), Arrangement(), weights=tmp_path)
+
+
+def test_the_learner_is_told_the_manifests_optimizer(tmp_path: Path) -> None:
+    text = """
+        learning_rate = 2e-5
+        lora_learning_rate = 3e-4
+        schedule = "linear"
+        warmup_steps = 2
+        decay_steps = 8
+        betas = [0.8, 0.95]
+        eps = 1e-6
+        weight_decay = 0.01
+        max_grad_norm = 0.0
+        kl_to_start = 0.04
+        updates_per_batch = 3
+    """
+    boot = learner_boot_of(tmp_path, text)
+    assert boot.schedule == Schedule("linear", warmup_steps=2, decay_steps=8, final_share=0.1)
+    assert [boot.learning_rate_at(step) for step in (1, 2, 10)] == pytest.approx([1e-5, 2e-5, 2e-6])
+    assert (boot.betas, boot.eps, boot.weight_decay, boot.max_grad_norm) == ((0.8, 0.95), 1e-6, 0.01, 0.0)
+    assert (boot.kl_to_start, boot.updates_per_batch) == (0.04, 3)
+    assert learner_boot_of(tmp_path, text, lora=True).learning_rate_at(2) == 3e-4
+    assert learner_boot_of(tmp_path, text + "final_share = 0.0").learning_rate_at(10) == 0
+    assert learner_boot_of(tmp_path, "warmup_steps = 5").schedule == Schedule(warmup_steps=5)
+
+
+def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path) -> None:
+    assert learner_boot_of(tmp_path, "").max_gain_nats == DoorSection().max_gain_nats
+    cut = '[sampling]\ntop_p = 0.9\ncut = "correct"'
+    assert learner_boot_of(tmp_path, cut).max_gain_nats == math.inf
+
+
+def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (engines, worker_settings):
+        monkeypatch.setattr(module, "has_vllm", lambda: False)
+    monkeypatch.setattr(worker_settings, "pick_device", lambda asked: "cuda")
+    assert not worker_settings.serves_adapters(NodeSettings(model="m", lora=True))
+    with pytest.raises(EngineError, match="not installed"):
+        worker_settings.serves_adapters(NodeSettings(model="m", lora=True, generation={"adapters": "serve"}))
+
+
+@pytest.mark.parametrize(("adapters", "expected"), [(True, ("vllm", 48, "adapter")), (False, ("auto", None, "model"))])
+def test_both_workers_are_told_the_same_form(tmp_path: Path, adapters: bool, expected: tuple[object, ...]) -> None:
+    settings = NodeSettings(model="m", lora=True, device="cpu", lora_adapter=LoraSection(rank=48))
+    source = ModelSource(name="m", folder=tmp_path)
+    tokenizer: Any = SimpleNamespace(eos_ids=(1,), vocab_size=90)
+    run = load_manifest("arithmetic-ftis")
+    generation = makers.generation_boot(settings, run, source, tokenizer, Arrangement(), adapters=adapters)
+    learner = makers.learner_boot(
+        settings, run, source, Home(tmp_path), Arrangement(), weights=tmp_path, adapters=adapters
+    )
+    assert (generation.engine, generation.settings.lora_rank, learner.publish_as) == expected
+    rank = engine_arguments(source, generation.settings, device="cpu", seed=0).get("max_lora_rank")
+    assert rank == (64 if adapters else None), "vLLM knows ranks of certain sizes only"
+
+
+@pytest.mark.parametrize(
+    ("learner", "expected"),
+    [({}, (1, 8)), ({"processes": 3}, (3, 2)), ({"gpus": [4, 7]}, (2, 4)), ({"processes": 2, "threads": 5}, (2, 5))],
+)
+def test_processes_of_a_learner_divide_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(makers.os, "cpu_count", lambda: 16)
+    settings = NodeSettings(model="m", device="cpu", learner=learner)
+    source = ModelSource(name="m", folder=tmp_path)
+    boot = makers.learner_boot(
+        settings, load_manifest("arithmetic-ftis"), source, Home(tmp_path), Arrangement(), weights=tmp_path
+    )
+    assert (boot.num_processes, boot.num_threads) == expected
+
+
+def test_what_a_node_announces_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    settings = NodeSettings(model="m", announce=("/dns4/node.example.org/tcp/4001",))
+    assert makers.ProcessMakers(settings, Home(tmp_path))._network.announce == settings.announce
+    with pytest.raises(ConfigError, match="cannot announce"):
+        makers.ProcessMakers(NodeSettings(model="m", announce=("/tcp/4001",)), Home(tmp_path))

@@ -1,0 +1,58 @@
+"""Whether the last steps reached the disk: the look at a node's end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.errors import ConfigError, MachineError
+from ftis_node.models import model_fingerprint, resolve_model
+from ftis_node.node.startup import preflight as first_look
+from tests.models.tiny_models import save_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTHING: Any = None
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home saved at step 7 whose disk has room for 99 bytes, beside checkpoints of 100."""
+    checkpoint = tmp_path / "checkpoints" / "step-00000007"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE").touch()
+    monkeypatch.setattr(first_look, "free_bytes", lambda path: 99)
+    monkeypatch.setattr(first_look, "checkpoint_bytes", lambda source, settings: 100)
+    return Home(tmp_path)
+
+
+def test_steps_that_found_no_room_are_told_at_the_end(home: Home) -> None:
+    with pytest.raises(MachineError, match="no checkpoint after step 7 of 9 .* make room and start again"):
+        first_look.check_saved(home, NOTHING, NOTHING, step=9)
+    first_look.check_saved(home, NOTHING, NOTHING, step=7)
+
+
+def test_a_home_belongs_to_a_model_by_its_fingerprint_alone(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "models" / "first")
+    home = Home(tmp_path / "home")
+    checkpoint = home.checkpoints / "step-00000007"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE").touch()
+    fingerprint = model_fingerprint(resolve_model(str(model)))
+    owner = {"run_id": "0", "model": "first", "model_fingerprint": fingerprint, "trains": "full"}
+    (checkpoint / "state.json").write_text(json.dumps({"owner": owner}))
+    renamed = shutil.copytree(model, tmp_path / "second")
+    first_look.check_owner(home, resolve_model(str(renamed)), lora=False)
+    other = save_tiny(tmp_path / "first", seed=77)
+    with pytest.raises(ConfigError, match="a training of first, not of another model of the name first"):
+        first_look.check_owner(home, resolve_model(str(other)), lora=False)
+
+
+def test_where_there_is_room_the_disk_is_not_to_blame(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_look, "free_bytes", lambda path: 100)
+    first_look.check_saved(home, NOTHING, NOTHING, step=9)

@@ -1,0 +1,603 @@
+"""A home whose files a disk has damaged: what can be read is saved, nothing is used twice, and a person hears of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import sqlite3
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
+from ftis_node.config.manifest import load_manifest
+from ftis_node.errors import ConfigError, DamagedError, FtisError, MachineError
+from ftis_node.node.loops.train import write_taken
+from ftis_node.node.peers.store import PeerStore
+from ftis_node.node.startup import migrations as upgrade
+from ftis_node.node.startup.null_workers import NoLearner
+from ftis_node.node.startup.recovery import rescue_files, set_right, tell_unknown_steps
+from ftis_node.node.startup.run_plan import plan_run
+from ftis_node.records.identity import Identity
+from ftis_node.replay import soundness
+from ftis_node.replay.buffer import ReplayBuffer
+from ftis_node.replay.lifecycle import ReleaseReason
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.swarm.reputation.table import ReputationTable
+from ftis_node.telemetry.clock import SteadyClock
+from ftis_node.telemetry.events import EventTrail, read_events
+from ftis_node.telemetry.remembered import read_remembered
+from tests.models.tiny_models import save_tiny
+from tests.node.training.test_token_budget import live, manifest_of
+from tests.replay.test_buffer import ANN, ME, accepted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ftis_node.validation import Accepted
+
+NUM_GROUPS = 60
+PAGE = 4096
+GROUPS = [accepted(ME if number % 2 else ANN, number) for number in range(1, NUM_GROUPS + 1)]
+
+
+def noise(num_bytes: int) -> bytes:
+    return random.Random(1).randbytes(num_bytes)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A buffer of 60 groups of which a step has used the first 30, and the trail of it."""
+    home = Home(tmp_path / "home")
+    home.create()
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    trail.write("start", peer=ME.peer_id)
+    admit(buffer, trail, GROUPS[:30])
+    use(buffer, trail, step=1)
+    admit(buffer, trail, GROUPS[30:])
+    buffer.close()
+    trail.close()
+    return home
+
+
+def admit(buffer: ReplayBuffer, trail: EventTrail, groups: list[Accepted]) -> None:
+    buffer.admit_many([(group, group.group.sender == ME.peer_id) for group in groups])
+    for one in groups:
+        own, number = one.group.sender == ME.peer_id, one.group.number
+        trail.write("admitted", group=one.envelope.id, own=own, sender=one.group.sender, number=number)
+
+
+def use(buffer: ReplayBuffer, trail: EventTrail, *, step: int) -> None:
+    write_taken(trail, buffer.take(step, own=15, foreign=15).groups, step=step)
+    trail.write("step", step=step, loss=float("nan"))
+
+
+def heal(home: Home, *, step: int = 1, last_groups: list[bytes] | None = None) -> None:
+    """What a start does; the learner's checkpoint is that of `step`, and names `last_groups`."""
+    rescue_files(home)
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    set_right(buffer, read_remembered(home.events), trail, peer_id=ME.peer_id)
+    buffer.reconcile(step, last_groups)
+    buffer.close()
+    trail.close()
+
+
+def told(home: Home, name: str) -> list[dict[str, object]]:
+    return read_events(home.events, name=name)
+
+
+def trained(home: Home) -> int:
+    reader = ReplayReader(home.replay)
+    try:
+        return reader.figures().released.get("trained", 0)
+    finally:
+        reader.close()
+
+
+def used_ids(home: Home) -> set[str]:
+    return {str(event["group"]) for event in told(home, "taken")}
+
+
+def ready_ids(home: Home) -> set[str]:
+    reader = ReplayReader(home.replay)
+    try:
+        return {group.id for group in reader.list_groups(limit=1000, state="ready")}
+    finally:
+        reader.close()
+
+
+def execute(path: Path, statement: str) -> None:
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(statement)
+    db.close()
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def test_a_sound_home_is_left_alone(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    before = ready_ids(home)
+    heal(home)
+    assert ready_ids(home) == before
+    assert (trained(home), len(before)) == (30, 30)
+    assert not told(home, "saved") and not told(home, "buffer_behind") and not caplog.text
+    assert not home.damaged.exists()
+
+
+def lead_in_circles(path: Path, table: str) -> None:
+    """Makes the root of a table, but for its first page, its own child: from there on the first rows come again."""
+    db = sqlite3.connect(path)
+    root = (db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0] - 1) * PAGE
+    db.close()
+    with path.open("rb") as file:
+        file.seek(root)
+        page = file.read(PAGE)
+    cells = [int.from_bytes(page[at : at + 2], "big") for at in range(12, 12 + 2 * int.from_bytes(page[3:5], "big"), 2)]
+    assert page[0] == 5 and len(cells) > 3, "an interior page of a table"
+    for cell in cells[1:]:
+        overwrite(path, root + cell, (root // PAGE + 1).to_bytes(4, "big"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("harm", ["torn page", "circle", "cut off", "no text", "no database", "empty"])
+def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home: Home, harm: str) -> None:
+    size = home.replay.stat().st_size
+    match harm:
+        case "torn page":
+            overwrite(home.replay, size // PAGE // 2 * PAGE, noise(PAGE))
+        case "circle":
+            lead_in_circles(home.replay, "groups")
+        case "cut off":
+            os.truncate(home.replay, size * 3 // 4)
+        case "no text":  # which SQLite's own check takes for sound
+            execute(home.replay, "UPDATE groups SET task = CAST(x'6d61ff6c' AS TEXT) WHERE number IN (9, 10, 50)")
+        case "no database":
+            home.replay.write_bytes(noise(size))
+        case "empty":
+            os.truncate(home.replay, 0)
+    harmed, used = home.replay.read_bytes(), used_ids(home)
+    heal(home)
+    assert not soundness.find_damage(home.replay)
+    assert not ready_ids(home) & used, "a step would use them again"
+    buffer = ReplayBuffer(home.replay)
+    assert buffer.last_number() >= NUM_GROUPS - 1, "peers take each number once"
+    assert not any(buffer.admit_many([(accepted(ANN, number), False) for number in range(2, 30, 2)])), (
+        "used: never again"
+    )
+    buffer.close()
+    if harm == "empty":
+        assert told(home, "buffer_behind")[0]["num_lost"] == NUM_GROUPS
+    else:
+        (saved,) = told(home, "saved")
+        assert (saved["file"], saved["num_saved"] > 0) == ("replay.sqlite", harm not in ("no database", "empty"))
+        kept = next(home.damaged.glob("*/replay.sqlite")).read_bytes()
+        assert kept[: len(harmed)] == harmed or harm == "torn page", "the file as it was"
+
+
+def test_a_rescue_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    overwrite(home.replay, 8 * PAGE, noise(PAGE))
+    with monkeypatch.context() as patch:
+        patch.setattr(soundness, "_fill_up", lambda path: (_ for _ in ()).throw(OSError("the power goes")))
+        with pytest.raises(OSError, match="power"):
+            heal(home)
+    assert not home.replay.exists()
+    heal(home)
+    assert told(home, "saved")[0]["num_saved"] > 0
+    assert not list(home.damaged.glob("*/UNFINISHED"))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "envelope = zeroblob(99)",
+        "prompt_ids = CAST(x'ffffff7f' || substr(prompt_ids, 5) AS BLOB)",
+        "rewards = replace(rewards, '1.0', '9.0')",
+        "policy_version = policy_version + 4096",
+        "own = 1 - own",
+    ],
+)
+def test_a_group_that_is_not_what_was_stored_is_let_go(home: Home, harm: str) -> None:
+    (first, *_) = ready_ids(home)
+    with sqlite3.connect(home.replay) as db:
+        db.execute(f"UPDATE groups SET {harm} WHERE id = ?", (bytes.fromhex(first),))
+    db.close()
+    if "envelope" in harm:
+        reader = ReplayReader(home.replay)
+        assert reader.envelopes([bytes.fromhex(first)]) == [], "nobody gets it"
+        reader.close()
+    buffer = ReplayBuffer(home.replay)
+    with pytest.raises(FtisError, match=f"{first[:12]} is not what was stored: start again"):
+        buffer.take(2, own=99, foreign=99)
+    buffer.close()
+    heal(home)
+    assert first not in ready_ids(home)
+    assert [event["group"] for event in told(home, "released")] == [first]
+    assert told(home, "released")[0]["reason"] == "damaged"
+
+
+@pytest.mark.parametrize("column", ["checksum", "failed_steps"])
+@pytest.mark.parametrize("is_torn", [True, False])
+def test_groups_of_a_version_that_noted_less_are_kept(home: Home, *, is_torn: bool, column: str) -> None:
+    execute(home.replay, f"ALTER TABLE groups DROP COLUMN {column}")
+    before = ready_ids(home)
+    if is_torn:
+        overwrite(home.replay, 8 * PAGE, noise(PAGE))
+    heal(home)
+    assert ready_ids(home) <= before and len(ready_ids(home)) > len(before) // 2
+    assert is_torn or ready_ids(home) == before
+
+
+def test_commits_that_a_write_ahead_log_lost_are_missed(home: Home, tmp_path: Path) -> None:
+    """The buffer as it was before the step; the trail knows of the step."""
+    early = Home(tmp_path / "early")
+    early.create()
+    buffer = ReplayBuffer(early.replay)
+    buffer.admit_many([(group, group.group.sender == ME.peer_id) for group in GROUPS[:30]])
+    buffer.close()
+    early.replay.replace(home.replay)
+    heal(home)
+    (behind,) = told(home, "buffer_behind")
+    assert (behind["num_lost"], behind["num_used"], behind["last_number"]) == (30, 30, 59)
+    assert trained(home) == 30
+    heal(home)
+    assert len(told(home, "buffer_behind")) == 1, "told once"
+
+
+@pytest.mark.parametrize("name", ["admitted", "step"])
+def test_a_damaged_line_and_then_a_lost_buffer_bring_no_used_group_back(home: Home, name: str) -> None:
+    """`taken` says where the group came from, too, and a later step that this one was done."""
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    use(buffer, trail, step=2)
+    trail.write("taken", group=b"another", step=3)
+    trail.write("step", step=3, loss=0.5)
+    buffer.close()
+    trail.close()
+    lines = home.events.read_bytes().splitlines(keepends=True)
+    *_, at, _ = (number for number, line in enumerate(lines) if f'"event":"{name}"'.encode() in line)
+    lines[at] = b"\xff" * (len(lines[at]) - 1) + b"\n"
+    home.events.write_bytes(b"".join(lines))
+    home.replay.unlink()
+    heal(home)
+    buffer = ReplayBuffer(home.replay)
+    again = buffer.admit_many([(group, group.group.sender == ME.peer_id) for group in GROUPS])
+    buffer.close()
+    assert not any(again)
+
+
+def test_a_lost_group_of_a_step_that_only_the_checkpoint_knows_is_not_admitted_again(home: Home) -> None:
+    """The node ended between the checkpoint and the line of its step, and the disk lost the groups of that step."""
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    taken = [group.id for group in buffer.take(2, own=5, foreign=5).groups]
+    buffer.close()
+    for one in GROUPS:
+        if one.envelope.id in taken:
+            trail.write("taken", group=one.envelope.id, step=2, sender=one.group.sender, number=one.group.number)
+            execute(home.replay, f"DELETE FROM groups WHERE id = x'{one.envelope.id.hex()}'")
+    trail.close()
+    heal(home, step=2, last_groups=taken)
+    (behind,) = told(home, "buffer_behind")
+    assert (behind["num_lost"], behind["num_used"]) == (10, 0)
+    buffer = ReplayBuffer(home.replay)
+    again = buffer.admit_many([(one, False) for one in GROUPS if one.envelope.id in taken])
+    buffer.close()
+    assert again == [False] * 10
+
+
+@pytest.mark.parametrize("harm", ["step = 77", "reason = 'tra)ned'"])
+def test_a_turned_bit_in_what_is_noted_of_a_used_group_does_not_bring_it_back(home: Home, harm: str) -> None:
+    """Step and reason change over a group's life, so no checksum covers them; the trail knows them, too."""
+    buffer, (used, *_) = ReplayBuffer(home.replay), used_ids(home)
+    buffer.release_step(1, ReleaseReason.TRAINED)
+    buffer.close()
+    execute(home.replay, f"UPDATE groups SET {harm} WHERE id = x'{used}'")
+    heal(home)
+    assert (trained(home), len(ready_ids(home))) == (30, 30)
+    assert [behind["num_used"] for behind in told(home, "buffer_behind")] == [1]
+    heal(home)
+    assert len(told(home, "buffer_behind")) == 1, "set right once"
+
+
+def test_a_group_that_was_given_up_stays_so_where_the_disk_lost_only_that(home: Home) -> None:
+    (given_up, *_) = before = ready_ids(home)
+    trail = EventTrail(home.events)
+    trail.write("released", group=given_up, reason="stale")
+    trail.close()
+    heal(home)
+    assert ready_ids(home) == before - {given_up}
+    assert [behind["num_used"] for behind in told(home, "buffer_behind")] == [1]
+
+
+def test_a_step_that_is_done_again_is_not_done_until_it_is_told_again(home: Home) -> None:
+    """The learner fell back to an older checkpoint. The node that ends in that step tells of it at its next start."""
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    use(buffer, trail, step=2)
+    trail.write("start", peer=ME.peer_id)
+    assert read_remembered(home.events).step == 2
+    trail.write("taken", group=b"another", step=1)
+    assert (read_remembered(home.events).step, read_remembered(home.events).used) == (0, [])
+    trail.write("start", peer=ME.peer_id)
+    assert [group.step for group in read_remembered(home.events).in_doubt] == [1]
+    buffer.close()
+    trail.close()
+
+
+def test_a_group_that_was_damaged_after_a_step_had_used_it_is_a_used_one(home: Home) -> None:
+    """It was TAKEN when the node ended; the checkpoint has it, and the trail names it for this step."""
+    (damaged, *_), used = used_ids(home), [bytes.fromhex(name) for name in used_ids(home)]
+    execute(home.replay, f"UPDATE groups SET envelope = zeroblob(99) WHERE id = x'{damaged}'")
+    heal(home, step=1, last_groups=used)
+    assert (trained(home), len(ready_ids(home))) == (30, 30)
+
+
+@pytest.mark.parametrize(
+    ("turned", "into"),
+    [
+        (b"policy_version INTEGER", b"policy_wersion INTEGER"),
+        (b"UPDATE counts SET num_groups = num_groups +", b"UPDATE counts SET nun_groups = num_groups +"),
+    ],
+    ids=["a column", "a trigger"],
+)
+def test_a_turned_bit_in_the_schema_of_the_buffer_ends_no_node(home: Home, turned: bytes, into: bytes) -> None:
+    """SQLite's check does not compare names."""
+    data = home.replay.read_bytes()
+    assert turned in data
+    home.replay.write_bytes(data.replace(turned, into))
+    heal(home)
+    buffer, more = ReplayBuffer(home.replay), accepted(ANN, 998)
+    assert buffer.admit(more, own=False)
+    assert more.envelope.id in {group.id for group in buffer.take(2, own=0, foreign=99).groups}
+    buffer.close()
+
+
+def test_a_turned_bit_in_the_schema_of_the_peers_ends_no_node(home: Home) -> None:
+    """SQLite's error message has the name, which is no text: reading the message raises UnicodeDecodeError."""
+    store, standings = PeerStore(home.peers), ReputationTable()
+    standings.note("peer", Behaviour.LIED, now=1e9)
+    store.save(standings)
+    store.close()
+    data = home.peers.read_bytes()
+    overwrite(home.peers, data.index(b"CREATE TABLE peers") + len(b"CREATE TABLE "), b"peers (\xf7")
+    heal(home)
+    assert [event["file"] for event in told(home, "saved")] == ["peers.sqlite"]
+    store, standings = PeerStore(home.peers), ReputationTable()
+    store.load(standings, now=1e9)
+    store.save(standings)
+    store.close()
+
+
+@pytest.mark.parametrize("place", [18, 47, 61], ids=["format", "schema format", "schema version"])
+@pytest.mark.parametrize("name", ["replay", "peers"])
+def test_a_header_that_no_sqlite_wrote_is_damage(home: Home, name: str, place: int) -> None:
+    PeerStore(home.peers).close()
+    path = getattr(home, name)
+    overwrite(path, place, b"\x77")
+    with upgrade.opened(home):
+        heal(home)
+    assert [event["file"] for event in told(home, "saved")] == [path.name]
+    assert not soundness.find_damage(path)
+
+
+def test_a_step_that_the_learner_lost_has_used_nothing(home: Home) -> None:
+    buffer, trail = ReplayBuffer(home.replay), EventTrail(home.events)
+    write_taken(trail, buffer.take(2, own=5, foreign=5).groups, step=2)
+    trail.write("step_lost", step=2)
+    buffer.reconcile(1)
+    buffer.close()
+    trail.close()
+    heal(home)
+    assert len(ready_ids(home)) == 30
+
+
+def test_lines_that_are_no_events_are_left_out_and_kept(home: Home) -> None:
+    lines = home.events.read_bytes().splitlines(keepends=True)
+    lines[4:4] = [b"\xff\x00 no event {\n", b'{"time": "never"}\n']
+    home.events.write_bytes(b"".join(lines))
+    heal(home)
+    assert told(home, "saved")[0]["num_lost"] == 2
+    assert (home.damaged / "events.jsonl").read_bytes() == b"".join(lines)
+    assert len(told(home, "admitted")) == NUM_GROUPS
+
+
+@pytest.mark.parametrize(
+    "reasons", ["CAST(x'7b226c696564ff' AS TEXT)", "'{\"lied\": []}'", "'{\"lied\": 1e999}'", "'[7]'"]
+)
+def test_peers_whose_texts_are_none_keep_their_standing(home: Home, reasons: str) -> None:
+    store, standings = PeerStore(home.peers), ReputationTable()
+    for number in range(3):
+        standings.note(f"peer{number}", Behaviour.LIED, now=1e9)
+    store.save(standings)
+    store.close()
+    execute(home.peers, f"UPDATE peers SET reasons = {reasons} WHERE peer_id = 'peer1'")
+    heal(home)
+    again, store = ReputationTable(), PeerStore(home.peers)
+    store.load(again, now=1e9)
+    store.close()
+    assert (
+        again.record_of("peer1").reputation
+        == again.record_of("peer2").reputation
+        == standings.record_of("peer2").reputation
+    )
+    assert again.record_of("peer2").reasons == standings.record_of("peer2").reasons
+
+
+def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
+    store, standings = PeerStore(home.peers), ReputationTable()
+    for number in range(200):
+        standings.note(f"peer{number}", Behaviour.LIED, now=1e9)
+    store.save(standings)
+    store.close()
+    overwrite(home.peers, 4 * PAGE, noise(PAGE))
+    heal(home)
+    again, store = ReputationTable(), PeerStore(home.peers)
+    store.load(again, now=1e9)
+    store.close()
+    assert 80 <= len(again) < 200
+    assert told(home, "saved")[0]["num_saved"] == len(again)
+
+
+def test_a_peer_book_that_another_program_holds_is_saved_later(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    store, standings = PeerStore(home.peers), ReputationTable()
+    standings.note("peer", Behaviour.LIED, now=1e9)
+    with hold(home.peers):
+        store.save(standings)
+        store.save(standings)
+        assert standings.changed == {"peer"}
+    assert caplog.text.count("held by another program") == 1
+    store.save(standings)
+    assert not standings.changed
+    store.close()
+
+
+def test_a_buffer_that_another_program_holds_is_not_called_damaged(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftis_node.replay.database.BUSY_TIMEOUT_S", 0.1)
+    with hold(home.replay), pytest.raises(MachineError, match="held by another program"):
+        ReplayBuffer(home.replay)
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Another program is writing to the database."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("BEGIN IMMEDIATE")
+    yield
+    db.execute("ROLLBACK")
+    db.close()
+
+
+def test_a_turned_bit_in_the_key_is_no_other_peer(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    identity = Identity.load_or_create(path)
+    text = path.read_text()
+    path.write_text(("0" if text[0] != "0" else "1") + text[1:])
+    with pytest.raises(DamagedError, match="identity restore"):
+        Identity.load(path)
+    path.write_text(f"{identity.seed.hex()}\n")
+    path.chmod(0o600)
+    assert Identity.load_or_create(path) == identity, "a file of old, without the peer id"
+    assert path.read_text() == text
+
+
+def trained_home(home: Home, *, run_id: str) -> None:
+    mark_schema(home, HOME_SCHEMA)
+    folder = home.checkpoints / "step-00000004"
+    folder.mkdir()
+    (folder / "state.json").write_text(f'{{"owner": {{"run_id": "{run_id}"}}}}')
+    (folder / "COMPLETE").touch()
+
+
+@pytest.mark.parametrize("harm", ["syntax", "value", "bytes"])
+def test_a_damaged_manifest_is_refused_until_the_run_is_named(home: Home, harm: str) -> None:
+    manifest = load_manifest("arithmetic-ftis")
+    trained_home(home, run_id=manifest.run_id)
+    text = manifest.to_toml()
+    value = text.replace(f"group_size = {manifest.sampling.group_size}", "group_size = 5")
+    home.run_toml.write_bytes({"syntax": text[:40].encode(), "value": value.encode(), "bytes": b"\xff\xfe\x00"}[harm])
+    with pytest.raises(DamagedError, match=f"run.toml is damaged .*--run and the manifest of run {manifest.run_id}"):
+        plan_run(None, None, home=home)
+    with pytest.raises(ConfigError, match=f"belongs to run {manifest.run_id}"):
+        plan_run("gsm8k-ftis", None, home=home)
+    assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
+
+
+def test_a_home_that_has_trained_nothing_knows_its_run_by_its_last_status(home: Home) -> None:
+    """As a generator's: it has no checkpoints."""
+    manifest = load_manifest("arithmetic-ftis")
+    mark_schema(home, HOME_SCHEMA)
+    home.run_toml.write_text(manifest.to_toml()[:40])
+    with pytest.raises(DamagedError, match="nothing was trained yet: remove it"):
+        plan_run("arithmetic-ftis", None, home=home)
+    home.status.write_text(f'{{"run": {{"id": "{manifest.run_id}"}}}}')
+    with pytest.raises(DamagedError, match=f"--run and the manifest of run {manifest.run_id}"):
+        plan_run(None, None, home=home)
+    with pytest.raises(ConfigError, match=f"belongs to run {manifest.run_id}"):
+        plan_run("gsm8k-ftis", None, home=home)
+    assert plan_run("arithmetic-ftis", None, home=home).manifest.run_id == manifest.run_id
+    mark_schema(home, HOME_SCHEMA - 1)
+    with pytest.raises(DamagedError, match="nothing was trained yet"):
+        plan_run("arithmetic-ftis", None, home=home)  # run ids were others then
+    home.run_toml.unlink()
+    assert plan_run("gsm8k-ftis", None, home=home).manifest.name == "gsm8k-ftis", "removed by hand: another run"
+
+
+def test_a_clock_that_is_set_back_makes_no_ban_longer(home: Home) -> None:
+    store, standings = PeerStore(home.peers), ReputationTable()
+    standings.ban("peer", 600.0, now=1e9)
+    store.save(standings)
+    again = ReputationTable()
+    store.load(again, now=1e9 - 7200)
+    store.close()
+    assert again.is_banned("peer", now=1e9 - 7200)
+    assert not again.is_banned("peer", now=1e9 - 7200 + 601)
+
+
+def test_the_steady_clock_does_not_jump_and_tells_of_a_jump_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SteadyClock()
+    before = clock.now()
+    real = time.time
+    monkeypatch.setattr("time.time", lambda: real() + 3600.0)
+    assert clock.now() == pytest.approx(before, abs=60)
+    assert clock.jump_s() == pytest.approx(3600.0, abs=2)
+    assert clock.jump_s() is None
+
+
+def test_a_start_that_finds_no_room_says_that_and_nothing_of_damage(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_no_room(home: Home) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(upgrade, "rescue_files", find_no_room)
+    with pytest.raises(MachineError, match="^the disk is full"), upgrade.opened(home):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("step", "groups", "is_told"),
+    [
+        (3, ("ab",), False),
+        (2, ("cd",), False),
+        (4, ("ab", "cd"), False),
+        (4, (), False),
+        (4, ("cd",), True),
+        (6, ("ab",), True),
+    ],
+)
+def test_a_checkpoint_of_steps_that_the_trail_does_not_know(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, step: int, groups: tuple[str, ...], is_told: bool
+) -> None:
+    """The buffer has the group ab. One step more than the trail knows is what an end without warning leaves."""
+    events = EventTrail(tmp_path / "events.jsonl")
+    state = msgspec.structs.replace(NoLearner(5).state, step=step, last_groups=groups)
+    held = {b"\xab": object()}
+    tell_unknown_steps(state, done=3, holds=held.get, events=events)
+    events.close()
+    written = [(event["event"], event["step"], event["done"]) for event in read_events(tmp_path / "events.jsonl")]
+    assert written == ([("steps_unknown", step, 3)] if is_told else [])
+    assert ("the event trail knows 3" in caplog.text) is is_told
+
+
+async def test_checkpoints_and_the_model_of_another_home_in_this_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, model = manifest_of(foreign=0), save_tiny(tmp_path / "model")
+    await live(tmp_path / "a", model, manifest=run, budget={"learn_steps": 2})
+    assert "the event trail knows" not in caplog.text
+    shutil.copytree(tmp_path / "a" / "checkpoints", tmp_path / "b" / "checkpoints")
+    renamed = shutil.copytree(model, tmp_path / "renamed")
+    status = await live(tmp_path / "b", renamed, manifest=run, budget={"learn_steps": 2})
+    assert status.learner.step == 2
+    (told,) = read_events(tmp_path / "b" / "events.jsonl", name="steps_unknown")
+    assert (told["step"], told["done"]) == (2, 0)
+    assert "the event trail knows 0" in caplog.text

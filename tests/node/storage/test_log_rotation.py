@@ -1,0 +1,55 @@
+"""A log is turned over under the hands of the process that writes it, and ends up no longer than it may be."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from ftis_node.node.storage import log_rotation as module
+from ftis_node.node.storage.log_rotation import turn_over
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+WRITER = (
+    "import sys\nfor line in sys.stdin: print(line.strip() * 100, flush=True); print('.', file=sys.stderr, flush=True)"
+)
+
+
+def test_a_process_goes_on_writing_at_the_start_of_the_emptied_file(tmp_path: Path) -> None:
+    path = tmp_path / "learner.log"
+    with (
+        path.open("ab") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.PIPE, text=True
+        ) as writer,
+    ):
+        assert writer.stdin is not None and writer.stderr is not None
+        for mark in "abc":
+            writer.stdin.write(f"{mark}\n")
+            writer.stdin.flush()
+            writer.stderr.readline()
+            assert turn_over(path, max_bytes=100) is (mark != "z")
+            assert not turn_over(path, max_bytes=100)
+        writer.stdin.write("d\n")
+        writer.stdin.close()
+    assert path.read_text() == "d" * 100 + "\n", "no hole at its start"
+    assert (tmp_path / "learner.log.1").read_text() == "c" * 100 + "\n", "one older file"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_on_a_full_disk_the_log_goes_rather_than_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(source: Path, target: Path) -> None:
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.shutil, "copyfile", no_room)
+    path = tmp_path / "learner.log"
+    path.write_bytes(bytes(100))
+    assert turn_over(path, max_bytes=100)
+    assert path.stat().st_size == 0
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,91 @@
+"""No file descriptor left: a loop that comes again soon leaves its work out once, and says so once a minute."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import sqlite3
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.disk_room import replace_file
+from ftis_node.node.supervision.process_limits import FileShortage, num_open_files
+from ftis_node.telemetry.events import EventTrail, read_events, trail_files
+from ftis_node.telemetry.seldom import Seldom, is_out_of_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def none_left() -> Iterator[None]:
+    """Every descriptor that this process may have is open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open_files() + 8, hard))
+    taken: list[int] = []
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as error:
+        assert error.errno == errno.EMFILE
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+async def test_a_snapshot_is_left_out_and_the_loop_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shortage = FileShortage()
+
+    async def save() -> None:
+        replace_file(tmp_path / "status.json", b"{}")
+
+    async def count() -> None:
+        sqlite3.connect(tmp_path / "replay.sqlite").execute("PRAGMA user_version")
+
+    async def look() -> None:
+        num_open_files()
+
+    with caplog.at_level(logging.WARNING), none_left():
+        for work in (save, count, look):
+            await shortage.passed_over(work)
+    assert shortage.count == 3
+    assert len(caplog.records) == 1 and "no file can be opened" in caplog.text
+
+
+async def test_any_other_error_is_raised() -> None:
+    async def fail() -> None:
+        raise OSError(errno.EIO, "a disk")
+
+    with pytest.raises(OSError, match="a disk"):
+        await FileShortage().passed_over(fail)
+    assert not is_out_of_files(sqlite3.OperationalError("no such table"))
+
+
+def test_the_event_trail_goes_on_in_its_full_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "events.jsonl"
+    trail = EventTrail(path, max_bytes=200)
+    with none_left():
+        for number in range(4):
+            trail.write("more", number=number, text="a" * 150)
+    assert trail_files(path) == [path]
+    assert len(caplog.records) == 1 and "events.jsonl is full" in caplog.text
+    trail.write("more", number=4)
+    trail.close()
+    assert [event["number"] for event in read_events(path.with_name("events.jsonl.1"))] == [0, 1, 2, 3]
+    assert [event["number"] for event in read_events(path)] == [4]
+
+
+def test_a_line_is_due_once_a_minute_and_all_are_counted() -> None:
+    now = [0.0]
+    seldom = Seldom(clock=lambda: now[0])
+    due = [seldom.is_due() for now[0] in (0, 1, 59, 60, 61, 119.5, 120)]
+    assert due == [True, False, False, True, False, False, True]
+    assert seldom.count == 7

@@ -1,0 +1,181 @@
+"""A blocked event loop and a stuck task are told by name, with where they stand; one that has no work is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.config.observe import ObserveSection
+from ftis_node.node.supervision.service_manager import ALIVE, ServiceManager
+from ftis_node.node.supervision.task_monitor import Board, stack_of, waiting_for
+from ftis_node.node.supervision.watchdog import BEAT_S, Watchdog
+from ftis_node.telemetry.events import EventTrail, read_events
+from tests.node.support import ANY_PORT, started
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WAIT_S = 30.0
+START_S = 120.0  # of a process on a busy machine
+QUICK = ObserveSection.model_construct(stall_s=1.0, stall_exit_s=1e9, stuck_s=1e9)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - a thread and a file set no asyncio.Event
+            await asyncio.sleep(0.02)
+
+
+def read_a_slow_disk(is_enough: Callable[[], object]) -> None:
+    """Blocks until what blocks is told."""
+    deadline = time.monotonic() + WAIT_S
+    while not is_enough() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+async def test_the_code_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    watchdog = Watchdog(QUICK, look_s=0.05)
+    watchdog.events = EventTrail(path)
+    with watchdog.watching():
+        await until(lambda: watchdog.lag.mean_s is not None)
+        read_a_slow_disk(lambda: "read_a_slow_disk" in str(read_events(path, name="loop_blocked")))
+        await until(lambda: read_events(path, name="loop_turns_again"))
+    watchdog.events.close()
+    every = read_events(path, name="loop_blocked")  # a busy machine may have blocked it before
+    named = [event for event in every if any(place.endswith("read_a_slow_disk") for place in event["stack"])]
+    assert named, every
+    assert named[0]["for_s"] >= QUICK.stall_s
+    assert (watchdog.lag.longest_s or 0) >= QUICK.stall_s - BEAT_S, "the lag has it, too"
+
+
+async def test_a_loop_that_stays_blocked_ends_the_process() -> None:
+    codes: list[int] = []
+    settings = ObserveSection.model_construct(stall_s=1.0, stall_exit_s=1.5, stuck_s=1e9)
+    with Watchdog(settings, end_process=codes.append, look_s=0.05).watching():
+        await asyncio.sleep(0)
+        read_a_slow_disk(lambda: codes)
+    assert codes == [1]
+
+
+async def _takes(waiting: asyncio.Queue[int], working: asyncio.Queue[int]) -> None:
+    """A loop: without work it waits as long as it likes; its work has the board's limit."""
+    while True:
+        with waiting_for("an order"):
+            await waiting.get()
+        await _work(working)
+
+
+async def _work(working: asyncio.Queue[int]) -> None:
+    await working.get()
+
+
+async def test_a_stuck_loop_is_told_by_name_and_an_idle_one_is_not() -> None:
+    board = Board(limit_s=100.0)
+    board.hang_up()
+    waiting: asyncio.Queue[int] = asyncio.Queue(8)
+    working: asyncio.Queue[int] = asyncio.Queue(8)
+    task = asyncio.create_task(_takes(waiting, working), name="orders")
+    await asyncio.sleep(0)
+    for _ in range(100):
+        board.tick(5.0)
+    assert [(name, strand.waits_for, for_s) for name, strand, for_s in board.strands()] == [
+        ("orders", "an order", 500.0)
+    ]
+    assert board.changes() == ([], []), "no order came, and that is no fault"
+    waiting.put_nowait(1)
+    await asyncio.sleep(0)
+    board.tick(3600.0)  # the process was stopped for an hour
+    assert board.stuck() == []
+    for _ in range(20):
+        board.tick(5.0)
+    ((stuck,), again) = board.changes()
+    assert (stuck.name, stuck.waits_for, again) == ("orders", "its own work", [])
+    assert [place.split()[-1] for place in stuck.stack] == ["_takes", "_work", "get"]
+    assert "the orders loop is stuck" in str(stuck)
+    assert board.changes() == ([], []), "told once"
+    assert board.stuck(), "and still so"
+    working.put_nowait(1)
+    await asyncio.sleep(0)
+    assert board.changes() == ([], ["orders"])
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert list(board.strands()) == [], "an ended task is forgotten"
+
+
+async def test_a_stack_goes_down_to_where_a_task_stands() -> None:
+    async def outer() -> None:
+        await inner()
+
+    async def inner() -> None:
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(outer())
+    await asyncio.sleep(0)
+    places = stack_of(task)
+    task.cancel()
+    assert [place.split()[-1] for place in places] == ["outer", "inner", "wait"]
+    assert places[0].startswith("node/test_watchdog.py:"), "no path of the machine"
+
+
+async def test_systemd_hears_of_a_node_that_turns_and_of_no_stuck_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.setblocking(False)
+        manager = ServiceManager.from_environment({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1"})
+        assert manager is not None
+        settings = ObserveSection.model_construct(stall_s=100.0, stall_exit_s=1e9, stuck_s=0.5)
+        watchdog = Watchdog(settings, manager=manager)
+        loop = asyncio.get_running_loop()
+        with watchdog.watching():
+            with waiting_for("systemd"):
+                async with asyncio.timeout(WAIT_S):
+                    assert await loop.sock_recv(systemd, 64) == ALIVE
+            with waiting_for("what never comes", endless=False):
+                await until(watchdog.board.stuck)
+                _drain(systemd)
+                await asyncio.sleep(1.2)  # two beats
+                assert _drain(systemd) == 0
+            with waiting_for("systemd"):
+                async with asyncio.timeout(WAIT_S):
+                    assert await loop.sock_recv(systemd, 64) == ALIVE, "it goes on"
+
+
+def test_systemd_hears_of_a_meeting_point_that_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.settimeout(START_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", path)
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+        with started(tmp_path / "meet", "bootstrap", "--listen", ANY_PORT):
+            assert systemd.recv(64) == ALIVE
+
+
+def _drain(receiver: socket.socket) -> int:
+    count = 0
+    with suppress(BlockingIOError):
+        while receiver.recv(64):
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"NOTIFY_SOCKET": "/nowhere"},
+        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid() + 1)},
+    ],
+)
+def test_without_a_watchdog_nothing_is_sent(environment: dict[str, str]) -> None:
+    assert ServiceManager.from_environment(environment) is None

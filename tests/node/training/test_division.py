@@ -1,0 +1,147 @@
+"""A node that divides by advantage: what its steps say of the parts, and which problems it generates for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.manifest import RunManifest
+from ftis_node.node.loops.generate import GenerateLoop
+from ftis_node.node.state import Figures
+from ftis_node.node.training.division import Division, division_of, note_signals
+from ftis_node.records.group import PromptRef
+from ftis_node.replay.buffer import StoredGroup
+from ftis_node.replay.lifecycle import Candidate
+from ftis_node.swarm.peer_guard import PeerGuard, Place
+from ftis_node.tasks import load_task
+from tests.conftest import PROMPT_IDS, make_group
+from tests.node.loops.test_train import HONEST, LIAR
+
+if TYPE_CHECKING:
+    from ftis_node.records.identity import Identity
+
+MIXTURE = "arithmetic:add+arithmetic:sub"
+ADD, SUB = MIXTURE.split("+")
+WITH, WITHOUT = (1.0, 0.0), (0.0, 0.0)
+ADVANTAGE = RunManifest(name="a", task=MIXTURE, step={"divide": "advantage"})
+
+
+def new_division() -> Division:
+    division = division_of(ADVANTAGE, MIXTURE)
+    assert division is not None
+    return division
+
+
+def taken(sender: Identity, task: str, rewards: tuple[float, ...], *, own: bool = False) -> StoredGroup:
+    group = replace(make_group(sender), prompt_ref=PromptRef(task, "train", 5))
+    return StoredGroup(bytes(32), own=own, group=group, rewards=rewards, prompt_ids=tuple(PROMPT_IDS))
+
+
+def parts_with(division: Division | None) -> tuple[Any, list[dict[str, Any]]]:
+    events: list[dict[str, Any]] = []
+    write = lambda name, **fields: events.append({"event": name} | fields)  # noqa: E731
+    return SimpleNamespace(division=division, guard=PeerGuard(), events=SimpleNamespace(write=write)), events
+
+
+def blind_step(division: Division) -> None:
+    """Two groups of each part by this node, and two by a peer: each knows one part alone."""
+    for _ in range(2):
+        for task in (ADD, SUB):
+            division.note(task, WITH if task == ADD else WITHOUT, own=True)
+            division.note(task, WITH if task == SUB else WITHOUT, own=False)
+    division.end_step()
+
+
+def test_only_a_mixture_in_a_run_that_says_so_is_divided() -> None:
+    assert division_of(ADVANTAGE, ADD) is None
+    assert division_of(RunManifest(name="a", task=MIXTURE), MIXTURE) is None
+    assert division_of(ADVANTAGE, f"{MIXTURE}=3").shares == {ADD: 0.25, SUB: 0.75}  # type: ignore[union-attr]
+
+
+def test_shares_follow_the_signals_step_by_step_and_fade_without_peers() -> None:
+    division = new_division()
+    shares = []
+    for _ in range(20):
+        blind_step(division)
+        shares.append(division.shares[ADD])
+    assert 0.5 < shares[0] < shares[3] < shares[19]
+    assert shares[19] == pytest.approx(0.94, abs=0.01)
+    for _ in range(60):
+        division.note(ADD, WITH, own=True)
+        division.end_step()
+    assert division.shares == {ADD: 0.5, SUB: 0.5}, "the peer has been away for long"
+
+
+def test_tasks_of_peers_outside_the_domain_take_no_memory() -> None:
+    division = new_division()
+    for number in range(100):
+        division.note(f"other-{number}", WITH, own=False)
+    figures = division.end_step()
+    assert all(set(of) == {ADD, SUB} for of in figures.values())
+    assert division.shares == {ADD: 0.5, SUB: 0.5}
+    assert set(division._peers) == {ADD, SUB}
+
+
+def test_a_step_notes_what_it_took_and_what_it_passed_over() -> None:
+    parts, events = parts_with(new_division())
+    groups = [taken(HONEST, ADD, WITH, own=True), taken(LIAR, SUB, WITH)]
+    passed_over = [
+        Candidate(bytes(32), sender, own, 1, created_at=0.0, policy_version=0, task=task, rewards=WITHOUT)
+        for sender, own, task in ((HONEST.peer_id, True, SUB), (LIAR.peer_id, False, ADD))
+    ]
+    note_signals(parts, 7, groups, passed_over)
+    (event,) = events
+    assert (event["event"], event["step"]) == ("division", 7)
+    assert event["own_rates"] == {ADD: 0.6667, SUB: 0.3333}
+    assert event["peer_rates"] == {ADD: 0.3333, SUB: 0.6667}
+    assert event["shares"] == {ADD: 0.77, SUB: 0.23}
+
+
+def test_a_run_that_does_not_divide_writes_nothing() -> None:
+    parts, events = parts_with(None)
+    note_signals(parts, 1, [taken(LIAR, ADD, WITH)], [])
+    assert events == []
+
+
+def test_what_a_group_of_a_peer_raises_is_that_peers_affair() -> None:
+    parts, events = parts_with(new_division())
+    broken: Any = None
+    groups = [taken(LIAR, ADD, broken), taken(HONEST, SUB, WITH)]
+    note_signals(parts, 1, groups, [])
+    assert parts.guard.num_faults == {Place.COUNT: 1}
+    assert events[0]["peer_rates"] == {ADD: 0.5, SUB: 0.6667}
+    with pytest.raises(TypeError):
+        note_signals(parts, 2, [taken(HONEST, ADD, broken, own=True)], [])
+
+
+def prompts_of(division: Division | None, *, num: int) -> Counter[str]:
+    """The parts that a node's next problems are of."""
+    parts: Any = SimpleNamespace(
+        manifest=ADVANTAGE,
+        division=division,
+        domain=load_task(MIXTURE),
+        settings=SimpleNamespace(seed=0),
+        identity=HONEST,
+        buffer=SimpleNamespace(last_number=lambda: 0),
+        tokenizer=SimpleNamespace(encode_prompt=lambda prompt: list(prompt[0]["content"])),
+        figures=Figures(),
+        events=None,
+    )
+    loop = GenerateLoop(parts, scored=None)  # type: ignore[arg-type]
+    found = Counter(loop._next_prompt().item.ref.task for _ in range(num))
+    assert parts.figures.skipped_prompts == 0, "a problem that is passed over is not too long"
+    return found
+
+
+def test_problems_come_in_the_shares() -> None:
+    division = new_division()
+    assert prompts_of(division, num=100) == prompts_of(None, num=100), "even: as the mixture has it"
+    for _ in range(20):
+        blind_step(division)
+    found = prompts_of(division, num=2000)
+    assert found[ADD] / 2000 == pytest.approx(division.shares[ADD], abs=0.02)
+    assert found == prompts_of(division, num=2000), "the same problems again"

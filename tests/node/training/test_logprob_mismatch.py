@@ -1,0 +1,129 @@
+"""The daemon's side of the mismatch: which group is sent to be checked, and when a line is worth writing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.node import MismatchSection, NodeSettings
+from ftis_node.errors import WorkerDiedError
+from ftis_node.learner.messages import StepReport
+from ftis_node.node.loops.logprob_check import CheckLoop, sampled_by
+from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.state import Figures
+from ftis_node.node.training.logprob_mismatch import (
+    LIMITS,
+    Change,
+    MismatchLimits,
+    MismatchWatch,
+    limits_of,
+    warning_of,
+)
+from ftis_node.swarm.peer_guard import PeerGuard
+from ftis_node.telemetry.tracking import Tracking
+from tests.conftest import make_group
+
+if TYPE_CHECKING:
+    from ftis_node.records.identity import Identity
+
+
+def _measured(kl: float | None, share: float | None) -> StepReport:
+    return StepReport(
+        step=8, policy_version=8, mismatch_kl=kl, mismatch_share=share, mismatch_tokens=288, mismatch_version=7
+    )
+
+
+def test_a_warning_comes_once_and_goes_once() -> None:
+    watch = MismatchWatch(MismatchLimits(max_kl=1e-4, max_share=0.01))
+    seen = [
+        watch.note(_measured(kl, share))
+        for kl, share in [(1e-4, 0.01), (2e-4, 0.0), (None, None), (0.0, 0.02), (0.0, 0.0), (0.0, 0.0), (0.0, 0.5)]
+    ]
+    assert seen == [None, Change.ROSE, None, None, Change.FELL, None, Change.ROSE]
+
+
+def test_the_limits_are_the_formats_own_unless_set() -> None:
+    unset = NodeSettings(model="m").mismatch
+    assert limits_of(unset, dtype="float32") == LIMITS["float32"] == MismatchLimits(1e-4, 0.01)
+    assert limits_of(unset, dtype="bfloat16") == LIMITS["bfloat16"] == MismatchLimits(2e-3, 0.9)
+    assert limits_of(MismatchSection(max_share=0.0), dtype="bfloat16") == MismatchLimits(2e-3, 0.0)
+    assert limits_of(MismatchSection(max_kl=0.5), dtype="float32") == MismatchLimits(0.5, 0.01)
+
+
+def test_the_warning_is_one_line_with_the_figures() -> None:
+    line = warning_of(_measured(0.0123, 0.34), LIMITS["float32"])
+    assert "version 7: KL 0.012 (limit 0.0001), 34.0% of 288 tokens off by more than 1 % (limit 1%)" in line
+    assert "\n" not in line
+
+
+async def test_the_train_loop_warns_once_and_keeps_the_last_measurement(caplog: pytest.LogCaptureFixture) -> None:
+    events: list[str] = []
+    parts: Any = SimpleNamespace(
+        settings=NodeSettings(model="m", dtype="float32"),
+        figures=Figures(),
+        identity=SimpleNamespace(peer_id="me"),
+        events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
+        tracking=Tracking(()),
+        generation=SimpleNamespace(tokens_per_s=0.0),
+    )
+    loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
+    high = _measured(0.5, 1.0)
+    with caplog.at_level("WARNING"):
+        for report in (_measured(0.0, 0.0), high, high, _measured(None, None)):
+            await loop._note(report)
+    assert events == ["step", "step", "mismatch", "step", "step"]
+    assert [record.message for record in caplog.records] == [warning_of(high, LIMITS["float32"])]
+    assert parts.figures.mismatch_report is high
+
+
+class _Learner:
+    """Keeps what it was sent; the first check fails where `fails`."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.sent: list[tuple[int, int]] = []
+        self._fails = fails
+
+    async def check(self, group: Any) -> None:
+        self.sent.append((group.policy_version, group.policy_version_newest))
+        if self._fails and len(self.sent) == 1:
+            raise WorkerDiedError("the learner worker was killed")
+
+
+def test_completions_that_an_update_cut_through_are_left_out(identity: Identity) -> None:
+    group = make_group(identity, versions=(3, 3))
+    whole, mixed = group.completions
+    spread = replace(group, completions=(whole, replace(mixed, policy_version_newest=4)))
+    part = sampled_by(spread, 3)
+    assert part is not None
+    assert part.completions == (whole,)
+    assert (part.policy_version, part.policy_version_newest) == (3, 3)
+    assert sampled_by(spread, 4) is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_first_group_of_each_version_is_sent(identity: Identity, fails: bool) -> None:
+    stored: asyncio.Queue[Any] = asyncio.Queue()
+    learner, events = _Learner(fails=fails), []
+    parts = SimpleNamespace(
+        guard=PeerGuard(),
+        learner=learner,
+        figures=SimpleNamespace(policy_version=0),
+        identity=SimpleNamespace(peer_id="me"),
+        manifest=SimpleNamespace(step=SimpleNamespace(share="vertical")),
+        events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
+    )
+    loop: Any = CheckLoop(parts, SimpleNamespace(next_own=stored.get))  # type: ignore[arg-type]
+    running = asyncio.create_task(loop.run())
+    for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
+        parts.figures.policy_version = learners
+        group = make_group(identity, versions=(oldest, newest))
+        stored.put_nowait(SimpleNamespace(envelope=SimpleNamespace(id=b"\x01"), group=group, prompt_ids=(1, 2)))
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait({running})
+    assert learner.sent == [(0, 0), (1, 1)]
+    assert events == ["check_failed"] * fails

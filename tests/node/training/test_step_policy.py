@@ -1,0 +1,252 @@
+"""The daemon's pure parts: slots bound what is under way, prompts follow a fixed order, patience ends a wait."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.node.loops.prompt_order import PromptOrder
+from ftis_node.node.state import Figures
+from ftis_node.node.supervision.background import in_background
+from ftis_node.node.training.foreign_shortfall import Fill
+from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.step_gate import PatientGate
+from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, shares_of_step, stand_in
+from ftis_node.node.training.token_budget import GenerateBudget
+from tests.node.support import manifest_text
+
+
+async def test_no_more_is_under_way_than_there_are_slots() -> None:
+    slots = Slots(3, held=1)
+    await slots.charge()
+    await slots.charge()
+    third = asyncio.create_task(slots.charge())
+    await asyncio.sleep(0)
+    assert not third.done()
+    slots.fill()
+    await asyncio.sleep(0)
+    assert not third.done(), "a stored group holds its slot"
+    slots.hold(1)
+    await asyncio.wait_for(third, 30)
+    assert slots.waiting == 2
+
+
+async def test_a_cancelled_group_gives_its_slot_back() -> None:
+    slots = Slots(1)
+    await slots.charge()
+    waiting = asyncio.create_task(slots.charge())
+    await asyncio.sleep(0)
+    slots.cancel()
+    await asyncio.wait_for(waiting, 30)
+    assert slots.waiting == 1
+
+
+async def test_more_slots_are_taken_at_once() -> None:
+    slots = Slots(1, held=1)
+    waiting = asyncio.create_task(slots.charge())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    slots.resize(2)
+    await asyncio.wait_for(waiting, 30)
+
+
+def test_a_data_file_is_walked_through_without_repeats() -> None:
+    order = PromptOrder(100, seed=0, peer_id="a")
+    assert sorted(order.index(k) for k in range(100)) == list(range(100))
+    assert sorted(order.index(k) for k in range(100, 200)) == list(range(100))
+    assert [order.index(k) for k in range(100)] != [order.index(k) for k in range(100, 200)]
+
+
+def test_nodes_walk_differently_and_each_the_same_way_again() -> None:
+    first = [PromptOrder(2**31, seed=0, peer_id="a").index(k) for k in range(50)]
+    assert first == [PromptOrder(2**31, seed=0, peer_id="a").index(k) for k in range(50)]
+    for other in (PromptOrder(2**31, seed=1, peer_id="a"), PromptOrder(2**31, seed=0, peer_id="b")):
+        assert not set(first) & {other.index(k) for k in range(50)}
+    assert all(0 <= index < 2**31 for index in first)
+
+
+def test_draws_are_even_and_follow_from_the_position() -> None:
+    order = PromptOrder(2**31, seed=0, peer_id="a")
+    draws = [order.draw(k) for k in range(2000)]
+    assert draws == [order.draw(k) for k in range(2000)]
+    assert all(0 <= draw < 1 for draw in draws)
+    assert [sum(low <= draw < low + 0.25 for draw in draws) for low in (0, 0.25, 0.5, 0.75)] == pytest.approx(
+        [500] * 4, abs=60
+    )
+    assert draws != [PromptOrder(2**31, seed=0, peer_id="b").draw(k) for k in range(2000)]
+
+
+NEEDS = StepNeeds(own=4, foreign=4, patience_s=30.0)
+FULL = Outlook(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, has_members=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes"),
+    [
+        ({}, True),
+        ({"own_ready": 3}, False),
+        ({"own_ready": 3, "waited_s": 99.0}, False),
+        ({"foreign_ready": 3}, False),
+        ({"foreign_ready": 3, "waited_s": 30.0}, True),
+        ({"foreign_ready": 0, "has_members": False}, True),
+        ({"foreign_ready": 0, "has_members": False, "uptime_s": 5.0}, False),
+        ({"foreign_ready": 0, "has_members": False, "uptime_s": 5.0, "waited_s": 30.0}, True),
+    ],
+)
+def test_a_step_waits_for_foreign_groups_only_as_long_as_it_makes_sense(changes: dict[str, float], goes: bool) -> None:
+    assert may_start(NEEDS, replace(FULL, **changes)) is goes
+
+
+@pytest.mark.parametrize(
+    ("ready", "waited_s", "goes"),
+    [(3, 99.0, False), (4, 0.0, False), (4, 30.0, True), (7, 29.0, False), (8, 0.0, True)],
+)
+def test_a_learner_alone_waits_for_as_many_groups_of_others_as_would_be_its_own(
+    ready: int, waited_s: float, goes: bool
+) -> None:
+    assert shares_of_step(NEEDS, generates=False) == (0, 8)
+    assert shares_of_step(NEEDS, generates=True) == (4, 4)
+    own, foreign = stand_in(ready, needs=NEEDS)
+    assert own + foreign == ready
+    assert may_start(NEEDS, replace(FULL, own_ready=own, foreign_ready=foreign, waited_s=waited_s)) is goes
+
+
+def test_an_empty_step_never_goes() -> None:
+    needs = StepNeeds(own=0, foreign=4, patience_s=0.0)
+    assert not may_start(needs, Outlook(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
+
+
+def test_a_group_counts_as_confirmed_once() -> None:
+    figures = Figures()
+    assert figures.confirm("a", b"1")
+    assert not figures.confirm("b", b"1")
+    assert figures.groups_confirmed == 1
+    assert (figures.peers["a"].confirmed, figures.peers["b"].confirmed) == (1, 1)
+
+
+async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
+    import threading
+
+    assert await in_background(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        await in_background(lambda: 1 / 0)
+    release = threading.Event()
+    task = asyncio.create_task(in_background(release.wait, 30.0))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    await asyncio.sleep(0.05)
+
+
+def test_what_is_missing_is_shared_out_over_all_who_send() -> None:
+    fill = Fill()
+    assert fill.shares(4, 12) == (4, 12)
+    fill.note(12, ["a"] * 4 + ["b"] * 4)
+    assert fill.shares(4, 12) == (6, 10), "4 are missing, and three make more: 2 each, rounded up"
+    fill.note(10, ["a"] * 6 + ["b"] * 6)
+    assert fill.extra == 2, "2 more than wanted came: less than one for each of three"
+    fill.note(10, ["a"] * 7 + ["b"] * 8)
+    assert fill.extra == 1, "13 came since the last step"
+    fill.note(11, [])
+    assert fill.shares(4, 12) == (16, 0), "nobody sends: never more than what is foreign"
+
+
+@pytest.mark.parametrize("steps_a_group", [1, 2, 4])
+def test_a_peer_that_is_slower_than_a_group_a_step_is_taken_up(steps_a_group: int) -> None:
+    fill, ready, taken = Fill(), 0, 0
+    fill.note(4, [])
+    assert fill.shares(4, 4) == (8, 0)
+    for step in range(40):
+        ready += step % steps_a_group == 0
+        foreign = fill.shares(4, 4)[1]
+        fill.note(foreign, ["a"] * ready)
+        taken, ready = taken + min(foreign, ready), max(0, ready - foreign)
+    assert taken >= 40 / steps_a_group / 2, f"{ready} of its groups were left"
+
+
+def test_a_stock_that_lies_there_is_no_plenty() -> None:
+    fill = Fill()
+    fill.note(4, ["a"] * 2)
+    extra = fill.extra
+    for _ in range(3):
+        fill.note(3, ["a"] * 30)
+    assert fill.extra == 0 < extra, "27 more came than were wanted, once"
+    fill.extra = 2
+    fill.note(3, ["a"] * 30)
+    assert fill.extra == 2, "they lay there before"
+
+
+def _gate_parts(**changes: Any) -> Any:
+    async def at_once(work: Any, *arguments: Any, **options: Any) -> Any:
+        return work(*arguments, **options)
+
+    parts = {
+        "manifest": parse_manifest(manifest_text(patience_s=60), source="test"),
+        "figures": SimpleNamespace(policy_version=0),
+        "identity": SimpleNamespace(peer_id="me"),
+        "settings": NodeSettings(model="m"),
+        "disk": at_once,
+        "buffer": SimpleNamespace(release_stale=lambda freshness: [], evict_foreign=lambda keep, keep_bytes, cap: []),
+        "peers": SimpleNamespace(share_cap=lambda: None),
+        "reader": SimpleNamespace(ready_counts=lambda: (0, 0)),
+        "budget": GenerateBudget(),
+        "slots": Slots(8),
+        "gossip": SimpleNamespace(members=partial(asyncio.sleep, 0, [])),
+    }
+    return SimpleNamespace(**parts | changes)
+
+
+async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step() -> None:
+    ready: dict[str, Any] = {"own": 4, "foreign": ["a"]}
+    reader = SimpleNamespace(
+        ready_counts=lambda: (ready["own"], len(ready["foreign"])),
+        ready_foreign=lambda: [(sender, number) for number, sender in enumerate(ready["foreign"])],
+    )
+    text = manifest_text(patience_s=0).replace("patience_s", "fill = true\npatience_s")
+    parts = _gate_parts(
+        manifest=parse_manifest(text, source="test"),
+        reader=reader,
+        gossip=SimpleNamespace(members=lambda: asyncio.sleep(0, ["a"])),
+    )
+    gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]
+    assert await asyncio.wait_for(gate.wait(1), 30)
+    assert gate.shares(1) == (4, 4), "this step is smaller"
+    assert parts.slots.capacity == 2 * 6, "3 are missing, and two make more"
+    ready.update(own=5, foreign=["a", "a"])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(gate.wait(2), 0.05)
+    ready.update(own=6)
+    assert await asyncio.wait_for(gate.wait(2), 30)
+    assert gate.shares(2) == (6, 2)
+
+
+async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says() -> None:
+    parts = _gate_parts(
+        manifest=parse_manifest(manifest_text(patience_s=0), source="test"),
+        reader=SimpleNamespace(ready_counts=lambda: (4, 1)),
+    )
+    gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]
+    for step in (1, 2):
+        assert await asyncio.wait_for(gate.wait(step), 30)
+        assert (gate.shares(step), parts.slots.capacity) == ((4, 4), 8)
+
+
+async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled() -> None:
+    """Both in the same step of the loop, as when a signal meets an admission."""
+    stored, parts = asyncio.Event(), _gate_parts()
+    waiting = asyncio.create_task(PatientGate(parts, SimpleNamespace(stored=stored)).wait(1))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    stored.set()
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting}, timeout=30)
+    assert waiting.cancelled()

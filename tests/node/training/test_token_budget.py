@@ -1,0 +1,255 @@
+"""Budgets: what a node may do in all lives of its home, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftis_node.config.budget import BudgetSection
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import NodeSettings, load_node_settings
+from ftis_node.errors import ConfigError
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.lab.experiment.delay import NO_DELAY
+from ftis_node.lab.experiment.in_process import InProcessMakers
+from ftis_node.node.daemon import run_loops
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, never_starts, shares_of_step, stand_in
+from ftis_node.node.training.token_budget import GenerateBudget, generate_budget
+from ftis_node.replay.reader import ReplayReader
+from ftis_node.telemetry.events import read_events
+from tests.node.support import manifest_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.telemetry.status import Status
+
+GROUP_TOKENS = 4 * 6  # at most: completions of a group, tokens of one
+pytestmark = pytest.mark.timeout(600)  # with the making of the models
+
+
+def drive(budget: GenerateBudget, sizes: list[int], *, places: int) -> list[int]:
+    """Makes groups of these sizes, as many side by side as there are places; those that were made."""
+    made: list[int] = []
+    under_way: list[int] = []
+    left = list(sizes)
+    while left or under_way:
+        while left and len(under_way) < places and budget.may_begin:
+            budget.begin()
+            under_way.append(left.pop(0))
+        if not under_way:
+            break
+        made.append(under_way.pop(0))
+        budget.end(made[-1])
+    return made
+
+
+@given(
+    limit=st.integers(1, 500),
+    sizes=st.lists(st.integers(1, 40), min_size=600, max_size=600),
+    places=st.integers(1, 8),
+    lives=st.integers(1, 4),
+)
+def test_a_budget_is_used_up_and_little_more_in_however_many_lives(
+    limit: int, sizes: list[int], places: int, lives: int
+) -> None:
+    made: list[int] = []
+    for _ in range(lives):
+        budget = GenerateBudget(limit, num_tokens=sum(made), num_groups=len(made))
+        made += drive(budget, sizes[len(made) :][: 600 // lives], places=places)
+    if lives == 1:
+        assert sum(made) >= limit
+        assert budget.is_used_up
+    assert not made or sum(made) - limit < max(made) * places
+    assert sum(made[:-places]) < limit
+
+
+def test_groups_of_one_size_overshoot_by_less_than_one() -> None:
+    assert sum(drive(GenerateBudget(100), [24] * 99, places=8)) == 120
+    assert sum(drive(GenerateBudget(96), [24] * 99, places=8)) == 96
+
+
+def test_what_the_home_has_made_counts_after_a_restart() -> None:
+    used_up = generate_budget(BudgetSection(generate_tokens=96), num_tokens=96, num_groups=4)
+    assert used_up.is_used_up and not used_up.may_begin
+    assert (
+        sum(drive(generate_budget(BudgetSection(generate_tokens=96), num_tokens=72, num_groups=3), [24] * 9, places=1))
+        == 24
+    )
+
+
+def test_without_a_limit_there_is_no_end() -> None:
+    budget = GenerateBudget(num_tokens=1 << 60, num_groups=9)
+    assert budget.may_begin and not budget.is_used_up
+
+
+NEEDS = StepNeeds(own=4, foreign=4, patience_s=30.0)
+
+
+def test_a_step_without_more_own_groups_takes_what_is_left_and_others() -> None:
+    assert [shares_of_step(NEEDS, generates=False, own_left=left) for left in (0, 3, 9)] == [(0, 8), (3, 5), (4, 4)]
+    own, foreign = stand_in(3 + 2, needs=NEEDS)
+    outlook = Outlook(own, foreign, waited_s=30.0, uptime_s=99.0, has_members=True)
+    assert may_start(NEEDS, outlook)
+
+
+@pytest.mark.parametrize(
+    ("needs", "changes", "is_over"),
+    [
+        (NEEDS, {}, False),
+        (NEEDS, {"alone_s": 99.0}, False),
+        (NEEDS, {"has_members": False, "alone_s": 29.0}, False),
+        (NEEDS, {"has_members": False, "alone_s": 30.0}, True),
+        (NEEDS, {"has_members": False, "alone_s": 30.0, "own_ready": 4}, False),
+        (replace(NEEDS, foreign=0), {}, True),
+        (replace(NEEDS, foreign=0), {"own_ready": 3}, True),
+        (replace(NEEDS, foreign=0), {"own_ready": 4}, False),
+    ],
+)
+def test_a_node_that_generates_no_more_ends_where_nobody_will_fill_a_step(
+    needs: StepNeeds, changes: dict[str, Any], is_over: bool
+) -> None:
+    outlook = Outlook(own_ready=0, foreign_ready=0, waited_s=0.0, uptime_s=99.0, has_members=True)
+    assert never_starts(needs, replace(outlook, **changes)) is is_over
+
+
+def test_budgets_of_what_a_role_does_not_do_are_refused(tmp_path: Path) -> None:
+    for budget in ({"learn_steps": 3}, {"learn_tokens": 3}):
+        with pytest.raises(ConfigError, match="takes no steps: leave --steps and --learn-tokens out"):
+            load_node_settings(tmp_path / "n", model="m", role="generator", roles={"follow": "x"}, budget=budget)
+    with pytest.raises(ConfigError, match="a learner generates nothing: leave --generate-tokens"):
+        load_node_settings(tmp_path / "n", model="m", role="learner", budget={"generate_tokens": 3})
+
+
+def test_flags_win_over_the_file_key_by_key(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('model = "m"\n[budget]\nlearn_steps = 5\nlearn_tokens = 7\n')
+    assert load_node_settings(file).budget.learn_steps == 5
+    budget = load_node_settings(file, budget={"learn_steps": 9}).budget
+    assert (budget.generate_tokens, budget.learn_steps, budget.learn_tokens) == (None, 9, 7)
+
+
+def manifest_of(*, foreign: int = 4, patience_s: float = 0.1) -> RunManifest:
+    text = manifest_text(patience_s=patience_s).replace("foreign_groups = 4", f"foreign_groups = {foreign}")
+    return parse_manifest(text, source="test")
+
+
+async def live(
+    folder: Path, model: Path, *, manifest: RunManifest, swarm: LoopbackSwarm | None = None, **settings: Any
+) -> Status:
+    """One life of a whole node, real engine and learner; its last status."""
+    made = NodeSettings(
+        model=str(model), engine="torch", generation={"threads": 1}, swarm={"linger_s": 0.2},
+        learner={"threads": 1, "checkpoint_every_steps": 100},  # a life saves at its end what it has done
+        **settings,
+    )  # fmt: skip
+    makers = InProcessMakers(swarm or LoopbackSwarm(), delay=NO_DELAY, seed=0)
+    plan, home = RunPlan(manifest, "arithmetic", ("arithmetic",)), Home(folder)
+    home.create()
+    async with built_parts(made, plan, home, makers) as parts:
+        for scorer in (parts.scorer, parts.strangers_scorer):  # a peer's group about a problem of the evaluation
+            with pytest.raises(KeyError):
+                await scorer.resolve(parts.eval_tasks[0][0].ref)
+        await run_loops(parts, steps=made.budget.learn_steps)
+        from ftis_node.node.loops.status import StatusLoop
+
+        return await StatusLoop(parts).refresh()
+
+
+async def test_a_lone_node_generates_its_budget_trains_on_it_and_ends_for_good(
+    tmp_path: Path, tiny_models: Mapping[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    limit = 9 * GROUP_TOKENS  # two steps of own groups and a bit
+    status = await live(tmp_path, tiny_models["s"], manifest=manifest_of(), budget={"generate_tokens": limit})
+    used = status.budget.generate_tokens
+    assert limit <= used.used < limit + 3 * GROUP_TOKENS
+    assert (used.limit, used.left) == (limit, 0)
+    assert status.learner.step >= 2
+    assert status.replay.ready < 4, "too few for another step"
+    assert {entry.step for entry in status.eval} >= {0, status.learner.step}, "what it ends with is evaluated"
+    assert f"the budget of {limit} is used up" in caplog.text
+
+    again = await live(tmp_path, tiny_models["s"], manifest=manifest_of(), budget={"generate_tokens": limit})
+    assert again.budget.generate_tokens == used, "a new life begins no group"
+    assert again.learner.step == status.learner.step
+    more = await live(
+        tmp_path, tiny_models["s"], manifest=manifest_of(), budget={"generate_tokens": used.used + 4 * GROUP_TOKENS}
+    )
+    assert more.budget.generate_tokens.used > used.used
+    assert more.learner.step > status.learner.step
+
+
+async def test_a_run_without_foreign_groups_ends_at_once_when_own_ones_are_too_few(
+    tmp_path: Path, tiny_models: Mapping[str, Path]
+) -> None:
+    manifest = manifest_of(foreign=0, patience_s=3600.0)
+    status = await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"generate_tokens": 6 * GROUP_TOKENS})
+    assert status.learner.step >= 1
+    assert status.replay.ready < manifest.step.own_groups
+
+
+async def test_a_node_whose_generator_is_done_goes_on_with_groups_of_others(
+    tmp_path: Path, tiny_models: Mapping[str, Path]
+) -> None:
+    swarm, manifest = LoopbackSwarm(), manifest_of(patience_s=1.0)
+    limit, steps = 4 * GROUP_TOKENS, 5
+    async with asyncio.TaskGroup() as tasks:
+        giver = tasks.create_task(live(tmp_path / "giver", tiny_models["m"], manifest=manifest, swarm=swarm))
+        budget = {"generate_tokens": limit, "learn_steps": steps}
+        status = await live(tmp_path / "short", tiny_models["s"], manifest=manifest, swarm=swarm, budget=budget)
+        giver.cancel()
+    assert (status.learner.step, status.budget.learn_steps.left) == (steps, 0)
+    assert limit <= status.budget.generate_tokens.used < limit + 3 * GROUP_TOKENS
+    last = read_events(tmp_path / "short" / "events.jsonl", name="step")[-1]
+    assert last["own_groups"] == 0 and last["foreign_groups"] >= 4, "others' groups stand in for its own"
+
+
+async def test_tokens_to_train_on_are_counted_over_lives_and_with_what_was_pruned(
+    tmp_path: Path, tiny_models: Mapping[str, Path]
+) -> None:
+    manifest = manifest_of(foreign=0)
+    first = await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_steps": 2})
+    used = first.budget.learn_tokens.used
+    assert used > 0 and first.budget.learn_tokens.left is None
+    steps = read_events(tmp_path / "events.jsonl", name="step")
+    assert used == sum(event["num_tokens"] for event in steps)
+    _prune_all(tmp_path / "replay.sqlite")
+    assert _trained_tokens(tmp_path / "replay.sqlite") == used
+    last = await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_tokens": used + 1})
+    assert last.learner.step == 3, "a step is done whole, and none is begun beyond the budget"
+    assert last.budget.learn_tokens.left == 0
+    again = await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_tokens": used + 1})
+    assert again.learner.step == 3
+
+
+def _prune_all(path: Path) -> None:
+    from ftis_node.replay.buffer import ReplayBuffer
+
+    buffer = ReplayBuffer(path)
+    assert buffer.prune(max_disk_bytes=0) > 0
+    buffer.close()
+
+
+def _trained_tokens(path: Path) -> int:
+    reader = ReplayReader(path)
+    try:
+        return reader.trained_tokens()
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize(("own_ready", "starts"), [(3, False), (4, True)])
+def test_a_step_that_draws_waits_for_all_that_is_generated(own_ready: int, starts: bool) -> None:
+    outlook = Outlook(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, has_members=False)
+    assert may_start(StepNeeds(own=2, foreign=0, patience_s=1.0, generated=4), outlook) is starts

@@ -1,0 +1,271 @@
+"""One device for both workers: the generator sleeps from before a step until it has new weights, or the step's end.
+
+One that dies and lacks memory at its next starts has the learner give memory back, and the node goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.errors import ModelError, WorkerDiedError
+from ftis_node.generation.client import GenerationClient
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.ipc.restart_policy import RestartPolicy
+from ftis_node.ipc.weights import PublishedWeights, WeightProof
+from ftis_node.lab.experiment.delay import NO_DELAY
+from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
+from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
+from ftis_node.memory.placement import Arrangement
+from ftis_node.node.daemon import run_loops
+from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.factories import ProcessMakers, generation_boot
+from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.state import Figures
+from ftis_node.node.supervision.shutdown import first_of_ours
+from ftis_node.swarm.peer_guard import PeerGuard
+from ftis_node.telemetry.tracking import Tracking
+from tests.node.support import manifest_text
+from tests.trained_models import trained_model
+
+if TYPE_CHECKING:
+    from ftis_node.learner.client import LearnerClient
+    from ftis_node.node.startup.factories import Ingredients
+
+WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
+PROOF = WeightProof(version=1, probe_ids=(1, 2), logprobs=(-1.0,))
+NEW = TrainReply(report=StepReport(step=1, policy_version=1, num_updates=1), weights=WEIGHTS, proof=PROOF)
+NOTHING_NEW = TrainReply(report=StepReport(step=1, policy_version=0, refused="a loss was NaN"))
+DIED = WorkerDiedError("the learner worker was killed")
+
+
+class _Workers:
+    """Generator and learner in one, and the order in which they are called; a train ends as it was told to."""
+
+    tokens_per_s = 0.0
+    hand_over = "file"
+
+    def __init__(self, outcome: TrainReply | WorkerDiedError) -> None:
+        self.calls: list[str] = []
+        self._outcome = outcome
+
+    async def sleep(self, *, discard: bool = False) -> None:
+        self.calls.append("sleep, discarding" if discard else "sleep")
+
+    async def wake(self) -> None:
+        self.calls.append("wake")
+
+    async def update_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
+        self.calls.append("load")
+
+    async def train(self, groups: Any, **how: Any) -> TrainReply:
+        self.calls.append("train")
+        if isinstance(self._outcome, WorkerDiedError):
+            raise self._outcome
+        return self._outcome
+
+    async def start(self) -> LearnerState:
+        self.calls.append("start")
+        return LearnerState(0, 0, parameters=1, trainable_parameters=1, proof=PROOF)
+
+
+async def _at_once(work: Any, *arguments: Any, **options: Any) -> Any:
+    return work(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "takes_turns", "calls"),
+    [
+        (NEW, True, ["sleep", "train", "load", "wake"]),
+        (NOTHING_NEW, True, ["sleep", "train", "wake"]),
+        (DIED, True, ["sleep", "train", "start", "wake"]),
+        (NEW, False, ["train", "load"]),
+    ],
+)
+async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_turns: bool, calls: list[str]) -> None:
+    workers = _Workers(outcome)
+    nothing: Any = SimpleNamespace(
+        release_step=lambda step, reason: None,
+        prune=lambda **_: None,
+        reconcile=lambda step, last_groups: 0,
+        note_failed=lambda step: None,
+        release_poisoned=list,
+    )
+    parts: Any = SimpleNamespace(
+        guard=PeerGuard(),
+        settings=NodeSettings(model="m", dtype="float32"),
+        manifest=parse_manifest(manifest_text(patience_s=1), source="test"),
+        generation=workers,
+        learner=workers,
+        arrangement=Arrangement(takes_turns=takes_turns),
+        disk=_at_once,
+        buffer=nothing,
+        reader=SimpleNamespace(own_held=lambda: 0),
+        slots=SimpleNamespace(hold=lambda held: None),
+        figures=Figures(),
+        identity=SimpleNamespace(peer_id="me"),
+        peers=SimpleNamespace(note=lambda peer_id, conduct: None),
+        events=SimpleNamespace(write=lambda event, **fields: None),
+        tracking=Tracking(()),
+    )
+    loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
+    await loop._train_in_turn([])
+    assert workers.calls == calls
+
+
+@pytest.mark.parametrize(("groups", "call"), [([object()], "sleep, discarding"), ([], "sleep")])
+async def test_weights_are_discarded_before_a_step_that_makes_new_ones(groups: list[Any], call: str) -> None:
+    """One without groups makes none."""
+    workers = _Workers(NEW)
+    parts: Any = SimpleNamespace(
+        settings=NodeSettings(model="m", dtype="float32"),
+        generation=workers,
+        arrangement=Arrangement(takes_turns=True),
+        figures=Figures(),
+    )
+    loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
+
+    async def train(taken: list[Any]) -> None:
+        workers.calls.append(f"train on {len(taken)}")
+
+    loop._train = train
+    await loop._train_in_turn(groups)
+    assert workers.calls == [call, f"train on {len(groups)}", "wake"]
+
+
+class _Watched(InProcessMakers):
+    """A node's engine and learner in this process; `asleep` has whether the engine slept in each step."""
+
+    def __init__(self) -> None:
+        super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
+        self.asleep: list[bool] = []
+        self.tokens_in_step: list[int] = []
+
+    def generation(self, of: Any) -> InProcessGeneration:
+        self._generation = super().generation(of)
+        return self._generation
+
+    def learner(self, of: Any) -> InProcessLearner:
+        learner = super().learner(of)
+        train = learner.train
+
+        async def watched(*arguments: Any, **options: Any) -> TrainReply:
+            engine = self._generation._engines["newest"]
+            before = engine.tokens_made
+            await asyncio.sleep(0.1)  # long enough for a token, if it were awake
+            self.asleep.append(engine.is_asleep)
+            self.tokens_in_step.append(engine.tokens_made - before)
+            return await train(*arguments, **options)
+
+        learner.train = watched  # type: ignore[method-assign]
+        return learner
+
+
+def _settings(folder: Path, *, placement: str) -> NodeSettings:
+    return NodeSettings.model_validate(
+        {
+            "model": str(folder / "tiny"),
+            "engine": "torch",
+            "device": "cpu",
+            "memory": {"placement": placement},
+            "swarm": {"linger_s": 0.0},
+        }
+    )
+
+
+@pytest.mark.timeout(120)
+async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) -> None:
+    shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
+    home, makers = Home(tmp_path / "home"), _Watched()
+    home.create()
+    settings = _settings(tmp_path, placement="sleep")
+    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    told: list[str] = []
+    async with built_parts(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
+        assert told[0] == "looking for the model tiny"
+        assert re.fullmatch(r"loading tiny \(0\.\d MB\) into generator and learner; connecting", told[-4])
+        assert told[-1] == "", "nothing is waited for any more"
+        await run_loops(parts, steps=3)
+        assert parts.figures.step == 3
+    assert (makers.asleep, makers.tokens_in_step) == ([True] * 3, [0] * 3)
+
+
+class _Short(InProcessMakers):
+    """Two worker processes; the generator is killed as the second step begins, and may not be able to start again."""
+
+    def __init__(self, home: Home, folder: Path) -> None:
+        super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
+        self.num_given_back = 0
+        self._home = home
+        self._folder = folder
+
+    def generation(self, of: Ingredients) -> GenerationClient:  # type: ignore[override]
+        environment = {"SHORT_FOLDER": str(self._folder), "PYTHONPATH": str(Path(__file__).parents[3])}
+        self._client = GenerationClient(
+            generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement),
+            sockets_dir=of.home.sockets,
+            log_path=of.home.logs / "generation.log",
+            num_threads=1,
+            restart_policy=RestartPolicy(first_delay_s=0.05, max_quick_deaths=2),
+            environment=environment,
+            make_room=of.make_room,
+            worker_module="tests.node.short_worker",
+        )
+        return self._client
+
+    def learner(self, of: Ingredients) -> LearnerClient:  # type: ignore[override]
+        client = ProcessMakers(of.settings, self._home).learner(of)
+        train, give_memory_back = client.train, client.give_memory_back
+
+        async def killing(*arguments: Any, step: int, **options: Any) -> TrainReply:
+            if step == 2:
+                assert self._client.pid is not None
+                os.kill(self._client.pid, signal.SIGKILL)
+            return await train(*arguments, step=step, **options)
+
+        async def giving() -> None:
+            await give_memory_back()
+            self.num_given_back += 1
+
+        client.train, client.give_memory_back = killing, giving  # type: ignore[method-assign]
+        return client
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("faults", ["ours torch ours", "ours model"])
+async def test_a_generator_that_lacks_memory_at_its_next_starts_ends_the_node_only_over_another_fault(
+    tmp_path: Path, faults: str
+) -> None:
+    """Three times in a row, where two quick deaths would be the end."""
+    shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
+    (tmp_path / "faults").write_text(faults)
+    home = Home(tmp_path / "home")
+    home.create()
+    makers = _Short(home, tmp_path)
+    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    ends_it = "model" in faults
+    try:
+        async with built_parts(_settings(tmp_path, placement="split"), plan, home, makers) as parts:
+            await run_loops(parts, steps=4)
+            assert not ends_it
+            assert (parts.figures.step, parts.generation.restarts) == (4, 4)
+    except Exception as error:
+        assert ends_it, error
+        first = first_of_ours(error)
+        assert isinstance(first, ModelError)
+        assert str(first) == "the model folder is gone"
+    assert makers.num_given_back == len(faults.split()) - ends_it
+    num_lives = len(list(tmp_path.glob("life-*")))  # noqa: ASYNC240 - a few names
+    assert num_lives == 2 + len(faults.split()) - ends_it

@@ -1,0 +1,479 @@
+"""Weights from a learner to a generator: over real p2pd with cuts, and over a network on which the learner lies."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ftis_node.config.home import Home
+from ftis_node.config.node import NodeSettings
+from ftis_node.errors import ModelError, RecordError
+from ftis_node.gossip import SwarmPhase
+from ftis_node.gossip.libp2p import Libp2pGossip
+from ftis_node.gossip.loopback import LoopbackSwarm
+from ftis_node.ipc.durable import complete_folder
+from ftis_node.ipc.weights import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
+from ftis_node.learner.saving import MAX_UNSAVED_STEPS
+from ftis_node.node.state import Figures
+from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.weights import follow as weights_follow
+from ftis_node.node.weights import offer as weights_offer
+from ftis_node.node.weights.download import MAX_WRONG_CHUNKS, Download, OfferGoneError
+from ftis_node.node.weights.follow import FollowLoop
+from ftis_node.node.weights.offer import OfferLoop, newest_offered
+from ftis_node.records.bounds import MAX_INTEGER
+from ftis_node.records.identity import Identity
+from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer, open_question, seal_offer
+from ftis_node.swarm.peer_guard import PeerGuard
+from tests.conftest import RUN_ID, TOKENIZER
+from tests.gossip.helpers import eventually, settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+    from pathlib import Path
+
+    from ftis_node.records.weights import WeightsOffer
+
+MIB = 1 << 20
+VOCABULARY = 100
+PARAMETERS = 4 * MIB
+LEARNER, GENERATOR, STRANGER = (Identity.from_seed(bytes([number]) * 32) for number in (1, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def _one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both start from one model, whose files nobody reads here."""
+    for module in (weights_follow, weights_offer):
+        monkeypatch.setattr(module, "model_fingerprint", lambda source: "12" * 16)
+
+
+class _Events:
+    def __init__(self) -> None:
+        self.written: list[tuple[str, dict[str, Any]]] = []
+
+    def write(self, name: str, **fields: Any) -> None:
+        self.written.append((name, fields))
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [fields for written, fields in self.written if written == name]
+
+
+class _Engine:
+    """A generation worker that takes what it is given, but for files that begin with `refuses`."""
+
+    def __init__(self, refuses: bytes = b"bad") -> None:
+        self.versions: list[int] = []
+        self._refuses = refuses
+
+    async def try_weights(self, weights: PublishedWeights, proof: WeightProof) -> None:
+        with open(weights.path, "rb") as file:  # noqa: ASYNC230 - a few bytes
+            if file.read(len(self._refuses)) == self._refuses:
+                raise ModelError("differs from the learner by inf nats on the probe")
+        assert proof.version == weights.version
+        self.versions.append(weights.version)
+
+
+def _parts(identity: Identity, folder: Path, gossip: Any, disk: Disk, **roles: Any) -> Any:
+    role = "generator" if roles.get("follow") else "learner"
+    home = Home(folder)
+    home.weights.mkdir(parents=True, exist_ok=True)
+    return SimpleNamespace(
+        guard=PeerGuard(),
+        settings=NodeSettings(model="m", role=role, roles={"look_s": 0.05, **roles}),  # type: ignore[arg-type]
+        manifest=SimpleNamespace(run_id=RUN_ID, eval=SimpleNamespace(every_steps=0)),
+        home=home,
+        identity=identity,
+        source=SimpleNamespace(name="tiny"),
+        tokenizer=SimpleNamespace(fingerprint=TOKENIZER, vocab_size=VOCABULARY),
+        events=_Events(),
+        figures=Figures(),
+        disk=disk,
+        gossip=gossip,
+        generation=_Engine(),
+        learner=SimpleNamespace(state=SimpleNamespace(parameters=PARAMETERS)),
+    )
+
+
+def _publish(parts: Any, version: int, content: bytes) -> tuple[PublishedWeights, WeightProof]:
+    """As the learner's worker does."""
+    folder = parts.home.weights / f"weights-{version:08d}"
+    with complete_folder(folder, sync=False) as temporary:
+        (temporary / WEIGHTS_FILE).write_bytes(content)
+    ids = probe_token_ids(VOCABULARY)
+    proof = WeightProof(version=version, probe_ids=ids, logprobs=(-1.0,) * (len(ids) - 1))
+    return PublishedWeights(version=version, path=str(folder / WEIGHTS_FILE), num_bytes=len(content)), proof
+
+
+class _Pair:
+    """A learner that offers and a generator that follows it, over the in-process network."""
+
+    def __init__(self, folder: Path, disk: Disk, **roles: Any) -> None:
+        self.folder, self.disk, self.roles = folder, disk, {"follow": LEARNER.peer_id, **roles}
+        self.swarm = LoopbackSwarm()
+        nodes = [self.swarm.join(one.peer_id, run_id=RUN_ID) for one in (LEARNER, GENERATOR)]
+        self.learner = _parts(LEARNER, folder / "learner", nodes[0], disk)
+        self.generator = _parts(GENERATOR, folder / "generator", nodes[1], disk, **self.roles)
+        self.offers = OfferLoop(self.learner)
+        self.given: list[Any] = []  # questions
+
+    async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
+        self.given.append(open_question(data))
+        async for item in self.offers.give(peer_id, data):
+            yield item
+
+    async def offer(self, version: int, content: bytes) -> WeightsOffer:
+        await self.offers.take(self.learner, *_publish(self.learner, version, content))
+        await eventually(lambda: self.newest and self.newest.version == version)
+        assert self.newest is not None
+        return self.newest
+
+    @property
+    def newest(self) -> WeightsOffer | None:
+        return self.offers._newest and self.offers._newest.offer
+
+    @property
+    def served(self) -> list[int]:
+        engine: _Engine = self.generator.generation
+        return engine.versions
+
+    @property
+    def refused(self) -> dict[str, int]:
+        return dict(self.generator.figures.weights_refused)
+
+
+@asynccontextmanager
+async def _pair(folder: Path, *, follows: bool = True, **roles: Any) -> AsyncIterator[_Pair]:
+    disk = Disk()
+    pair = _Pair(folder, disk, **roles)
+    tasks = [asyncio.create_task(pair.offers.run())]
+    if follows:
+        tasks.append(asyncio.create_task(FollowLoop(pair.generator).run()))
+    for parts in (pair.learner, pair.generator):
+        await parts.gossip.start()
+    pair.learner.gossip.serve_weights(pair.give)
+    try:
+        yield pair
+    finally:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, asyncio.CancelledError), result
+        disk.close()
+
+
+async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as pair:
+        for version in (1, 2, 5):
+            await pair.offer(version, os.urandom(2 * MIB + 5))
+            await eventually(lambda version=version: pair.served[-1:] == [version])
+        fetched = pair.generator.events.named("weights_fetched")
+        assert [event["num_chunks"] for event in fetched] == [3, 3, 3]
+        assert fetched[0]["num_bytes"] == 2 * MIB + 5
+        assert pair.learner.events.named("weights_served")[0]["num_bytes"] == 2 * MIB + 5
+        given, taken = pair.learner.gossip.counters, pair.generator.gossip.counters
+        await eventually(lambda: taken.weights_bytes_in == given.weights_bytes_out)  # it goes on asking for offers
+        assert taken.weights_bytes_in > 3 * (2 * MIB + 5)
+        assert taken.body_bytes_in == 0
+        await eventually(lambda: pair.generator.figures.policy_version == 5)
+        held = sorted(path.name for path in (tmp_path / "generator/weights/followed").glob("version-*"))
+        assert held == ["version-00000005"], "those before are gone"
+
+
+async def test_a_delay_holds_versions_back(tmp_path: Path) -> None:
+    async with _pair(tmp_path, weights_delay="fixed:0.6", max_held=8) as pair:
+        await pair.offer(1, b"one")
+        await eventually(lambda: pair.generator.events.named("weights_fetched"))
+        await pair.offer(2, b"two")
+        await eventually(lambda: len(pair.generator.events.named("weights_fetched")) == 2)
+        await eventually(lambda: pair.served[-1:] == [2])
+        assert all(event["age_s"] >= 0.6 for event in pair.generator.events.named("served"))
+
+
+async def test_a_restarted_generator_serves_what_it_served_and_goes_on_inside_a_file(tmp_path: Path) -> None:
+    content = os.urandom(6 * MIB + 1)
+    async with _pair(tmp_path) as pair:
+        await pair.offer(1, b"first")
+        await eventually(lambda: pair.served == [1])
+    async with _pair(tmp_path, follows=False) as pair:
+        offer = await pair.offer(2, content)
+        partial = tmp_path / "generator/weights/followed/partial"
+        partial.mkdir(parents=True, exist_ok=True)
+        damaged = content[: 3 * MIB] + b"x" + content[3 * MIB + 1 : 5 * MIB]  # the fourth chunk is wrong
+        (partial / f"{offer.sha256.hex()}.part").write_bytes(damaged)
+        (partial / f"{'00' * 32}.part").write_bytes(b"of a version that is gone")
+        follow = FollowLoop(pair.generator)
+        await follow.resume()
+        assert pair.served == [1]
+        running = asyncio.create_task(follow.run())
+        await eventually(lambda: pair.served == [1, 2])
+        running.cancel()
+        fetched = pair.generator.events.named("weights_fetched")[0]
+        assert (fetched["num_resumed"], fetched["num_chunks"]) == (3, 4)
+        wanted = [question for question in pair.given if question.part is WeightsPart.CHUNKS]
+        assert [(question.first, question.count) for question in wanted] == [(3, 4)]
+        path = tmp_path / "generator/weights/followed/version-00000002" / WEIGHTS_FILE
+        assert path.read_bytes() == content
+        assert list(partial.iterdir()) == []
+
+
+async def test_weights_whose_proof_fails_are_not_served_and_others_are_afterwards(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as pair:
+        await pair.offer(1, b"good")
+        await eventually(lambda: pair.served == [1])
+        await pair.offer(2, b"bad weights: NaN")
+        await eventually(lambda: pair.refused == {"proof": 1})
+        assert pair.generator.figures.policy_version == 1
+        assert not (tmp_path / "generator/weights/followed/version-00000002").exists()
+        assert (tmp_path / "generator/weights/followed/version-00000001").exists()
+        await pair.offer(3, b"good again")
+        await eventually(lambda: pair.served == [1, 3])
+
+
+async def test_a_version_that_goes_back_is_not_taken(tmp_path: Path) -> None:
+    async with _pair(tmp_path) as pair:
+        await pair.offer(5, b"five")
+        await eventually(lambda: pair.served == [5])
+        await pair.offer(4, b"four, after a crash")
+        await eventually(lambda: pair.refused == {"goes_back": 1})
+        await pair.offer(5, b"five, made anew")
+        await pair.offer(6, b"six")
+        await eventually(lambda: pair.served == [5, 6])
+        assert pair.refused == {"goes_back": 1}, "told once, however often it is seen"
+
+
+class _Liar:
+    """A learner's network end that gives what it likes."""
+
+    def __init__(self, pair: _Pair, offer: WeightsOffer, *, signer: Identity = LEARNER) -> None:
+        self.pair, self.signed = pair, seal_offer(offer, signer)
+        self.hashes: bytes | None = None
+        self.spoil: set[int] = set()
+        self.num_spoilt, self.most_spoilt = 0, 1 << 30
+        self.asked_at: list[float] = []  # for chunks
+
+    async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
+        question = open_question(data)
+        self.pair.given.append(question)
+        if question.part is WeightsPart.OFFER:
+            yield self.signed
+            return
+        if question.part is WeightsPart.HASHES and self.hashes is not None:
+            yield self.hashes
+            return
+        index = question.first
+        if question.part is WeightsPart.CHUNKS:
+            self.asked_at.append(asyncio.get_running_loop().time())
+        async for item in self.pair.offers.give(peer_id, data):
+            is_spoilt = (
+                question.part is WeightsPart.CHUNKS and index in self.spoil and self.num_spoilt < self.most_spoilt
+            )
+            self.num_spoilt += is_spoilt
+            yield bytes(len(item)) if is_spoilt else item
+            index += 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "signer", "reason"),
+    [
+        ({}, STRANGER, "signature"),
+        ({"peer_id": STRANGER.peer_id}, STRANGER, "peer"),
+        ({"num_bytes": 4 * PARAMETERS + MIB + 1}, LEARNER, "size"),
+        ({"num_bytes": 1 << 50}, LEARNER, "malformed"),
+        ({"run_id": "ee" * 16}, LEARNER, "run"),
+        ({"probe_ids": (5, VOCABULARY + 10**6), "probe_logprobs": (-1.0,)}, LEARNER, "probe"),
+        ({"probe_logprobs": (float("nan"),) * 31}, LEARNER, "malformed"),
+        ({"adapter_config": b'{"r": 8}'}, LEARNER, "adapter"),
+    ],
+)
+async def test_a_bad_offer_costs_not_a_byte_of_the_file(
+    tmp_path: Path, changes: dict[str, Any], signer: Identity, reason: str
+) -> None:
+    async with _pair(tmp_path, follows=False) as pair:
+        offer = await pair.offer(1, b"weights")
+        pair.learner.gossip.serve_weights(_Liar(pair, replace(offer, **changes), signer=signer).give)
+        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        await eventually(lambda: pair.refused)
+        await asyncio.sleep(0.2)
+        running.cancel()
+        assert pair.refused == {reason: 1}
+        assert {question.part for question in pair.given} == {WeightsPart.OFFER}
+        assert pair.generator.figures.peer(LEARNER.peer_id).refused == {f"weights_{reason}": 1}
+        assert pair.served == []
+
+
+async def test_a_list_of_other_hashes_is_refused(tmp_path: Path) -> None:
+    async with _pair(tmp_path, follows=False) as pair:
+        liar = _Liar(pair, await pair.offer(1, b"weights"))
+        liar.hashes = bytes(32)
+        pair.learner.gossip.serve_weights(liar.give)
+        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        await eventually(lambda: pair.refused == {"hash": 1})
+        running.cancel()
+        assert WeightsPart.CHUNKS not in {question.part for question in pair.given}
+
+
+async def test_a_file_that_is_not_the_one_offered_is_thrown_away(tmp_path: Path) -> None:
+    async with _pair(tmp_path, follows=False) as pair:
+        offer = await pair.offer(1, b"weights")
+        claimed = replace(offer, sha256=hashlib.sha256(b"others").digest())
+        held = pair.offers._held[1]
+        pair.offers._held[1] = replace(held, offer=claimed)
+        pair.learner.gossip.serve_weights(_Liar(pair, claimed).give)
+        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        await eventually(lambda: pair.refused == {"hash": 1})
+        running.cancel()
+        assert list((tmp_path / "generator/weights/followed/partial").iterdir()) == []
+
+
+async def test_a_wrong_chunk_costs_that_chunk(tmp_path: Path) -> None:
+    async with _pair(tmp_path, follows=False) as pair:
+        liar = _Liar(pair, await pair.offer(1, os.urandom(5 * MIB)))
+        liar.spoil, liar.most_spoilt = {2}, 3
+        pair.learner.gossip.serve_weights(liar.give)
+        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        await eventually(lambda: pair.served == [1])
+        running.cancel()
+        fetched = pair.generator.events.named("weights_fetched")[0]
+        assert fetched["num_wrong"] == pair.refused["wrong_chunk"] == 3
+        pauses = [after - before for before, after in pairwise(liar.asked_at[:4])]
+        assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.settings.roles.look_s, "not again at once"
+        assert fetched["num_chunks"] == 5
+        assert [question.first for question in pair.given if question.part is WeightsPart.CHUNKS][:2] == [0, 2]
+
+
+async def test_a_learner_that_keeps_sending_wrong_chunks_is_given_up(tmp_path: Path) -> None:
+    async with _pair(tmp_path, follows=False) as pair:
+        liar = _Liar(pair, await pair.offer(1, os.urandom(5 * MIB)))
+        liar.spoil = {2}
+        pair.learner.gossip.serve_weights(liar.give)
+        running = asyncio.create_task(FollowLoop(pair.generator).run())
+        await eventually(lambda: pair.refused.get("chunk"))
+        running.cancel()
+        assert pair.refused == {"wrong_chunk": MAX_WRONG_CHUNKS, "chunk": 1}
+        assert list((tmp_path / "generator/weights/followed/partial").iterdir()) == []
+
+
+async def test_a_file_stays_while_it_is_fetched_and_goes_when_nobody_does(tmp_path: Path) -> None:
+    async with _pair(tmp_path, follows=False) as pair:
+        first = await pair.offer(1, b"one")
+        folder = tmp_path / "learner/weights/offered"
+        for version in range(2, 9):
+            await pair.offer(version, b"%d" % version)
+        assert len(list(folder.iterdir())) == 4, "at most `max_offered`"
+        with pytest.raises(OfferGoneError):
+            await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
+
+
+async def test_a_learner_that_is_stopped_offers_nothing_unproved(tmp_path: Path) -> None:
+    async with _pair(tmp_path, follows=False) as pair:
+        weights, _ = _publish(pair.learner, 1, b"one")
+        never = asyncio.get_running_loop().create_future()
+        await pair.offers.take(pair.learner, weights, never)
+        never.set_result(None)
+        await pair.offer(2, b"two")
+        assert [event["version"] for event in pair.learner.events.named("weights_offered")] == [2]
+
+
+@pytest.mark.timeout(120)
+async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
+    """p2pd of the learner is killed in the middle: what arrived stays, and no chunk is sent twice for nothing."""
+    disk = Disk()
+    learner = Libp2pGossip(settings(tmp_path / "a"), identity=LEARNER, run_id=RUN_ID)
+    await learner.start()
+    generator = Libp2pGossip(
+        settings(tmp_path / "b", peers=tuple(learner.addresses)), identity=GENERATOR, run_id=RUN_ID
+    )
+    await generator.start()
+    parts = _parts(LEARNER, tmp_path / "learner", learner, disk)
+    offers = OfferLoop(parts)
+    offering = asyncio.create_task(offers.run())
+    content = os.urandom(12 * MIB + 77)
+    num_given, asked_from = 0, list[int]()
+
+    async def give_slowly(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
+        nonlocal num_given
+        question = open_question(data)
+        if question.part is WeightsPart.CHUNKS:
+            asked_from.append(question.first)
+        async for item in offers.give(peer_id, data):
+            if question.part is WeightsPart.CHUNKS:
+                num_given += 1
+                if num_given == 5:
+                    await asyncio.sleep(1.0)  # the first of those before have arrived
+                    assert learner.process_id is not None
+                    os.kill(learner.process_id, signal.SIGKILL)
+                await asyncio.sleep(0.05)
+            yield item
+
+    try:
+        learner.serve_weights(give_slowly)
+        await offers.take(parts, *_publish(parts, 1, content))
+        await eventually(lambda: offers._newest)
+        await eventually(lambda: generator.state.state is SwarmPhase.CONNECTED)
+        assert offers._newest is not None
+        offer = open_offer(offers._newest.signed)
+        download = Download(generator, offer, tmp_path / "partial", pause_s=0.2)
+        file = await download.run()
+        assert file.read_bytes() == content
+        progress = download.progress
+        assert progress.num_fetched == offer.num_chunks == 13
+        assert progress.num_cuts >= 1
+        assert asked_from[0] == 0 < asked_from[1], "what had arrived before the cut was not asked for again"
+        assert learner.counters.weights_bytes_out >= len(content)
+    finally:
+        offering.cancel()
+        await asyncio.gather(learner.close(), generator.close())
+        disk.close()
+
+
+async def test_a_contradiction_is_a_record_error(tmp_path: Path) -> None:
+    async with _pair(tmp_path, follows=False) as pair:
+        offer = await pair.offer(1, b"weights")
+        with pytest.raises(RecordError):
+            await Download(
+                pair.generator.gossip, replace(offer, chunks_sha256=bytes(32)), tmp_path / "partial", pause_s=0.01
+            ).run()
+
+
+def test_a_learner_that_is_starting_refuses_no_version_of_its_followers(tmp_path: Path) -> None:
+    learner = SimpleNamespace(state=None)
+    settings = NodeSettings(model="m", role="learner", learner={"checkpoint_every_steps": 3, "keep_checkpoints": 2})
+    parts: Any = SimpleNamespace(settings=settings, figures=Figures(), learner=learner)
+    assert newest_offered(parts) == MAX_INTEGER, "it does not know yet which it had"
+    learner.state = SimpleNamespace(policy_version=74)
+    assert newest_offered(parts) == 74 + 1 + 6, "before the train loop has noted it"
+    parts.figures.policy_version = 80
+    assert newest_offered(parts) == 80 + 1 + 6
+    parts.settings = NodeSettings(model="m", role="learner")
+    assert newest_offered(parts) == 80 + 1 + 2 * MAX_UNSAVED_STEPS, "checkpoints by the time that they take"
+
+
+async def test_weights_for_the_trusted_are_given_to_nobody_else(tmp_path: Path) -> None:
+    disk = Disk()
+    parts = _parts(LEARNER, tmp_path, None, disk, weights_for="trusted")
+    parts.peers = SimpleNamespace(is_trusted=lambda peer_id: peer_id == GENERATOR.peer_id)
+    offers = OfferLoop(parts)
+    offering = asyncio.create_task(offers.run())
+    await offers.take(parts, *_publish(parts, 1, b"weights"))
+    await eventually(lambda: offers._newest)
+    assert offers._newest is not None
+    offer = open_offer(offers._newest.signed)
+    questions = [
+        WeightsQuestion(WeightsPart.OFFER),
+        WeightsQuestion(WeightsPart.HASHES, file=offer.sha256),
+        WeightsQuestion(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
+    ]
+    for question in questions:
+        assert [item async for item in offers.give(GENERATOR.peer_id, question.to_bytes())]
+        assert not [item async for item in offers.give(STRANGER.peer_id, question.to_bytes())]
+    offering.cancel()
+    disk.close()
