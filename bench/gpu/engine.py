@@ -27,9 +27,9 @@ from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
 from ftis_node.learner.policy import load_unchecked
 from ftis_node.learner.publish import proof_of, publish
+from ftis_node.memory.components import Workload
+from ftis_node.memory.generator import generator_memory
 from ftis_node.models import read_shape, resolve_model
-from ftis_node.node.memory_generator import generator_memory
-from ftis_node.node.memory_parts import Workload
 from ftis_node.records.group import SamplingSettings
 from gpu.device import GIB, gib, model_folder, scale_logits, used_bytes
 from learner_sides.job import LORA

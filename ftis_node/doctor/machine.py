@@ -13,7 +13,7 @@ import psutil
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.doctor.findings import Finding, Level
-from ftis_node.node.weights.staging import MEMORY_DISK
+from ftis_node.ipc.weights_folder import MEMORY_DISK
 from ftis_node.telemetry.sizes import GIB
 
 if TYPE_CHECKING:

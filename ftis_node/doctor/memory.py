@@ -11,11 +11,11 @@ from ftis_node.config.manifest import load_manifest, read_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.doctor.findings import Finding
 from ftis_node.errors import FtisError
-from ftis_node.node.findings import GIB, Finding, in_gib
-from ftis_node.node.first_look import Begun, begun_with
-from ftis_node.node.memory_choice import choose, full_or_adapter, smaller_model
-from ftis_node.node.memory_plan import Machine, plan
-from ftis_node.node.placement import find_seats, look_around
+from ftis_node.memory.choice import DEFAULT_RUN, choose, full_or_adapter, smaller_model
+from ftis_node.memory.home_training import Begun, begun_with
+from ftis_node.memory.placement import find_seats, look_around
+from ftis_node.memory.plan import Machine, plan
+from ftis_node.telemetry.sizes import GIB, in_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

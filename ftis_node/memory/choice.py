@@ -17,14 +17,10 @@ from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH
 from ftis_node.memory.components import GPU_MICRO_BATCH_TOKENS
 from ftis_node.memory.home_training import Begun, begun_with
-from ftis_node.memory.placement import find_seats, look_around
+from ftis_node.memory.placement import check_heads, find_seats, look_around
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.models import published_qwen25, read_shape
-from ftis_node.node.findings import GIB
-from ftis_node.node.first_look import Begun, begun_with
-from ftis_node.node.memory_parts import GPU_MICRO_BATCH_TOKENS
-from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
-from ftis_node.node.placement import check_heads, find_seats, look_around
+from ftis_node.telemetry.sizes import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

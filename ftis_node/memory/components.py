@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ftis_node.config.node import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
-from ftis_node.node.hand_over_way import way_of
+from ftis_node.memory.weight_transport import way_of
 
 if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest

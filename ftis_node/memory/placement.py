@@ -19,13 +19,12 @@ import psutil
 from ftis_node.config.node import PARALLEL_SIZES
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
+from ftis_node.ipc.weights_folder import free_in_memory
+from ftis_node.memory.components import HEAD_CHUNK_TOKENS, Workload
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
+from ftis_node.memory.weight_transport import way_of
 from ftis_node.models import list_accelerators, pick_device, read_shape
-from ftis_node.node.findings import in_gib
-from ftis_node.node.hand_over_way import way_of
-from ftis_node.node.memory_parts import HEAD_CHUNK_TOKENS, Workload
-from ftis_node.node.memory_plan import USABLE_SHARE, Machine, plan
-from ftis_node.node.weights_folder import free_in_memory
+from ftis_node.telemetry.sizes import in_gib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.ipc.shared_weights import Way
+    from ftis_node.memory.plan import MemoryPlan
     from ftis_node.models import ModelShape, ModelSource
 
 log = logging.getLogger(__name__)

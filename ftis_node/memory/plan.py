@@ -23,9 +23,8 @@ from functools import partial
 from math import ceil, floor
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ftis_node.node.memory_changes import Change, find_changes
-from ftis_node.node.memory_generator import GeneratorMemory, generator_memory
-from ftis_node.node.memory_parts import (
+from ftis_node.ipc.weights_folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_room
+from ftis_node.memory.components import (
     GPU_HEAD_CHUNK_TOKENS,
     HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,
@@ -33,16 +32,16 @@ from ftis_node.node.memory_parts import (
     Workload,
     learner_memory,
 )
-from ftis_node.node.memory_ranks import share_of
-from ftis_node.node.weights_folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_room
+from ftis_node.memory.generator import GeneratorMemory, generator_memory
+from ftis_node.memory.ranks import share_of
+from ftis_node.memory.suggestions import Change, find_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import ModelShape
-    from ftis_node.node.memory_changes import Place
 
 Placement: TypeAlias = Literal["cpu", "split", "sleep", "separate", "none"]
 
@@ -122,7 +121,9 @@ def plan(
     return replace(made, changes=tuple(find_changes(workload, made, partial(_place, shape, machine))))
 
 
-def _with_speed(made: MemoryPlan, workload: Workload, place: Place, settings: NodeSettings) -> MemoryPlan:
+def _with_speed(
+    made: MemoryPlan, workload: Workload, place: Callable[[Workload], MemoryPlan], settings: NodeSettings
+) -> MemoryPlan:
     """The fastest learner that has room beside all else: `made` itself, or one that needs more.
 
     Each may raise the peak where that leaves TIGHT_SHARE of what is usable: fragments and longer rows need the rest.

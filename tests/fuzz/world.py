@@ -28,10 +28,10 @@ from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sort
 from ftis_node.dashboard.view.plain import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode
-from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.pull import PullLoop
-from ftis_node.node.serve import Served
-from ftis_node.node.status import StatusLoop
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.status import StatusLoop
+from ftis_node.node.peers.serve import Served
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
 from ftis_node.records.question import open_question

@@ -29,9 +29,7 @@ from ftis_node.learner.logprobs import completion_logprobs
 from ftis_node.learner.messages import LoraSettings
 from ftis_node.learner.optimizer import make_masters, make_optimizer, moments_of
 from ftis_node.learner.policy import add_adapter, recompute_activations
-from ftis_node.models import published_qwen25, shape_of
-from ftis_node.node.memory_generator import cache_bytes_per_token, generator_memory
-from ftis_node.node.memory_parts import (
+from ftis_node.memory.components import (
     HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,
     MIB,

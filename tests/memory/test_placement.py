@@ -17,16 +17,8 @@ from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.memory import placement
-from ftis_node.memory.placement import Arrangement, Seats, arrange, arrange_on, find_seats, visible_gpus
-from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
-from ftis_node.memory.suggestions import Change
-from ftis_node.models import ModelSource, shape_of
-from ftis_node.node import makers, placement
-from ftis_node.node.makers import generation_boot, learner_boot
-from ftis_node.node.memory_changes import Change
-from ftis_node.node.memory_parts import Workload, learner_memory
-from ftis_node.node.memory_plan import USABLE_SHARE, Machine, MemoryPlan, plan
-from ftis_node.node.placement import (
+from ftis_node.memory.components import Workload, learner_memory
+from ftis_node.memory.placement import (
     Arrangement,
     Seats,
     arrange,
@@ -35,6 +27,11 @@ from ftis_node.node.placement import (
     find_seats,
     visible_gpus,
 )
+from ftis_node.memory.plan import USABLE_SHARE, Machine, MemoryPlan, plan
+from ftis_node.memory.suggestions import Change
+from ftis_node.models import ModelSource, shape_of
+from ftis_node.node.startup import factories as makers
+from ftis_node.node.startup.factories import generation_boot, learner_boot
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
 if TYPE_CHECKING:

@@ -9,15 +9,11 @@ import pytest
 
 from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.memory.components import Workload, learner_memory
+from ftis_node.memory.components import HOST_PROCESS_BYTES, Workload, learner_memory
 from ftis_node.memory.generator import generator_memory
-from ftis_node.memory.plan import HAND_OVER, USABLE_SHARE, MemoryPlan, plan
+from ftis_node.memory.plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, MemoryPlan, plan
 from ftis_node.memory.suggestions import find_changes
 from ftis_node.models import ModelShape, published_qwen25, shape_of
-from ftis_node.node.memory_changes import find_changes
-from ftis_node.node.memory_generator import generator_memory
-from ftis_node.node.memory_parts import HOST_PROCESS_BYTES, Workload, learner_memory
-from ftis_node.node.memory_plan import HAND_OVER, TIGHT_SHARE, USABLE_SHARE, MemoryPlan, plan
 from tests.models.test_model_shape import QWEN_05B, QWEN_3B
 
 GIB = 1 << 30

@@ -21,13 +21,13 @@ from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
 from ftis_node.lab.experiment.trial import HonestSender
 from ftis_node.lab.stub_node import StubNode, stub_group
-from ftis_node.node.build import built_parts
-from ftis_node.node.hear import Ear
-from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.node import rollout_loops
-from ftis_node.node.plan import plan_run
-from ftis_node.node.pull import PullLoop
-from ftis_node.node.train import TrainLoop
+from ftis_node.node.daemon import rollout_loops
+from ftis_node.node.loops.announcements import Ear
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import read_events

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.experiment.in_process import InProcessGeneration
     from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds
-    from ftis_node.node.parts import Parts
+    from ftis_node.node.context import Parts
     from ftis_node.records.group import Completion, Group
 
 Lie = Literal["rewards", "logprobs", "positives", "mimic"]

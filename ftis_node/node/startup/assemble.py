@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
 from ftis_node.ipc.durable import remove_leftovers
+from ftis_node.ipc.weights_folder import weights_folder
 from ftis_node.models import parameter_count
 from ftis_node.node.context import Parts
 from ftis_node.node.loops.disk_space import Room
@@ -35,7 +36,6 @@ from ftis_node.node.training.division import division_of
 from ftis_node.node.training.slots import Slots
 from ftis_node.node.training.token_budget import generate_budget
 from ftis_node.node.training.tracking import make_tracking
-from ftis_node.node.weights.staging import weights_folder
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring import IsolatedScorer

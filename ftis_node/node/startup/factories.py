@@ -25,10 +25,9 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.learner.schedule import Schedule
 from ftis_node.memory.components import micro_batch_tokens_of, recomputes
-from ftis_node.memory.placement import Arrangement, arrange, visible_gpus
+from ftis_node.memory.placement import Arrangement, arrange, arrange_alone, visible_gpus
 from ftis_node.models import pick_device
-from ftis_node.node.memory_parts import micro_batch_tokens_of, recomputes
-from ftis_node.node.placement import Arrangement, arrange, arrange_alone, visible_gpus
+from ftis_node.node.startup.worker_settings import dtype_of, serves_adapters
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 
 if TYPE_CHECKING:

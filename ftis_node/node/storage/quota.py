@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.errors import ConfigError
+from ftis_node.ipc.weights_folder import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 from ftis_node.models import parameter_count, read_shape
-from ftis_node.node.first_look import checkpoint_bytes
-from ftis_node.node.home_use import HomeLimit
-from ftis_node.node.makers import dtype_of, serves_adapters
-from ftis_node.node.weights_folder import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
+from ftis_node.node.startup.preflight import checkpoint_bytes
+from ftis_node.node.startup.worker_settings import dtype_of, serves_adapters
+from ftis_node.node.storage.usage import HomeLimit
 from ftis_node.telemetry.sizes import size
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 from ftis_node.lab.experiment.rounds import Quota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
-from ftis_node.node.figures import Figures
-from ftis_node.node.slots import Slots
+from ftis_node.node.state import Figures
+from ftis_node.node.training.slots import Slots
 
 ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.lab.stub_node import stub_group
-from ftis_node.node import figures as figures_module
-from ftis_node.node.figures import Figures
-from ftis_node.node.peers_loop import PeersLoop
+from ftis_node.node import state as figures_module
+from ftis_node.node.loops.peers import PeersLoop
+from ftis_node.node.state import Figures
 from ftis_node.telemetry.status import EvalStatus
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import RNG, LightSwarm, held, manifest_of

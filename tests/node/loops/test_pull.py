@@ -16,11 +16,12 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import RecordError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode, stub_group
-from ftis_node.node import reannounce, repair
-from ftis_node.node import shards as shards_loop
-from ftis_node.node.announce import announce, announcement_of
-from ftis_node.node.intake import IntakeLoop
-from ftis_node.node.pull import PullLoop
+from ftis_node.node.loops import backfill as repair
+from ftis_node.node.loops import reannounce
+from ftis_node.node.loops import shards as shards_loop
+from ftis_node.node.loops.intake import IntakeLoop
+from ftis_node.node.loops.pull import PullLoop
+from ftis_node.node.peers.announce import announce, announcement_of
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity

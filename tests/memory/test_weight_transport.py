@@ -9,11 +9,11 @@ import pytest
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.memory.components import Workload, learner_memory
+from ftis_node.memory.plan import plan
+from ftis_node.memory.weight_transport import choose_way, is_wsl, way_of
 from ftis_node.models import published_qwen25
-from ftis_node.node.hand_over_way import choose_way, is_wsl, way_of
-from ftis_node.node.home_limit import num_versions
-from ftis_node.node.memory_parts import Workload, learner_memory
-from ftis_node.node.memory_plan import plan
+from ftis_node.node.storage.quota import num_versions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,12 +22,12 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.node.build import built_parts
-from ftis_node.node.makers import ProcessMakers
-from ftis_node.node.node import run_loops
-from ftis_node.node.placement import Arrangement
-from ftis_node.node.plan import RunPlan
-from ftis_node.node.status import StatusLoop
+from ftis_node.memory.placement import Arrangement
+from ftis_node.node.daemon import run_loops
+from ftis_node.node.loops.status import StatusLoop
+from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.factories import ProcessMakers
+from ftis_node.node.startup.run_plan import RunPlan
 from tests.cpu_sharing import REFUSAL_FILE, site_folder
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.client import GenerationClient
     from ftis_node.learner.client import LearnerClient
     from ftis_node.learner.messages import TrainGroup, TrainReply
-    from ftis_node.node.makers import Ingredients
+    from ftis_node.node.startup.factories import Ingredients
 
 
 class _Makers(InProcessMakers):
