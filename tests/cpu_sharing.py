@@ -39,6 +39,7 @@ def open_shared(device: int, handle: bytes, num_bytes: int, offset_bytes: int, *
 
 def install(patch: Any = setattr) -> None:
     """`patch` is `setattr`, or a fixture's that takes it back."""
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")  # hivemind's choice moves what is exported
     patch(torch.UntypedStorage, "_share_cuda_", share)
     patch(torch.UntypedStorage, "_new_shared_cuda", staticmethod(open_shared))
     patch(cuda_ipc, "device_uuid", lambda device: UUID)

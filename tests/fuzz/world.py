@@ -93,6 +93,7 @@ class Worker:
 
     engine = state = worker_state = "off"
     policy_version = restarts = 0
+    hand_over = ""
     tokens_per_s = 0.0
     learner_state = None
 

@@ -30,7 +30,7 @@ from ftis_node.ipc.restart_policy import RestartPolicy
 from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE, WeightStore
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.learner.policy import load_policy
-from ftis_node.learner.publish import proof_of, publish
+from ftis_node.learner.publish import Publisher, proof_of
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason, SamplingSettings
 
@@ -85,7 +85,7 @@ class Versions:
         """The next version."""
         version = next(self._numbers)
         self.model_of(version)
-        return publish(self.policy, self.store, version=version, form="adapter")
+        return Publisher(self.store, form="adapter").publish(self.policy, version=version)
 
     def logprobs(self, result: GenerationResult, index: int) -> Any:
         """What a completion's log-probs should be, under the one version that sampled it."""
@@ -226,7 +226,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 async def test_a_damaged_or_foreign_adapter_is_refused(versions: Versions, tmp_path: Path, problem: str) -> None:
     shapes, _ = shapes_in(resolve_model(str(versions.model)))
     versions.model_of(1)
-    published = publish(versions.policy, WeightStore(tmp_path), version=1, form="adapter")
+    published = Publisher(WeightStore(tmp_path), form="adapter").publish(versions.policy, version=1)
     folder = tmp_path / "weights-00000001"
     assert published.path == str(folder / ADAPTER_FILE)
     check_adapter(folder, shapes, max_rank=RANK)
@@ -246,7 +246,7 @@ async def test_the_old_version_goes_on_where_an_adapter_is_refused(
 ) -> None:
     await client.update_weights(versions.publish())
     before = client.policy_version
-    published = publish(versions.policy, WeightStore(tmp_path), version=99, form="adapter")
+    published = Publisher(WeightStore(tmp_path), form="adapter").publish(versions.policy, version=99)
     damage(tmp_path / "weights-00000099")
     under_way = await begin(client)
     with pytest.raises(ModelError, match=complaint):
@@ -288,7 +288,7 @@ async def test_a_version_that_comes_a_second_time_is_loaded_again(versions: Vers
     weights = versions.publish()
     await client.update_weights(weights)
     versions.model_of(10_000)
-    other = publish(versions.policy, versions.store, version=weights.version, form="adapter")
+    other = Publisher(versions.store, form="adapter").publish(versions.policy, version=weights.version)
     await client.update_weights(other, proof_of(versions.policy, version=weights.version))
     assert (await make_group(client)).policy_version == weights.version
     assert client.restarts == 0

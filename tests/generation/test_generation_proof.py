@@ -61,7 +61,7 @@ class DrawnEngine:
         self.given: Tensors = {}
         self.logprobs: np.ndarray[Any, Any] = np.zeros(0)
 
-    async def load_weights(self, path: Path, version: int) -> dict[str, int]:
+    async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         self.policy_version = version
         return {name: checksum(tensor) for name, tensor in self.given.items()}
 
@@ -149,7 +149,7 @@ async def test_faults_in_loading_are_found(
     weights = store.publish(2, file_tensors(learner), dtype=kind)
     proof = prove(learner.to(kind), version=2, vocab_size=EMBEDDING_ROWS)
     if fault in FAULTS:
-        monkeypatch.setattr(in_place, "read_tensors", lambda path: FAULTS[fault](read_tensors(path), before))
+        monkeypatch.setattr(in_place, "read_tensors", lambda path, **_: FAULTS[fault](read_tensors(path), before))
     problem = await prove_it(tmp_path, engine, weights, proof, dtype=dtype)
     held = await engine.load_weights(Path(weights.path), 2)
     rms = proof.rms_difference(await engine.probe(proof.probe_ids))

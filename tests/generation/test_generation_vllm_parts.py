@@ -280,10 +280,11 @@ def test_new_weights_go_through_vllms_worker_and_leave_no_memory_behind_on_a_gpu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     worker = OnGpu(device)
-    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: worker.calls.append("empty_cache"))
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.accelerator, name, lambda name=name: worker.calls.append(name))
     path = WeightStore(tmp_path).publish(1, {"a": torch.tensor([1.0, 2.0])}).path
     assert worker.ftis_load(path) == ({} if device == "cuda" else {"a": 1})
-    assert worker.calls == ([{"a": [1.0, 2.0]}, "empty_cache"] if device == "cuda" else [Path(path)])
+    assert worker.calls == ([{"a": [1.0, 2.0]}, "synchronize", "empty_cache"] if device == "cuda" else [Path(path)])
 
 
 def vllm_config(*, max_num_seqs: int) -> Any:
