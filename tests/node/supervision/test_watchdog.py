@@ -123,7 +123,7 @@ async def test_a_stack_goes_down_to_where_a_task_stands() -> None:
     places = stack_of(task)
     task.cancel()
     assert [place.split()[-1] for place in places] == ["outer", "inner", "wait"]
-    assert places[0].startswith("node/test_watchdog.py:"), "no path of the machine"
+    assert places[0].startswith("supervision/test_watchdog.py:"), "no path of the machine"
 
 
 async def test_systemd_hears_of_a_node_that_turns_and_of_no_stuck_one(tmp_path: Path) -> None:
