@@ -86,14 +86,15 @@ async def measure(shape: str, folder: Path, options: argparse.Namespace) -> dict
     generating = generation_boot(settings, manifest, source, load_tokenizer(source), arrangement)
     # Random weights sample every id of the embedding, not the tokenizer's few.
     served = msgspec.structs.replace(generating.settings, vocab_size=SHAPES[shape]["vocab_size"])
+    boot = learner_boot(settings, manifest, source, home, arrangement, weights=home.weights)
+    learner = LearnerClient(boot, sockets_dir=home.sockets, log_path=home.logs / "learner.log")
     generation = GenerationClient(
         msgspec.structs.replace(generating, settings=served),
         sockets_dir=home.sockets,
         log_path=home.logs / "generation.log",
         proof_tolerance=PROOF_TOLERANCES[dtype_of(settings)],
+        write_weights=learner.write_weights,
     )
-    boot = learner_boot(settings, manifest, source, home, arrangement, weights=home.weights)
-    learner = LearnerClient(boot, sockets_dir=home.sockets, log_path=home.logs / "learner.log")
     try:
         with sampled(lambda: [generation.pid, learner.pid]) as samples:
             await asyncio.gather(generation.start(), learner.start())
@@ -147,7 +148,7 @@ async def one_round(
     results = await asyncio.gather(*(generate(generation, prompt, manifest) for prompt in prompts))
     generated = time.monotonic()
     if arrangement.takes_turns:
-        await generation.sleep()
+        await generation.sleep(discard=True)
     groups = [train_group(f"{number}-{index}", *pair) for index, pair in enumerate(zip(prompts, results, strict=True))]
     reply = await learner.train(groups, step=number)
     trained = time.monotonic()

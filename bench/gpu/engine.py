@@ -26,7 +26,7 @@ from ftis_node.lab.random_models import SHAPES
 from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
 from ftis_node.learner.policy import load_unchecked
-from ftis_node.learner.publish import proof_of, publish
+from ftis_node.learner.publish import Publisher, proof_of
 from ftis_node.memory.components import Workload
 from ftis_node.memory.generator import generator_memory
 from ftis_node.models import read_shape, resolve_model
@@ -79,10 +79,11 @@ async def _served(options: Options, shape: str, lora: bool) -> dict[str, Any]:
                 "allocated_gib": gib(used_bytes(device, os.getpid()) - before),
                 "gen_tokens_per_s": await _tokens_per_s(client, sizes),
             }
-            store, loads, firsts = WeightStore(Path(weights)), [], []
+            publisher = Publisher(WeightStore(Path(weights)), form="adapter" if lora else "model")
+            loads, firsts = [], []
             for version in range(1, VERSIONS + 1):
                 _change(policy)
-                published = publish(policy, store, version=version, form="adapter" if lora else "model")
+                published = publisher.publish(policy, version=version)
                 began = time.monotonic()
                 await client.update_weights(published, proof_of(policy, version=version))
                 loads.append(client.load_s or 0.0)
@@ -116,7 +117,7 @@ async def _probe(options: Options, shape: str) -> dict[str, Any]:
     scale_logits(policy.causal_lm, shape)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as weights:
         async with _worker(options, shape, Path(folder), lora=False) as client:
-            published = publish(policy, WeightStore(Path(weights)), version=1)
+            published = Publisher(WeightStore(Path(weights))).publish(policy, version=1)
             proof = proof_of(policy, version=1)
             await client.update_weights(published, proof)
             prompts = _prompts(sizes.groups)

@@ -49,6 +49,7 @@ def memory(options: Options, *, shape: str, lora: bool, recompute: bool, tokens:
             device=options.device,
             micro_batch_tokens=tokens,
             recompute_activations=recompute,
+            kernels="plain",  # as the memory plan counts
             checkpoint_every_steps=NEVER,
         )
         before = reset_peak(options.device)

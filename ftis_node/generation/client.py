@@ -370,6 +370,9 @@ class GenerationClient:
                 problem = await self._serve(call, weights, to_come)
             except SharingError as error:
                 reason = str(error)
+            except ModelError:
+                self._source.abandon()
+                raise
             else:
                 self._source.end(weights)
                 if problem is None or weights.shared is None or not is_new_life:

@@ -48,6 +48,10 @@ class WeightSource:
         self._is_under_way = True
         return None
 
+    def abandon(self) -> None:
+        """They were refused as what does not fit: that is no death."""
+        self._is_under_way = False
+
     def end(self, weights: PublishedWeights) -> None:
         """They were loaded, whatever their proof says."""
         self._is_under_way = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,10 +85,19 @@ class LockedFiles:
 def register(mapping: Tensor) -> None:
     """Lock the pages of a tensor on the CPU. Raises RuntimeError where CUDA refuses, AssertionError without CUDA."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(runtime.cudaHostRegister(mapping.data_ptr(), mapping.numel(), PORTABLE))
+    _check(runtime, runtime.cudaHostRegister(mapping.data_ptr(), mapping.numel(), PORTABLE))
 
 
 def unregister(mapping: Tensor) -> None:
     """The inverse of `register`. Raises RuntimeError."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(runtime.cudaHostUnregister(mapping.data_ptr()))
+    _check(runtime, runtime.cudaHostUnregister(mapping.data_ptr()))
+
+
+def _check(runtime: Any, result: Any) -> None:
+    """Raise RuntimeError for an error, and clear it: CUDA would report it again at this thread's next kernel."""
+    if result == runtime.cudaError.success:
+        return
+    with suppress(RuntimeError):  # that next kernel
+        torch.ones(1, device="cuda")
+    torch.cuda.check_error(result)

@@ -55,6 +55,7 @@ OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 MODULE = "ftis_node.learner.worker"
 # torch's allocator on a GPU beside a generator: segments that grow leave fewer holes than blocks of fixed sizes.
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 KEPT_BYTES = str(1 << 40)  # of freed memory, and the size below which a block is taken from it: more than there is
 KEEPS_FREED_BLOCKS = {
@@ -233,4 +234,6 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     segments = {} if boot.memory_share is None or is_set or boot.hand_over == "ipc" else GROWING_SEGMENTS
     threads = {} if boot.num_threads is None else {"OMP_NUM_THREADS": str(boot.num_threads)}
     blocks = KEEPS_FREED_BLOCKS if boot.device == "cpu" else {}
-    return threads | blocks | segments | (COMMUNICATION if boot.num_processes > 1 else {})
+    # Else as many processes as there are cores, up to 32, each with torch in it, for a layer's few kernels.
+    compiler = {} if boot.kernels == "plain" or COMPILE_THREADS in os.environ else {COMPILE_THREADS: "1"}
+    return compiler | threads | blocks | segments | (COMMUNICATION if boot.num_processes > 1 else {})

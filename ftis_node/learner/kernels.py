@@ -51,7 +51,7 @@ PROMPT_TOKENS, COMPLETION_TOKENS, GROUP_SIZE = 128, 384, 12  # of the texts that
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A forward and a backward pass of one layer."""
+    """A forward and a backward pass of one layer; `peak_bytes` are on top of the model."""
 
     seconds: float
     peak_bytes: int
@@ -64,11 +64,15 @@ def check_kernels(boot: LearnerBoot) -> None:
             f"learner.kernels = '{boot.kernels}' is for a learner of one process: use 'auto', or leave learner.gpus "
             "and learner.processes out"
         )
+    if boot.kernels == "compile" and boot.measure_agreement:
+        raise ConfigError(
+            "learner.kernels = 'compile' leaves out the hooks of method.peer_weights = \"agreement\": use 'plain'"
+        )
 
 
 def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
     """`policy` with the kernels that `boot` asks for, or the fastest that are right here."""
-    if boot.kernels == "plain" or policy.root is not None:
+    if boot.kernels == "plain" or boot.measure_agreement or policy.root is not None:
         return policy
     if boot.kernels != "auto":
         problem = _problem(policy, boot.kernels)
@@ -185,6 +189,7 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> Measured:
     decoder.layers = all_layers[:1]
     wanted = [value for value in decoder.layers.parameters() if value.requires_grad]
     once = partial(_pass, policy, micro_batch, wanted)
+    before = 0
     try:
         with one_out_of_memory_error():
             once()
@@ -192,6 +197,7 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> Measured:
             if on_gpu:
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
             seconds: list[float] = []
             while len(seconds) < REPETITIONS and sum(seconds) < LIMIT_S:
                 began = time.perf_counter()
@@ -203,7 +209,7 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> Measured:
         return Measured(float("inf"), sys.maxsize)
     finally:
         decoder.layers = all_layers
-    return Measured(float(np.median(seconds)), torch.cuda.max_memory_allocated() if on_gpu else 0)
+    return Measured(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
 
 
 def _pass(policy: Policy, micro_batch: MicroBatch, wanted: list[torch.Tensor]) -> None:

@@ -131,7 +131,7 @@ def _with_speed(
     chunks = (GPU_HEAD_CHUNK_TOKENS, GPU_HEAD_CHUNK_TOKENS // 2, HEAD_CHUNK_TOKENS)
     keeping_bytes = None
     variants = [replace(workload, head_chunk_tokens=chunk) for chunk in chunks]
-    if settings.learner.recompute_activations is None:
+    if settings.learner.recompute_activations is None and workload.learner_ranks == 1:  # several cannot change back
         kept = [replace(variant, recompute_activations=False) for variant in variants]
         keeping_bytes = place(kept[-1]).peak_bytes
         variants = [*kept, *variants]

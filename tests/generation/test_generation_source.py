@@ -18,6 +18,7 @@ from generation_support import SETTINGS, eventually
 from test_generation_client import MakeClient, make_client, one_group, proof, publish  # noqa: F401 - a fixture
 
 from ftis_node.errors import ModelError, SharingError, WorkerDiedError
+from ftis_node.generation.source import WeightSource
 from ftis_node.ipc.shared_weights import SharedWeights
 from ftis_node.ipc.weights import PublishedWeights
 
@@ -324,3 +325,10 @@ async def test_one_that_dies_with_its_weights_discarded_comes_back_with_the_newe
     assert await served(client) == (1, 1, 1)
     await client.sleep(discard=True)
     assert lines(tmp_path, "slept") == ["discard", "discard"]
+
+
+def test_weights_that_do_not_fit_count_as_no_death() -> None:
+    source = WeightSource(None, None)
+    for _ in range(3):
+        assert source.begin(share(1, "1")) is None
+        source.abandon()

@@ -40,6 +40,34 @@ class Cuda:
         del self.locked[mapping.data_ptr()]
 
 
+def test_a_refusal_is_raised_and_does_not_come_again_at_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [0]  # the error that CUDA reports once more: 0 is success
+
+    class Runtime:
+        class cudaError:
+            success = 0
+
+        def cudaHostRegister(self, pointer: int, num_bytes: int, flags: int) -> int:
+            kept[0] = 801
+            return 801
+
+    def kernel(*shape: int, device: str) -> None:
+        error, kept[0] = kept[0], 0
+        if error:
+            raise RuntimeError(f"CUDA error: {error}")
+
+    def check_error(error: int) -> None:
+        raise RuntimeError(f"CUDA error: operation not supported ({error})")
+
+    mapping = torch.zeros(8, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", check_error)
+    monkeypatch.setattr(torch, "ones", kernel)
+    with pytest.raises(RuntimeError, match=r"operation not supported \(801\)"):
+        page_locked.register(mapping)
+    assert kept == [0]
+
+
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     made = Cuda()

@@ -67,6 +67,15 @@ def test_beside_a_generator_on_one_gpu_the_allocator_s_segments_grow(
     assert "PYTORCH_CUDA_ALLOC_CONF" not in worker_environment(beside), "what somebody has set stays"
 
 
+def test_a_compiler_starts_no_processes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCHINDUCTOR_COMPILE_THREADS"
+    monkeypatch.delenv(name, raising=False)
+    assert worker_environment(make_boot(tmp_path, tmp_path, kernels="auto"))[name] == "1"
+    assert name not in worker_environment(make_boot(tmp_path, tmp_path, kernels="plain"))
+    monkeypatch.setenv(name, "8")
+    assert name not in worker_environment(make_boot(tmp_path, tmp_path, kernels="auto")), "what somebody has set stays"
+
+
 def test_with_a_gpu_the_host_gets_its_memory_back(tmp_path: Path) -> None:
-    boot = msgspec.structs.replace(make_boot(tmp_path, tmp_path), device="cuda", num_threads=3)
+    boot = msgspec.structs.replace(make_boot(tmp_path, tmp_path), device="cuda", num_threads=3, kernels="plain")
     assert worker_environment(boot) == {"OMP_NUM_THREADS": "3"}

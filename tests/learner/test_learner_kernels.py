@@ -169,3 +169,13 @@ def test_several_processes_have_no_kernels_of_their_own(model_folder, tmp_path):
     with pytest.raises(ConfigError, match=r"learner.kernels = 'compile' is for a learner of one process") as refused:
         Learner(boot)
     assert refused.value.exit_code == 2
+
+
+def test_the_hooks_that_measure_agreement_are_not_compiled_away(model_folder, tmp_path, monkeypatch):
+    boot = make_boot(model_folder, tmp_path, kernels="compile", measure_agreement=True)
+    with pytest.raises(ConfigError, match=r"leaves out the hooks of method.peer_weights"):
+        Learner(boot)
+    monkeypatch.setattr(kernels, "SWITCHES", {})
+    assert (
+        Learner(make_boot(model_folder, tmp_path, kernels="liger", measure_agreement=True)).state().kernels == "plain"
+    )

@@ -154,6 +154,12 @@ def test_several_ranks_need_host_memory_for_their_processes_and_adapters_but_not
     assert host(16, **large) - host(1, **large) == 15 * HOST_PROCESS_BYTES + read - weights
 
 
+def test_several_ranks_recompute_for_they_cannot_change_back() -> None:
+    learner = {"recompute_activations": None}
+    assert not planned(HALF_B, 141, 141, learner=learner).recompute_activations
+    assert planned(HALF_B, 141, 141, 141, learner=learner | {"processes": 2}).recompute_activations
+
+
 def test_changes_are_put_together_until_they_fit() -> None:
     now = planned(THREE_B, 24)
 

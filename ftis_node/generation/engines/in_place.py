@@ -36,11 +36,14 @@ def load_in_place(model: Any, path: Path, *, locked: LockedFiles | None = None) 
 
 
 def load_shared_in_place(model: Any, shared: SharedWeights, opened: OpenedWeights) -> dict[str, int]:
-    """As `load_in_place`, from another process' memory, which stays `opened`. Raises SharingError and ModelError."""
+    """As `load_in_place`, from another process' memory, which is mapped meanwhile. Raises SharingError, ModelError."""
     own, tied = _own(model)
     opened.open(shared)
-    check_shared(shared, _shapes(own), optional=tied)
-    return _copy(own, dict(opened.tensors()))
+    try:
+        check_shared(shared, _shapes(own), optional=tied)
+        return _copy(own, dict(opened.tensors()))
+    finally:
+        opened.close()
 
 
 def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:

@@ -65,9 +65,15 @@ class WorkerExtension:
         return ""
 
     def ftis_load_shared(self) -> dict[str, int]:
-        """Serve what was mapped last, which stays mapped. Returns as `Engine.load_weights`."""
+        """Serve what was mapped last, and unmap it: mapped memory would outlive a learner that dies.
+
+        Returns as `Engine.load_weights`.
+        """
         assert self.ftis_opened is not None, "nothing was mapped"
-        return _reload(self, self.ftis_opened.tensors(), self.ftis_opened.entries())
+        try:
+            return _reload(self, self.ftis_opened.tensors(), self.ftis_opened.entries())
+        finally:
+            self.ftis_opened.close()
 
 
 def _reload(

@@ -253,7 +253,9 @@ def learner_boot(
         hand_over="file" if adapters else arrangement.hand_over,
         memory_share=arrangement.learner_share,
         recompute_activations=recomputes(settings, on_gpu=is_on_gpu) if planned is None else planned,
-        may_recompute=is_on_gpu and settings.learner.recompute_activations is None,
+        may_recompute=is_on_gpu
+        and settings.learner.recompute_activations is None
+        and settings.learner.num_processes == 1,
         head_chunk_tokens=arrangement.head_chunk_tokens,
         kernels=settings.learner.kernels,
     )
