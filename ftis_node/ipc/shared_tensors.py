@@ -1,4 +1,4 @@
-"""Tensors on a GPU that two processes see: exported once by the one that owns them, kept open by the one that reads.
+"""Tensors on a GPU that two processes see: exported once by their owner, mapped by the reader until it closes them.
 
 learner    Exporter.share(tensors)  --SharedWeights-->  OpenedWeights.open(shared), .tensors()    engine
 """
@@ -47,7 +47,7 @@ class Exporter:
 
 
 class OpenedWeights:
-    """Another process' storages, mapped into `device` of this one and kept so until another export comes."""
+    """Another process' storages, mapped into `device` of this one until `close`, or until another export comes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
