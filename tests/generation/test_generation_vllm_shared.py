@@ -32,6 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 
 PROMPT = [3, 1, 4]
 FIRST_LENGTH, NUM_COMPLETIONS = 60, 80
+LONG_LENGTHS = (200, 300, 400, 500)  # in flight also where the weights come late
 
 Open = Callable[..., contextlib.AbstractAsyncContextManager[GenerationClient]]
 
@@ -73,16 +74,16 @@ async def draw(client: GenerationClient, *, max_tokens: int = 8) -> Any:
     return result.completions[0]
 
 
-@pytest.mark.parametrize("core", ["inside", "separate"])
-async def test_completions_in_flight_say_which_weights_sampled_their_tokens(
-    opened: Open, tmp_path: Path, core: str
-) -> None:
-    """Some completion ends at every step, also at the one that is under way when the weights come."""
+async def test_completions_in_flight_say_which_weights_sampled_their_tokens(opened: Open, tmp_path: Path) -> None:
+    """Some completion ends at every step, also at the one that is under way when the weights come.
+
+    The core is inside the worker: one of its own may be done before a busy machine hands anything over.
+    """
     old, new = tiny_model(**VLLM_MODEL), tiny_model(seed=1, **VLLM_MODEL)
     weights = WeightStore(tmp_path / "weights").publish(1, file_tensors(new))
     proof = prove(new, version=1, vocab_size=EMBEDDING_ROWS)
-    async with opened(core) as client:
-        lengths = range(FIRST_LENGTH, FIRST_LENGTH + NUM_COMPLETIONS)
+    async with opened("inside") as client:
+        lengths = [*range(FIRST_LENGTH, FIRST_LENGTH + NUM_COMPLETIONS), *LONG_LENGTHS]
         running = [asyncio.create_task(draw(client, max_tokens=length)) for length in lengths]
         await eventually(lambda: any(task.done() for task in running))
         await client.update_weights(weights, proof)

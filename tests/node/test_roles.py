@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 START_S = 120.0
 DELAY_S = 2.0
-# The mismatch is measured on a group that the learner's present weights sampled: groups are large, so that the engine
-# is what limits a generator, and few are in flight, so that a new version's groups are back before the next step.
+# The mismatch is measured on a group that the learner's present weights sampled. A new version's groups are back before
+# the next step: steps need many large groups, few are in flight, and the prompt generator asks often for new weights.
 GROUPS = 40
 GROUP_SIZE = 64
 FEW_IN_FLIGHT = "[generation]\ngroups_in_flight = 1\n"
@@ -45,7 +45,10 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
         learner = stack.enter_context(started(tmp_path / "learner", "join", "--role", "learner", *common))
         learner.wait_for(lambda: "--follow" in learner.log.read_text(), timeout_s=START_S)
         peer_id = learner.peer_id()
-        roles = {"prompt": "", "late": f'[roles]\nweights_delay = "fixed:{DELAY_S}"\nevaluate = true\n'}
+        roles = {
+            "prompt": "[roles]\nlook_s = 0.05\n",
+            "late": f'[roles]\nweights_delay = "fixed:{DELAY_S}"\nevaluate = true\n',
+        }
         for name, settings in roles.items():
             (tmp_path / name).mkdir()
             (tmp_path / name / "node.toml").write_text(FEW_IN_FLIGHT + settings)
@@ -56,7 +59,7 @@ def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_mode
         learner.wait_for(lambda: len(learner.events("step")) >= 3, timeout_s=60)
         assert learner.status()["learner"]["mismatch_kl"] is None, "no stranger's word moves it"
         _trust(learner, prompt.peer_id())
-        learner.wait_for(lambda: learner.status()["learner"]["mismatch_kl"] is not None, timeout_s=START_S)
+        learner.wait_for(lambda: learner.status()["learner"]["mismatch_kl"] is not None, timeout_s=2 * START_S)
         _check_learner(learner)
         _check_generators(prompt, late, peer_id=peer_id)
 
@@ -89,12 +92,13 @@ def _check_learner(learner: RunningNode) -> None:
     status = learner.status()
     assert (status["node"]["role"], status["generation"]["state"]) == ("learner", "off")
     assert (status["generation"]["groups_made"], status["learner"]["own_groups"]) == (0, 0)
-    assert status["learner"]["foreign_groups"] >= 80
+    assert status["learner"]["foreign_groups"] >= 2 * GROUPS
     assert status["swarm"]["groups_refused"] == {}
     assert status["swarm"]["weights_bytes_out"] > 3 * 600_000
     assert status["learner"]["mismatch_kl"] < 1e-6, "the followers' engine computes the learner's log-probs"
     assert status["eval"] == []
-    assert {event["foreign_groups"] for event in learner.events("step")} == {2 * GROUPS}, "own is what this node signed"
+    assert {event["own_groups"] for event in learner.events("step")} == {0}, "own is what this node signed"
+    assert max(event["foreign_groups"] for event in learner.events("step")) == 2 * GROUPS
     offered = {event["version"] for event in learner.events("weights_offered")}
     assert {event["version"] for event in learner.events("weights_served")} <= offered
 
