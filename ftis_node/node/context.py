@@ -1,4 +1,4 @@
-"""The parts that the loops share, made once by `build.py` and handed to each loop."""
+"""The parts that the loops share, made once by `assemble.py` and handed to each loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Generation(Generator, Protocol):
     """What the loops want of generation: `generation.client.GenerationClient`, an engine in this process, or none.
 
-    A `state` is a `WorkerState`, or "off" where the node has no such worker (`absent.py`).
+    A `state` is a `WorkerState`, or "off" where the node has no such worker (`null_workers.py`).
 
     `newest` is what evaluations ask: the part itself, unless it serves old weights on purpose.
     """

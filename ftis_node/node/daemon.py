@@ -48,7 +48,7 @@ That is a node that generates and learns. Two roles do one of the two, and weigh
 
 One TaskGroup owns them all: the first that fails, or ends, ends the node with its error; a budget that is used up (the
 train loop's last step, a generator's last group), or a signal, ends it in order: loops, workers, network and scorer all
-at once. What each waits for stands on the board (waits.py), and the watchdog tells of one that gets nowhere.
+at once. What each waits for stands on the board (task_monitor.py), and the watchdog tells of one that gets nowhere.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FILE_NAME = re.compile(r"(?<![\w/.*-])([a-z_][a-z_0-9]*\.py)\b")
 SOURCE_PATH = re.compile(r"`((?:ftis_node|tests|bench|proto|deploy|examples)/[\w./-]*)`")
 HEADING = re.compile(r"^#{1,6} (.+)$", flags=re.MULTILINE)
 
@@ -76,6 +77,14 @@ def test_every_path_that_a_page_names_is_there() -> None:
     named = [(page, path) for page in PAGES for path in SOURCE_PATH.findall(page.read_text())]
     assert len(named) > 100
     assert not [(page.name, path) for page, path in named if not (ROOT / path).exists()]
+
+
+def test_every_file_that_the_code_names_is_there() -> None:
+    names = {path.name for folder in ("ftis_node", "tests", "bench") for path in (ROOT / folder).rglob("*.py")}
+    sources = [*(ROOT / "ftis_node").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *PAGES]
+    named = [f"{path.name}: {name}" for path in sources for name in FILE_NAME.findall(path.read_text())]
+    assert len(named) > 100
+    assert not [line for line in named if line.rpartition(" ")[2] not in names]
 
 
 def test_no_path_of_a_machine() -> None:

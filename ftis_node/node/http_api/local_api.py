@@ -1,4 +1,6 @@
-"""The local HTTP port: `/status`, `/peers`, `/events`; `probes.py` adds metrics and health, `control_port.py` changes.
+"""The local HTTP port: `/status`, `/peers`, `/events`.
+
+`monitoring_api.py` adds metrics and health, `operator_api.py` changes.
 
 It listens on 127.0.0.1, and answers those alone who call it so. Whoever may use this machine may read; changes ask for
 the token in the home.

@@ -5,7 +5,7 @@
 
 The local port has them, and where `observe.listen` is set one that other machines reach, which has nothing else. That
 one is open from the first moment, so that a node that loads a large model for half an hour is not taken for dead; there
-`/metrics` asks for a token (access.py).
+`/metrics` asks for a token (auth.py).
 """
 
 from __future__ import annotations

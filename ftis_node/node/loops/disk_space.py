@@ -3,7 +3,7 @@
 consumes (the room loop): the home's files, the process     produces: `why_full`, room in a full home, turned-over logs
 waits for: the clock                                        unblocked by: time
 
-A home that is nearly full is tidied first (housekeeping.py). Where that is not enough, generation and pulling wait here
+A home that is nearly full is tidied first (cleanup.py). Where that is not enough, generation and pulling wait here
 until there is room: the node trains on what it has, serves its peers, and says why it waits.
 """
 

@@ -4,10 +4,10 @@ consumes: announcements; answers of peers     produces: envelopes to intake, con
 waits for: an announcement                    unblocked by: gossip
            room in the home and in memory                   the room loop; intake
 
-                       +--> [listen]  (hear.py)  ---+
-    gossip --messages--+                            +--> wants --> [dispatch] --batches--> fetch --> intake
-                       +--> [repair]  (repair.py) --+      ^                                 |
-                                                           +----- missed: ask another -------+
+                       +--> [listen]  (announcements.py) --+
+    gossip --messages--+                                   +--> queue --> [dispatch] --batches--> fetch --> intake
+                       +--> [repair]  (backfill.py) -------+      ^                                 |
+                                                                  +----- missed: ask another -------+
 
 A body is pulled once: from its sender, or from anyone who holds it where the sender cannot be reached. In a small swarm
 everything is pulled; in a large one what the learner will use (`swarm/pulling/demand.py`) and what this node is on

@@ -4,7 +4,7 @@ consumes: own announcements, confirmations     produces: announcements
 waits for: the clock                           unblocked by: time
 
 Confirmations are not kept: after a start what is still READY counts as announced once and confirmed by nobody. A peer
-that holds a group which is announced again confirms it again (hear.py), so no lost confirmation holds a slot.
+that holds a group which is announced again confirms it again (announcements.py), so no lost confirmation holds a slot.
 """
 
 from __future__ import annotations

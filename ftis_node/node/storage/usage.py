@@ -3,7 +3,7 @@
 room     what may still be written: up to the limit, or to the end of the disk, whichever is nearer
 reserve  what is about to be written: the next checkpoint, groups and lines that are under way
 
-room < reserve + cushion    near: things that are not needed go (housekeeping.py)
+room < reserve + cushion    near: things that are not needed go (cleanup.py)
 room < reserve              full: the node pauses
 room >= reserve + cushion/2 again, and it goes on
 """

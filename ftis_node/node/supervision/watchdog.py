@@ -1,6 +1,6 @@
 """Does the event loop turn, and do its tasks get anywhere? What does not is told by name, with where it stands.
 
-    the loop  --beat, every half second--> count, lag, the board of waits (waits.py), systemd's watchdog
+    the loop  --beat, every half second--> count, lag, the board of waits (task_monitor.py), systemd's watchdog
     a thread  --looks at the count-------> the same for `stall_s`: the code that blocks the loop, by its stack
                                            the same for `stall_exit_s`: the process ends with exit code 1
 

@@ -1,7 +1,7 @@
 """The gate before a step: it opens when the groups of the step are there, or when waiting for more is not worth it.
 
-A node's own gate goes by the run's patience (`patience.py` is the rule). An experiment puts another one in its place,
-which holds all nodes in step with one another and needs no clock.
+A node's own gate goes by the run's patience (`step_policy.py` has the rule). An experiment uses another one, which
+keeps all nodes at the same step and needs no clock.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 consumes: offers and chunks of the followed learner     produces: a new version in the generation worker
 waits for: a newer offer; its file; its delay           unblocked by: the learner's offer loop, time
 
-    offer --signature, rules--> fetch (weights_fetch.py) --> held, complete --delay--> engine --proof--> served
+    offer --signature, rules--> fetch (download.py) --> held, complete --delay--> engine --proof--> served
                                                                the newest that arrived; never one before it
 
 Whatever fails (a signature, a chunk, the proof), the generator goes on with the weights that it has, and says so.

@@ -1,7 +1,7 @@
 """The versions that a generator keeps on its disk: fetched, complete, and served or waiting for their delay to pass.
 
     version-00000012/   model.safetensors, the signed offer; the file `served` once its proof has held
-    partial/            what is on its way (weights_fetch.py)
+    partial/            what is on its way (download.py)
 
 File names are made of version numbers and of hashes that were checked, never of a peer's text.
 """
