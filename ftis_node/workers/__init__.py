@@ -1,5 +1,5 @@
-"""Spawning, supervising and talking to worker processes, and handing weights over between them.
+"""Spawn and supervise worker processes, talk to them, and pass weights between them (`weights/`).
 
-The worker's side is `worker.run_worker`; the daemon's side is `supervisor.Supervisor`. Nothing here knows what a worker
-does: rooms above bring their own messages. No torch at import.
+The worker's side is `worker.run_worker`; the daemon's side is `supervisor.Supervisor`. The package knows no worker:
+higher packages bring their own messages. It imports no torch at import time.
 """

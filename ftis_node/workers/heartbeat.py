@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ftis_node.ipc.wire import HEARTBEAT_IDENTITY, Heartbeat, pack
+from ftis_node.workers.wire import HEARTBEAT_IDENTITY, Heartbeat, pack
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ftis_node.ipc.wire import Heartbeat
+    from ftis_node.workers.wire import Heartbeat
 
 
 class Verdict(StrEnum):

@@ -24,9 +24,9 @@ import zmq.asyncio
 from ftis_node.config.outside import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.files import open_to_write
-from ftis_node.ipc.endpoint import endpoint_in, remove_socket
-from ftis_node.ipc.liveness import Verdict
-from ftis_node.ipc.wire import (
+from ftis_node.workers.endpoint import endpoint_in, remove_socket
+from ftis_node.workers.liveness import Verdict
+from ftis_node.workers.wire import (
     WORKER_IDENTITY,
     Body,
     Call,
@@ -51,7 +51,7 @@ from ftis_node.ipc.wire import (
 if TYPE_CHECKING:
     import msgspec
 
-    from ftis_node.ipc.spec import Timing, WorkerSpec
+    from ftis_node.workers.spec import Timing, WorkerSpec
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.ipc.liveness import Liveness
+from ftis_node.workers.liveness import Liveness
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.ipc.wire import Message
+    from ftis_node.workers.wire import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,14 +36,14 @@ from ftis_node.errors import (
     WorkerTaskError,
     says_out_of_memory,
 )
-from ftis_node.ipc.process import OnEvent, WorkerLife
-from ftis_node.ipc.restart_policy import GiveUp, Restart, RestartPolicy
-from ftis_node.ipc.spec import Timing
 from ftis_node.telemetry.faults import watched_task
+from ftis_node.workers.process import OnEvent, WorkerLife
+from ftis_node.workers.restart_policy import GiveUp, Restart, RestartPolicy
+from ftis_node.workers.spec import Timing
 
 if TYPE_CHECKING:
-    from ftis_node.ipc.spec import WorkerSpec
-    from ftis_node.ipc.wire import Body, Message
+    from ftis_node.workers.spec import WorkerSpec
+    from ftis_node.workers.wire import Body, Message
 
 logger = logging.getLogger(__name__)
 

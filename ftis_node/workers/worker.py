@@ -34,9 +34,12 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ftis_node.ipc.owner import die_with_owner
-from ftis_node.ipc.pulse import HeartbeatThread, Pulse
-from ftis_node.ipc.wire import (
+from ftis_node.telemetry.faults import unhandled_errors
+from ftis_node.telemetry.log import set_up_logging
+from ftis_node.telemetry.standard_files import drop_what_cannot_be_written
+from ftis_node.workers.heartbeat import HeartbeatThread, Pulse
+from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.wire import (
     WORKER_IDENTITY,
     Call,
     Cancel,
@@ -53,9 +56,6 @@ from ftis_node.ipc.wire import (
     unpack,
     unpack_body,
 )
-from ftis_node.telemetry.faults import unhandled_errors
-from ftis_node.telemetry.log import set_up_logging
-from ftis_node.telemetry.standard_files import drop_what_cannot_be_written
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest_asyncio
-from ipc_echo_worker import EchoBoot, Tick
-from ipc_support import PATIENT, PYTHON_PATH, QUICK, MakeSupervisor
+from echo_worker import EchoBoot, Tick
+from worker_support import PATIENT, PYTHON_PATH, QUICK, MakeSupervisor
 
-from ftis_node.ipc.spec import Timing, WorkerSpec
-from ftis_node.ipc.supervisor import Supervisor
+from ftis_node.workers.spec import Timing, WorkerSpec
+from ftis_node.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
     def make(*, fault: str = "", num_faults: int = 1000, timing: Timing = QUICK, **options: object) -> Supervisor:
         spec = WorkerSpec(
             name="echo",
-            module="ipc_echo_worker",
+            module="echo_worker",
             boot=EchoBoot(trace=str(tmp_path), fault=fault, num_faults=num_faults),
             sockets_dir=tmp_path / "s",
             log_path=tmp_path / "logs" / "echo.log",

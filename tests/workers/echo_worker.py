@@ -1,4 +1,4 @@
-"""A worker for the tests of `ipc`: echoes, fails, sleeps, hangs and dies on request."""
+"""A worker for the tests of `workers`: echoes, fails, sleeps, hangs and dies on request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import EngineError, ModelError, NonFiniteError, OutOfMemoryError
-from ftis_node.ipc.wire import Message, unpack_body
-from ftis_node.ipc.worker import Emitter, Handlers, run_worker
+from ftis_node.workers.wire import Message, unpack_body
+from ftis_node.workers.worker import Emitter, Handlers, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

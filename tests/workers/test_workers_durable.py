@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ipc_support import PYTHON_PATH
+from worker_support import PYTHON_PATH
 
-from ftis_node.ipc import durable
-from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, newest_complete, remove_leftovers
+from ftis_node.workers import durable
+from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, newest_complete, remove_leftovers
 
 
 def write(parent: Path, name: str, text: str = "x") -> Path:
@@ -108,7 +108,7 @@ def test_a_removal_cut_short_leaves_no_complete_folder(tmp_path: Path, monkeypat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ftis_node.ipc import durable
+from ftis_node.workers import durable
 
 if sys.argv[2] == "before-marker":
     durable._write_marker = lambda target, sync: os.kill(os.getpid(), signal.SIGKILL)

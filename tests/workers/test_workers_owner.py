@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from ipc_support import PYTHON_PATH
+from worker_support import PYTHON_PATH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from ipc_echo_worker import Echo, EchoBoot, EchoReply
-from ftis_node.ipc.spec import WorkerSpec
-from ftis_node.ipc.supervisor import Supervisor
+from echo_worker import Echo, EchoBoot, EchoReply
+from ftis_node.workers.spec import WorkerSpec
+from ftis_node.workers.supervisor import Supervisor
 
 async def main(folder):
-    supervisor = Supervisor(WorkerSpec(name="echo", module="ipc_echo_worker", boot=EchoBoot(trace=str(folder)),
+    supervisor = Supervisor(WorkerSpec(name="echo", module="echo_worker", boot=EchoBoot(trace=str(folder)),
                                        sockets_dir=folder, log_path=folder / "echo.log"))
     await supervisor.start()
     sys.stdout.write(f"{supervisor.pid}\\n")
@@ -37,7 +37,7 @@ asyncio.run(main(Path(sys.argv[1])))
 # Stands between owner and worker, as torchrun does, so that the worker's parent is not its owner.
 BESIDE = """
 import os, sys, time
-from ftis_node.ipc.owner import die_with_owner
+from ftis_node.workers.owner import die_with_owner
 die_with_owner(int(sys.argv[1]))
 sys.stdout.write("watching\\n")
 sys.stdout.flush()

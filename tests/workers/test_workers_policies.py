@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ftis_node.ipc.liveness import Liveness, Verdict
-from ftis_node.ipc.restart_policy import GiveUp, Restart, RestartPolicy
-from ftis_node.ipc.wire import Heartbeat
+from ftis_node.workers.liveness import Liveness, Verdict
+from ftis_node.workers.restart_policy import GiveUp, Restart, RestartPolicy
+from ftis_node.workers.wire import Heartbeat
 
 POLICY = RestartPolicy(first_delay_s=1.0, delay_factor=2.0, max_delay_s=3.0, quick_death_s=30.0, max_quick_deaths=5)
 

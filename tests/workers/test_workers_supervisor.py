@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 import pytest
-from ipc_echo_worker import Die, Echo, EchoReply, Fail, Sleep, Spawn, Stray, Tick
-from ipc_support import QUICK, MakeSupervisor
+from echo_worker import Die, Echo, EchoReply, Fail, Sleep, Spawn, Stray, Tick
+from worker_support import QUICK, MakeSupervisor
 
 from ftis_node.errors import (
     EngineError,
@@ -24,15 +24,15 @@ from ftis_node.errors import (
     WorkerDiedError,
     WorkerTaskError,
 )
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.supervisor import WorkerState
 from ftis_node.telemetry.faults import unhandled_errors
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.supervisor import WorkerState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.ipc.process import WorkerLife
-    from ftis_node.ipc.supervisor import Supervisor
+    from ftis_node.workers.process import WorkerLife
+    from ftis_node.workers.supervisor import Supervisor
 
 ECHO = Echo(payload=bytes(range(256)))
 
@@ -387,7 +387,7 @@ async def test_stop_at_any_moment_of_the_start(make_supervisor: MakeSupervisor) 
         await asyncio.wait_for(supervisor.stop(), 30)
         with pytest.raises(WorkerDiedError):
             await asyncio.wait_for(start, 30)
-        assert not [child for child in psutil.Process().children() if "ipc_echo_worker" in " ".join(child.cmdline())]
+        assert not [child for child in psutil.Process().children() if "echo_worker" in " ".join(child.cmdline())]
 
 
 async def test_run_ends_with_its_task_group(make_supervisor: MakeSupervisor) -> None:

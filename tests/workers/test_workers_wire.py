@@ -9,8 +9,8 @@ import pytest
 
 from ftis_node import errors
 from ftis_node.errors import ConfigError, FtisError, RecordError, WorkerTaskError
-from ftis_node.ipc.endpoint import endpoint_in
-from ftis_node.ipc.wire import (
+from ftis_node.workers.endpoint import endpoint_in
+from ftis_node.workers.wire import (
     Call,
     Failure,
     Heartbeat,

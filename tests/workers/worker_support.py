@@ -1,4 +1,4 @@
-"""What the tests of `ipc` share: short times, and where the echo worker is found."""
+"""What the tests of `workers` share: short times, and where the echo worker is found."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ftis_node
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.spec import Timing
-from ftis_node.ipc.supervisor import Supervisor
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.spec import Timing
+from ftis_node.workers.supervisor import Supervisor
 
 PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 

@@ -6,7 +6,7 @@
         state.json              the rest: where it stands, in the buffer too, and whose it is
         checksums.json          of each of these
 
-`ipc.durable` makes the folder appear at once. A folder that is complete but not what was written (a disk that lost or
+`durable` makes the folder appear at once. A folder that is complete but not what was written (a disk that lost or
 turned bytes, a file removed by hand) is set aside as `damaged-step-...` and the next older one is taken; where none can
 be read the learner refuses to start, rather than silently begin again at the model as it came.
 """
@@ -24,13 +24,13 @@ import torch
 from ftis_node import __version__
 from ftis_node.errors import ConfigError, FileError, ModelError
 from ftis_node.files import read_file
-from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, remove_leftovers
-from ftis_node.ipc.tensor_file import read_tensors, write_tensors
-from ftis_node.learner.checksum import check_file, read_checksums, write_checksums
+from ftis_node.learner.checkpoint.checksum import check_file, read_checksums, write_checksums
+from ftis_node.learner.distributed.shards import is_spread, part_like, whole
 from ftis_node.learner.messages import CheckpointSkipped, StepReport
-from ftis_node.learner.optimizer import moment_shapes, moments_of, restore_moments
-from ftis_node.learner.shards import is_spread, part_like, whole
+from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
 from ftis_node.models import model_fingerprint, other_model
+from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
+from ftis_node.workers.weights.tensor_file import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
     from ftis_node.learner.messages import LearnerBoot
-    from ftis_node.learner.policy import Policy
+    from ftis_node.learner.model.policy import Policy
 
 PREFIX = "step-"
 DAMAGED_PREFIX = "damaged-"

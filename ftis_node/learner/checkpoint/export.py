@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ftis_node.errors import ConfigError
-from ftis_node.ipc.tensor_file import write_tensors
-from ftis_node.learner.checkpoint import newest_usable, owner_of, restore_weights
-from ftis_node.learner.policy import ADAPTER, load_unchecked
-from ftis_node.learner.publish import gathering_of
-from ftis_node.learner.shards import whole
+from ftis_node.learner.checkpoint.checkpoint import newest_usable, owner_of, restore_weights
+from ftis_node.learner.checkpoint.publish import gathering_of
+from ftis_node.learner.distributed.shards import whole
+from ftis_node.learner.model.policy import ADAPTER, load_unchecked
 from ftis_node.models import export_adapter, export_model
 from ftis_node.telemetry.work import unwatched
+from ftis_node.workers.weights.tensor_file import write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ftis_node.learner.distributed.shards import Gathering
     from ftis_node.learner.messages import LearnerBoot
-    from ftis_node.learner.policy import Policy
-    from ftis_node.learner.shards import Gathering
+    from ftis_node.learner.model.policy import Policy
     from ftis_node.telemetry.work import OnProgress
 
 MAX_FILE_BYTES: Final = 5 * 10**9

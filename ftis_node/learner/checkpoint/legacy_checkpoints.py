@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.config.disk_room import replace_file, sync_to_disk
 from ftis_node.errors import FileError, ModelError
 from ftis_node.files import read_object
-from ftis_node.ipc.durable import is_complete
-from ftis_node.learner.checksum import CHECKSUMS_FILE, checksum_of, read_checksums
+from ftis_node.learner.checkpoint.checksum import CHECKSUMS_FILE, checksum_of, read_checksums
+from ftis_node.workers.durable import is_complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

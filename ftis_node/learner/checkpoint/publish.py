@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from ftis_node.errors import SharingError
-from ftis_node.ipc.durable import remove_leftovers
-from ftis_node.ipc.page_locked import LockedFiles
-from ftis_node.ipc.shared_tensors import Exporter
-from ftis_node.ipc.tensor_file import checksum
-from ftis_node.ipc.weights import PREFIX, PublishedWeights, WeightProof, prove
-from ftis_node.learner.policy import adapter_alone, adapter_merger, own_tensors
-from ftis_node.learner.shards import Gathering, is_spread
+from ftis_node.learner.distributed.shards import Gathering, is_spread
+from ftis_node.learner.model.policy import adapter_alone, adapter_merger, own_tensors
+from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.weights.page_locked import LockedFiles
+from ftis_node.workers.weights.shared_tensors import Exporter
+from ftis_node.workers.weights.store import PREFIX, PublishedWeights, WeightProof, prove
+from ftis_node.workers.weights.tensor_file import checksum
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.ipc.shared_weights import Way
-    from ftis_node.ipc.weights import WeightStore
-    from ftis_node.learner.policy import Policy
+    from ftis_node.learner.model.policy import Policy
+    from ftis_node.workers.weights.shared_weights import Way
+    from ftis_node.workers.weights.store import WeightStore
 
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.learner.checkpoint import name_of, newest_usable, read_checkpoint, tidy
+from ftis_node.learner.checkpoint.checkpoint import name_of, newest_usable, read_checkpoint, tidy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ftis_node.learner.checkpoint import Checkpoint, Owner
+    from ftis_node.learner.checkpoint.checkpoint import Checkpoint, Owner
+    from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import CheckpointSkipped
-    from ftis_node.learner.ranks import Ranks
 
 
 def find_checkpoint(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ftis_node.learner.layout import Link, Span
+    from ftis_node.learner.data.layout import Link, Span
     from ftis_node.learner.messages import TrainGroup
 
 PADDING_ID = 0  # any id will do: its outputs are never read

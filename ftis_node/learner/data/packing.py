@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.layout import Link, Span
+from ftis_node.learner.data.batch import MicroBatch
+from ftis_node.learner.data.layout import Link, Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ftis_node.learner.batch import Batch
+    from ftis_node.learner.data.batch import Batch
 
 
 def make_packed_micro_batches(batch: Batch, *, max_tokens: int, shares_prompts: bool = True) -> list[MicroBatch]:

@@ -1,7 +1,7 @@
 """The processes of one learner that trains on more than one GPU or process. Imports no torch.
 
     daemon --- rank 0: the learner's worker, which alone speaks to the daemon
-                 |---- rank 1: `python -m ftis_node.learner.follow`
+                 |---- rank 1: `python -m ftis_node.learner.distributed.rank_worker`
                  `---- rank 2 ...
 
 Each rank finds its place as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT. A process that
@@ -10,7 +10,7 @@ for two reasons: it puts each rank into a session of its own, where the daemon's
 not reach it, and its rendezvous listens on every network interface. Here all ranks are one process group, and the port
 where they meet is open on the loopback interface alone.
 
-One dies, all die: followers end with rank 0 (`ipc.owner`), and rank 0 ends as soon as a follower does. Then the daemon
+One dies, all die: followers end with rank 0 (`owner.py`), and rank 0 ends as soon as a follower does. Then the daemon
 starts the whole group again, as it does any worker.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MODULE = "ftis_node.learner.follow"
+MODULE = "ftis_node.learner.distributed.rank_worker"
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Without these gloo and NCCL choose an interface by the machine's name, which need not be reachable.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from ftis_node.ipc.wire import Message
 from ftis_node.learner.messages import AuditRequest, TrainRequest
+from ftis_node.workers.wire import Message
 
 
 class CheckOrder(Message, frozen=True):

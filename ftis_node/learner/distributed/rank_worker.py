@@ -1,4 +1,4 @@
-"""A rank that follows: `python -m ftis_node.learner.follow`, started by rank 0 (`launch.py`).
+"""A rank that follows: `python -m ftis_node.learner.distributed.rank_worker`, started by rank 0 (`launch.py`).
 
 It builds the same learner, of which it holds its part of every weight, and then does what rank 0 orders until the end.
 It writes no file and speaks to nobody but the other ranks.
@@ -13,13 +13,13 @@ import signal
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError, WorkerTaskError
-from ftis_node.ipc.owner import die_with_owner
-from ftis_node.learner.launch import Seat
+from ftis_node.learner.distributed.launch import Seat
 from ftis_node.telemetry.log import set_up_logging
+from ftis_node.workers.owner import die_with_owner
 
 if TYPE_CHECKING:
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.ranks import RankGroup
+    from ftis_node.learner.distributed.ranks import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def follow(seat: Seat) -> None:
     """Build a learner and obey until rank 0 orders the end. Raises FtisError where it cannot be built."""
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.ranks import join
+    from ftis_node.learner.distributed.ranks import join
 
     ranks, boot = join(seat)
     obey(Learner(boot, ranks=ranks), ranks)
@@ -36,7 +36,7 @@ def follow(seat: Seat) -> None:
 
 def obey(learner: Learner, ranks: RankGroup) -> None:
     """Do this rank's part of each order, until the last."""
-    from ftis_node.learner.orders import EndOrder
+    from ftis_node.learner.distributed.rank_commands import EndOrder
 
     while True:
         with ranks.in_step():

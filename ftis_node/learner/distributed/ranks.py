@@ -1,6 +1,6 @@
 """The ranks that train one policy together, and what they say to each other.
 
-Rank 0 leads: it has the daemon's requests and sends the others an order for each piece of work (`follow.py`), and all
+Rank 0 leads: it has the daemon's requests and sends the others an order for each piece (`rank_worker.py`), and all
 do that piece in step. What they decide, they decide alike, because they decide on the same numbers:
 
     micro-batches  --deal-->  forward on each rank  --sum-->  log-probs [N, T] on every rank  -->  loss, its gradient
@@ -27,9 +27,9 @@ import torch
 from torch import distributed
 
 from ftis_node.errors import FtisError, WorkerTaskError
-from ftis_node.learner.batch import MicroBatch
+from ftis_node.learner.data.batch import MicroBatch
+from ftis_node.learner.distributed.rank_commands import Order
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.orders import Order
 from ftis_node.models import pick_device
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ftis_node.learner.launch import Seat
-    from ftis_node.learner.step import Between
+    from ftis_node.learner.distributed.launch import Seat
+    from ftis_node.learner.step.train_step import Between
 
 log = logging.getLogger(__name__)
 

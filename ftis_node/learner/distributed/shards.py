@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.learner.policy import Policy
-    from ftis_node.learner.ranks import RankGroup
+    from ftis_node.learner.distributed.ranks import RankGroup
+    from ftis_node.learner.model.policy import Policy
     from ftis_node.models import WeightRows
 
 

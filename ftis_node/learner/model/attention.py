@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ftis_node.learner import attention_flash
-from ftis_node.learner.attention_kernels import (
+from ftis_node.learner.data.layout import divide
+from ftis_node.learner.model import attention_flash
+from ftis_node.learner.model.attention_kernels import (
     attend_all,
     attend_all_backward,
     attend_self,
     attend_self_backward,
     join,
 )
-from ftis_node.learner.layout import divide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftis_node.learner.layout import Bucket, Link, Span
+    from ftis_node.learner.data.layout import Bucket, Link, Span
 
 ATTENTION = "ftis_packed"
 UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what other models add to attention

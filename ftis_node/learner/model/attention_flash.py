@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ftis_node.learner.attention_kernels import join
+from ftis_node.learner.model.attention_kernels import join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

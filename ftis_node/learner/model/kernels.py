@@ -26,19 +26,19 @@ import numpy as np
 import torch
 
 from ftis_node.errors import ConfigError
-from ftis_node.learner import attention
-from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.fitting import one_out_of_memory_error
-from ftis_node.learner.layout_choice import difference_from, probe_group, probe_values
-from ftis_node.learner.logprobs import decode
-from ftis_node.learner.packing import make_packed_micro_batches
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.model import attention
+from ftis_node.learner.model.layout_choice import difference_from, probe_group, probe_values
+from ftis_node.learner.model.logprobs import decode
+from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.learner.batch import MicroBatch
+    from ftis_node.learner.data.batch import MicroBatch
     from ftis_node.learner.messages import LearnerBoot
-    from ftis_node.learner.policy import Policy
+    from ftis_node.learner.model.policy import Policy
 
 log = logging.getLogger(__name__)
 

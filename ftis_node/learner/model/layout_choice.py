@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ftis_node.ipc.weights import probe_token_ids
-from ftis_node.learner import attention
-from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.distributed.ranks import ALONE
+from ftis_node.learner.distributed.shards import gradient_of
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
-from ftis_node.learner.packing import make_packed_micro_batches
-from ftis_node.learner.ranks import ALONE
-from ftis_node.learner.shards import gradient_of
+from ftis_node.learner.model import attention
+from ftis_node.workers.weights.store import probe_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ftis_node.learner.batch import Batch, MicroBatch
-    from ftis_node.learner.policy import Policy
-    from ftis_node.learner.ranks import Ranks
+    from ftis_node.learner.data.batch import Batch, MicroBatch
+    from ftis_node.learner.distributed.ranks import Ranks
+    from ftis_node.learner.model.policy import Policy
 
 log = logging.getLogger(__name__)
 

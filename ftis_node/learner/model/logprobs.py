@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from ftis_node.learner.attention import AttentionPlan
+from ftis_node.learner.model.attention import AttentionPlan
 
 if TYPE_CHECKING:
-    from ftis_node.learner.batch import MicroBatch
-    from ftis_node.learner.ranks import Ranks
+    from ftis_node.learner.data.batch import MicroBatch
+    from ftis_node.learner.distributed.ranks import Ranks
 
 HEAD_CHUNK_TOKENS = (
     512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU as many as the plan has room for

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.ipc.weights import probe_logprobs, probe_token_ids
-from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.gated import save_memory
-from ftis_node.learner.layout_choice import choose_layout
-from ftis_node.learner.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
-from ftis_node.learner.ranks import RankGroup
-from ftis_node.learner.shards import back_to_meta, fill, hollow, is_spread, plain_name, shard
+from ftis_node.learner.data.batch import MicroBatch
+from ftis_node.learner.distributed.ranks import RankGroup
+from ftis_node.learner.distributed.shards import back_to_meta, fill, hollow, is_spread, plain_name, shard
+from ftis_node.learner.model.gated import save_memory
+from ftis_node.learner.model.layout_choice import choose_layout
+from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
 from ftis_node.models import (
     ModelSource,
     PromptTokenizer,
@@ -36,6 +35,7 @@ from ftis_node.models import (
     tied_names,
 )
 from ftis_node.models.quiet import quiet_libraries
+from ftis_node.workers.weights.store import probe_logprobs, probe_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
 
+    from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import LearnerBoot, LoraSettings
-    from ftis_node.learner.ranks import Ranks
 
 Result = TypeVar("Result")
 

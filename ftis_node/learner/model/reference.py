@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from ftis_node.learner.policy import spread_policy
-from ftis_node.learner.ranks import ALONE, RankGroup
+from ftis_node.learner.distributed.ranks import ALONE, RankGroup
+from ftis_node.learner.model.policy import spread_policy
 from ftis_node.models import load_causal_lm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.batch import MicroBatch
+    from ftis_node.learner.data.batch import MicroBatch
+    from ftis_node.learner.distributed.ranks import Ranks
     from ftis_node.learner.messages import LearnerBoot
-    from ftis_node.learner.policy import Policy
-    from ftis_node.learner.ranks import Ranks
-    from ftis_node.learner.step import Forward
+    from ftis_node.learner.model.policy import Policy
+    from ftis_node.learner.step.train_step import Forward
 
 
 def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> Forward:

@@ -26,8 +26,8 @@ from ftis_node.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.batch import Batch, MicroBatch
-    from ftis_node.learner.step import Forward
+    from ftis_node.learner.data.batch import Batch, MicroBatch
+    from ftis_node.learner.step.train_step import Forward
 
 PROJECTION = "o_proj"
 MAX_SENDERS = 64  # whose gradients are held at once; further peers of a step have no figure

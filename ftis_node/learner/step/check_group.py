@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ftis_node.learner.batch import make_batch
-from ftis_node.learner.mismatch import measure_mismatch
+from ftis_node.learner.data.batch import make_batch
+from ftis_node.learner.step.mismatch import measure_mismatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.batch import Batch
+    from ftis_node.learner.data.batch import Batch
     from ftis_node.learner.messages import TrainGroup
-    from ftis_node.learner.mismatch import Mismatch
+    from ftis_node.learner.step.mismatch import Mismatch
 
 
 class CheckGroup:

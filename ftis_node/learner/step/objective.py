@@ -11,7 +11,7 @@ if the learner had sampled them, which costs them the very ratio that they are a
 completions of a sender takes them as this node's own: their KL is not known, and those with A <= 0 are filtered here.
 
 Groups of peers with log-probs that no honest sampling brings about (`algorithms/understated.py`) teach nothing: their
-advantages are 0. That is known when all log-probs are; until then, of the completions looked at (`step.py`).
+advantages are 0. That is known when all log-probs are; until then, of the completions looked at (`train_step.py`).
 
 Where a run asks for it, the KL to the starting model is added, over all rows whatever their kind.
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.learner.batch import Batch
+    from ftis_node.learner.data.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

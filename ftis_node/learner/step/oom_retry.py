@@ -2,7 +2,7 @@
 
     activations are kept --> they are recomputed (a third more time) --> smaller micro-batches
 
-Until its first update a step has changed nothing, so it can begin again. `budget.py` decides on micro-batches; here
+Before its first update a step has changed nothing and can begin again. `token_budget.py` decides on micro-batches; here
 memory is given back and the step is tried. Results do not depend on either but for rounding.
 """
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from ftis_node.errors import MachineError, says_out_of_memory
-from ftis_node.ipc.cuda_ipc import grow_segments
-from ftis_node.learner.budget import Budget
+from ftis_node.learner.step.token_budget import Budget
+from ftis_node.workers.weights.cuda_ipc import grow_segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def keep_to_share(share: float | None) -> None:
 def grow_segments_after_weights(boot: LearnerBoot) -> None:
     """Have segments grow from now on, where they did not from the start because the weights are shared with an engine.
 
-    What grows has no handle that another process may open (`ipc/cuda_ipc.py`).
+    What grows has no handle that another process may open (`workers/weights/cuda_ipc.py`).
     """
     if boot.hand_over == "ipc" and boot.memory_share is not None and not grow_segments():
         log.info("torch's allocator keeps its settings: segments do not grow")

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.errors import ConfigError, MachineError
-from ftis_node.learner.masters import MasterWeights
-from ftis_node.learner.shards import part_like
+from ftis_node.learner.distributed.shards import part_like
+from ftis_node.learner.step.masters import MasterWeights
 from ftis_node.models import pick_device
 
 if TYPE_CHECKING:

@@ -28,19 +28,19 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from ftis_node.errors import WorkerTaskError
-from ftis_node.learner.finite import stays_finite
-from ftis_node.learner.fitting import one_out_of_memory_error
-from ftis_node.learner.ranks import ALONE
-from ftis_node.learner.shards import whole
+from ftis_node.learner.distributed.ranks import ALONE
+from ftis_node.learner.distributed.shards import whole
+from ftis_node.learner.step.finite import stays_finite
+from ftis_node.learner.step.oom_retry import one_out_of_memory_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from ftis_node.learner.batch import Batch, MicroBatch
-    from ftis_node.learner.objective import Objective
-    from ftis_node.learner.ranks import Ranks
+    from ftis_node.learner.data.batch import Batch, MicroBatch
+    from ftis_node.learner.distributed.ranks import Ranks
+    from ftis_node.learner.step.objective import Objective
 
 Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
 LossOf: TypeAlias = "Callable[[Tensor], tuple[Tensor, dict[str, float]]]"  # of all log-probs [N, T]

@@ -15,8 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
-from ftis_node.ipc.durable import remove_leftovers
-from ftis_node.ipc.weights_folder import weights_folder
 from ftis_node.models import parameter_count
 from ftis_node.node.context import Parts
 from ftis_node.node.loops.disk_space import Room
@@ -43,6 +41,8 @@ from ftis_node.telemetry.events import EventTrail
 from ftis_node.telemetry.remembered import read_remembered
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.work import unwatched
+from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.weights.folder import weights_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ftis_node.errors import SharingError
-from ftis_node.ipc.shared_weights import SharedStorage
+from ftis_node.workers.weights.shared_weights import SharedStorage
 
 OLDEST_TORCH, FIRST_UNKNOWN_TORCH = (2, 11), (2, 14)
 # The handle of a cudaMalloc allocation: a version byte, "c", and the 64 bytes of cudaIpcMemHandle_t.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.ipc.weights import PREFIX
+from ftis_node.workers.weights.store import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

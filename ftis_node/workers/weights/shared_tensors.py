@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ftis_node.errors import SharingError
-from ftis_node.ipc import cuda_ipc
-from ftis_node.ipc.shared_weights import ELEMENT_BYTES, SharedStorage, SharedTensor, SharedWeights, check
-from ftis_node.ipc.tensor_file import DTYPES, NAMES
+from ftis_node.workers.weights import cuda_ipc
+from ftis_node.workers.weights.shared_weights import ELEMENT_BYTES, SharedStorage, SharedTensor, SharedWeights, check
+from ftis_node.workers.weights.tensor_file import DTYPES, NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

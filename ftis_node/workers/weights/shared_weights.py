@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ftis_node.errors import SharingError
-from ftis_node.ipc.wire import Message
+from ftis_node.workers.wire import Message
 
 Way: TypeAlias = Literal["ipc", "pinned", "file"]
 """How weights cross: by CUDA IPC, by a page-locked file in memory, by a file."""

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftis_node.errors import ModelError
-from ftis_node.ipc.durable import complete_folder, is_complete, keep_newest, newest_complete, take_oldest
-from ftis_node.ipc.shared_weights import WAYS, SharedWeights, Way
-from ftis_node.ipc.wire import Message
 from ftis_node.models.safetensors_file import read_header
+from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, newest_complete, take_oldest
+from ftis_node.workers.weights.shared_weights import WAYS, SharedWeights, Way
+from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ class WeightStore:
 
         Raises OSError where the disk refuses and ValueError for what are no floats; nothing of it is visible then.
         """
-        from ftis_node.ipc.tensor_file import write_tensors
+        from ftis_node.workers.weights.tensor_file import write_tensors
 
         target = self._target(version)
         with complete_folder(target, sync=False) as temporary:
@@ -126,7 +126,7 @@ class WeightStore:
         self, version: int, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], **how: Any
     ) -> PublishedWeights:
         """As `publish`, for an adapter under peft's names, with peft's `config`."""
-        from ftis_node.ipc.tensor_file import write_tensors
+        from ftis_node.workers.weights.tensor_file import write_tensors
 
         target = self._target(version)
         with complete_folder(target, sync=False) as temporary:
@@ -142,7 +142,7 @@ class WeightStore:
 
     def load(self, version: int) -> dict[str, torch.Tensor]:
         """The tensors of a version, on the CPU. Raises ModelError where it is not there or damaged."""
-        from ftis_node.ipc.tensor_file import read_tensors
+        from ftis_node.workers.weights.tensor_file import read_tensors
 
         target = self._target(version)
         if not is_complete(target):

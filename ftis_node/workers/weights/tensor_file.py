@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.errors import ModelError
-from ftis_node.ipc.weights import WORD_BYTES
 from ftis_node.models.safetensors_file import read_header
+from ftis_node.workers.weights.store import WORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.ipc.page_locked import LockedFiles
+    from ftis_node.workers.weights.page_locked import LockedFiles
 
 DTYPES = {
     "F64": torch.float64,

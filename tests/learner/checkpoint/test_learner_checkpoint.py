@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny
 
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner.checksum import PIECE_BYTES, checksum_of, write_checksums
+from ftis_node.learner.checkpoint.checksum import PIECE_BYTES, checksum_of, write_checksums
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.schedule import Schedule
+from ftis_node.learner.step.schedule import Schedule
 
 LORA = LoraSettings(rank=4, alpha=8)
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")

@@ -11,12 +11,12 @@ from learner_rig import make_boot, random_groups
 from tiny_models import save_tiny
 from transformers import AutoModelForCausalLM, Qwen2Model
 
-from ftis_node.ipc.weights import probe_logprobs
+from ftis_node.learner.checkpoint.export import export_newest, write_weights
+from ftis_node.learner.checkpoint.publish import gathering_of
 from ftis_node.learner.core import Learner
-from ftis_node.learner.export import export_newest, write_weights
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.policy import load_unchecked
-from ftis_node.learner.publish import gathering_of
+from ftis_node.learner.model.policy import load_unchecked
+from ftis_node.workers.weights.store import probe_logprobs
 
 LORA = LoraSettings(rank=4, alpha=8)
 FILE_BYTES = 100_000

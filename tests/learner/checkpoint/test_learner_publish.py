@@ -12,16 +12,16 @@ import pytest
 import torch
 from learner_rig import make_boot, random_groups
 
-from ftis_node.ipc.page_locked import LockedFiles
-from ftis_node.ipc.shared_tensors import OpenedWeights
-from ftis_node.ipc.tensor_file import checksum, read_tensors
-from ftis_node.ipc.weights import WeightStore, file_checksums
 from ftis_node.learner import core
 from ftis_node.learner.client import worker_environment
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LoraSettings, StateRequest, TrainRequest, WeightsWritten, WriteWeights
-from ftis_node.learner.policy import own_tensors
+from ftis_node.learner.model.policy import own_tensors
 from ftis_node.learner.worker import build
+from ftis_node.workers.weights.page_locked import LockedFiles
+from ftis_node.workers.weights.shared_tensors import OpenedWeights
+from ftis_node.workers.weights.store import WeightStore, file_checksums
+from ftis_node.workers.weights.tensor_file import checksum, read_tensors
 from tests import cpu_sharing
 
 LORA = LoraSettings(rank=4, alpha=8)
@@ -124,7 +124,7 @@ def test_what_cannot_be_shared_is_written_from_the_first_version_on(model_folder
 
 def test_an_adapter_alone_is_all_that_crosses(model_folder, tmp_path, sharing, monkeypatch):
     """Whatever the way is said to be: megabytes, and nothing is merged for it."""
-    monkeypatch.setattr("ftis_node.learner.publish.adapter_merger", lambda policy: pytest.fail("merged"))
+    monkeypatch.setattr("ftis_node.learner.checkpoint.publish.adapter_merger", lambda policy: pytest.fail("merged"))
     boot = make_boot(model_folder, tmp_path, hand_over="ipc", lora=LORA, publish_as="adapter")
     learner = Learner(boot)
     for number in (1, 2):
@@ -139,8 +139,12 @@ def test_an_adapter_alone_is_all_that_crosses(model_folder, tmp_path, sharing, m
 
 def test_page_locked_files_are_told_from_plain_ones(model_folder, tmp_path, monkeypatch):
     locked = []
-    monkeypatch.setattr("ftis_node.ipc.page_locked.register", lambda mapping: locked.append(mapping.numel()))
-    monkeypatch.setattr("ftis_node.ipc.page_locked.unregister", lambda mapping: locked.remove(mapping.numel()))
+    monkeypatch.setattr(
+        "ftis_node.workers.weights.page_locked.register", lambda mapping: locked.append(mapping.numel())
+    )
+    monkeypatch.setattr(
+        "ftis_node.workers.weights.page_locked.unregister", lambda mapping: locked.remove(mapping.numel())
+    )
     learner = Learner(make_boot(model_folder, tmp_path, hand_over="pinned", **BFLOAT16))
     plain = Learner(make_boot(model_folder, tmp_path / "plain", **BFLOAT16))
     for number in (1, 2, 3):
@@ -175,7 +179,7 @@ def test_segments_grow_only_after_weights_that_are_shared(model_folder, tmp_path
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     calls = []
-    monkeypatch.setattr("ftis_node.learner.fitting.grow_segments", lambda: calls.append("grow") or True)
+    monkeypatch.setattr("ftis_node.learner.step.oom_retry.grow_segments", lambda: calls.append("grow") or True)
     make_masters = core.make_masters
     monkeypatch.setattr(core, "make_masters", lambda *given: calls.append("masters") or make_masters(*given))
     for way, share, expected in [

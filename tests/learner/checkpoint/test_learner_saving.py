@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.learner.saving import MAX_UNSAVED_STEPS, SHARE, CheckpointSaver
+from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS, SHARE, CheckpointSaver
 
 if TYPE_CHECKING:
     from collections.abc import Callable

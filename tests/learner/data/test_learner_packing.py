@@ -7,11 +7,11 @@ import torch
 from learner_rig import make_group, one_by_one_logprobs, random_groups
 from tiny_models import make_model
 
-from ftis_node.learner import attention
-from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.layout import Link, Span
-from ftis_node.learner.logprobs import completion_logprobs
-from ftis_node.learner.packing import make_packed_micro_batches
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.layout import Link, Span
+from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.model import attention
+from ftis_node.learner.model.logprobs import completion_logprobs
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 from learner_rig import random_groups
 
-from ftis_node.ipc.owner import die_with_owner
 from ftis_node.learner.core import Learner
-from ftis_node.learner.follow import obey
-from ftis_node.learner.launch import take_seats
+from ftis_node.learner.distributed.launch import take_seats
+from ftis_node.learner.distributed.rank_commands import EndOrder
+from ftis_node.learner.distributed.rank_worker import obey
+from ftis_node.learner.distributed.ranks import join
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.orders import EndOrder
-from ftis_node.learner.ranks import join
+from ftis_node.workers.owner import die_with_owner
 
 SIZES = {"num_groups": 3, "group_size": 4, "max_length": 10}
 

@@ -1,4 +1,4 @@
-"""One rank of two, for `torchrun --nproc-per-node 2 parts_program.py BOOTS OUT`: opens each policy and compares it.
+"""One rank of two, for `torchrun --nproc-per-node 2 shards_program.py BOOTS OUT`: opens each policy and compares it.
 
 BOOTS is a JSON list of boots. Of each policy rank 0 writes to OUT: the most resident memory that any rank had while the
 model was loaded and spread, above what it had before; the names of tensors that are not those of a model that was
@@ -20,16 +20,16 @@ import transformers.models.qwen2.modeling_qwen2
 from learner_rig import random_groups
 from transformers import AttentionInterface
 
-from ftis_node.ipc.owner import die_with_owner
-from ftis_node.learner import attention
-from ftis_node.learner import policy as policies
-from ftis_node.learner.batch import make_batch
-from ftis_node.learner.launch import take_seats
+from ftis_node.learner.data.batch import make_batch
+from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.distributed.launch import take_seats
+from ftis_node.learner.distributed.ranks import join
+from ftis_node.learner.distributed.shards import whole
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.packing import make_packed_micro_batches
-from ftis_node.learner.policy import load_policy, open_policy
-from ftis_node.learner.ranks import join
-from ftis_node.learner.shards import whole
+from ftis_node.learner.model import attention
+from ftis_node.learner.model import policy as policies
+from ftis_node.learner.model.policy import load_policy, open_policy
+from ftis_node.workers.owner import die_with_owner
 
 assert transformers.models.qwen2.modeling_qwen2.Qwen2ForCausalLM
 

@@ -24,16 +24,16 @@ from ranks_program import SIZES, train
 
 import ftis_node
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.spec import Timing
-from ftis_node.ipc.weights import WeightStore
-from ftis_node.learner import ranks
-from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
-from ftis_node.learner.launch import COMMUNICATION, Seat
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.distributed import ranks
+from ftis_node.learner.distributed.launch import COMMUNICATION, Seat
+from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.ranks import RankGroup, cut_evenly, empty_micro_batch
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.spec import Timing
+from ftis_node.workers.weights.store import WeightStore
 
 HERE = Path(__file__).parent
 LIMIT_S = 240  # seconds on two free cores: about 20 each
@@ -48,7 +48,7 @@ FORMS = {"full": {}, "lora": ADAPTER | TIED_TOGETHER}
 def run_two_ranks(tasks, folder, program="ranks_program.py"):
     """The program under torchrun; what rank 0 wrote."""
     store = [f"--rdzv-endpoint={folder / 'rendezvous'}", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
-    python_path = f"{HERE}:{Path(ftis_node.__file__).parents[1]}"
+    python_path = f"{HERE}:{HERE.parent}:{Path(ftis_node.__file__).parents[1]}"
     arguments = [json.dumps(msgspec.to_builtins(tasks)), str(folder / "out.json")]
     environment = {**os.environ, **COMMUNICATION, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path}
     environment["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that resident memory is what is in use

@@ -47,7 +47,7 @@ def test_two_ranks_hold_their_rows_and_never_the_whole(tmp_path):
         make_boot(untied, tmp_path / "2", num_processes=2, dtype="bfloat16"),
         make_boot(odd, tmp_path / "3", num_processes=2, lora=LORA, seed=9),
     ]
-    in_full, adapted, in_bfloat16, small = run_two_ranks(boots, tmp_path, "parts_program.py")
+    in_full, adapted, in_bfloat16, small = run_two_ranks(boots, tmp_path, "shards_program.py")
     for opened in (in_full, adapted, in_bfloat16, small):
         assert opened["different"] == []
         assert opened["packs"] is True
@@ -63,7 +63,7 @@ def test_files_that_name_tensors_otherwise_are_read_whole(tmp_path):
     path = folder / "model.safetensors"
     tensors = load_file(path)
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path, {"format": "pt"})
-    (opened,) = run_two_ranks([make_boot(folder, tmp_path / "home", num_processes=2)], tmp_path, "parts_program.py")
+    (opened,) = run_two_ranks([make_boot(folder, tmp_path / "home", num_processes=2)], tmp_path, "shards_program.py")
     assert (opened["different"], opened["packs"]) == ([], True)
 
 
@@ -71,7 +71,7 @@ def test_files_that_name_tensors_otherwise_are_read_whole(tmp_path):
 def test_a_model_that_fails_when_packed_is_opened_again_for_plain_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("FTIS_TEST_PACKING_FAILS", "1")
     boots = [make_boot(save_tiny(tmp_path / "tiny"), tmp_path / "home", num_processes=2)]
-    (opened,) = run_two_ranks(boots, tmp_path, "parts_program.py")
+    (opened,) = run_two_ranks(boots, tmp_path, "shards_program.py")
     assert (opened["different"], opened["packs"]) == ([], False)
 
 

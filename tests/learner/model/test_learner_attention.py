@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from ftis_node.learner import attention_kernels
-from ftis_node.learner.attention import AttentionPlan, PackedAttention, attend, is_flash_usable
-from ftis_node.learner.layout import SMALL_BLOCK, SMALL_FAMILY, Link, Span
+from ftis_node.learner.data.layout import SMALL_BLOCK, SMALL_FAMILY, Link, Span
+from ftis_node.learner.model import attention_kernels
+from ftis_node.learner.model.attention import AttentionPlan, PackedAttention, attend, is_flash_usable
 
 # A long family, a text alone, two short families, and blocks on both sides of the limit for short ones.
 BLOCKS = [
@@ -48,9 +48,9 @@ def kernel(request, monkeypatch):
     """On a GPU without fast kernels the products do all; here the CPU's own kernel does a block."""
     if request.param == "matrix products":
         attend = partial(attention_kernels._attend, is_causal=True)
-        monkeypatch.setattr("ftis_node.learner.attention.attend_self", attend)
+        monkeypatch.setattr("ftis_node.learner.model.attention.attend_self", attend)
         backward = partial(attention_kernels._attend_backward, is_causal=True)
-        monkeypatch.setattr("ftis_node.learner.attention.attend_self_backward", backward)
+        monkeypatch.setattr("ftis_node.learner.model.attention.attend_self_backward", backward)
         monkeypatch.setattr(attention_kernels, "MAX_SCORES", 2000)  # several chunks of queries
     return request.param
 

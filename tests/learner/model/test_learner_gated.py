@@ -8,11 +8,11 @@ from learner_rig import make_boot, random_groups
 from tiny_models import make_model
 from torch.autograd.graph import saved_tensors_hooks
 
-from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.gated import save_memory
-from ftis_node.learner.logprobs import completion_logprobs
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.policy import load_policy
+from ftis_node.learner.model.gated import save_memory
+from ftis_node.learner.model.logprobs import completion_logprobs
+from ftis_node.learner.model.policy import load_policy
 
 WIDE = 128  # the tiny models' feed-forward width
 

@@ -11,10 +11,10 @@ import torch
 from learner_rig import make_boot, random_groups
 
 from ftis_node.errors import ConfigError
-from ftis_node.learner import kernels
 from ftis_node.learner.core import Learner
-from ftis_node.learner.kernels import Measured, choose_kernels, measure
-from ftis_node.learner.policy import load_policy
+from ftis_node.learner.model import kernels
+from ftis_node.learner.model.kernels import Measured, choose_kernels, measure
+from ftis_node.learner.model.policy import load_policy
 
 
 @pytest.mark.timeout(300)

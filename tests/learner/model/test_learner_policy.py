@@ -10,14 +10,14 @@ from learner_rig import make_boot, random_groups
 from tiny_models import make_model, save_tiny
 
 from ftis_node.errors import ConfigError, ModelError
-from ftis_node.learner import policy as policies
-from ftis_node.learner.attention import ATTENTION
-from ftis_node.learner.attention_kernels import attend_self_backward
-from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.layout_choice import difference_from
+from ftis_node.learner.checkpoint.publish import gathering_of
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.policy import check_logits, load_policy, recompute_activations
-from ftis_node.learner.publish import gathering_of
+from ftis_node.learner.model import policy as policies
+from ftis_node.learner.model.attention import ATTENTION
+from ftis_node.learner.model.attention_kernels import attend_self_backward
+from ftis_node.learner.model.layout_choice import difference_from
+from ftis_node.learner.model.policy import check_logits, load_policy, recompute_activations
 
 LORA = LoraSettings(rank=4, alpha=8)
 
@@ -207,7 +207,7 @@ def test_attention_that_computes_something_else_is_not_used(model_folder, tmp_pa
         return tuple(2 * part for part in attend_self_backward(*arguments, **options))
 
     replacement = {"join": lambda *parts: None, "attend_self_backward": twice}
-    monkeypatch.setattr(f"ftis_node.learner.attention.{broken}", replacement[broken])
+    monkeypatch.setattr(f"ftis_node.learner.model.attention.{broken}", replacement[broken])
     with caplog.at_level("INFO"):
         assert not load_policy(make_boot(model_folder, tmp_path)).packs
     assert "off by" in caplog.text

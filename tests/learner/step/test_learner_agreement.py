@@ -7,11 +7,11 @@ import torch
 from learner_rig import float32, make_boot, random_groups
 from msgspec.structs import replace
 
-from ftis_node.learner.agreement import MAX_SENDERS
-from ftis_node.learner.batch import make_batch
 from ftis_node.learner.core import Learner
+from ftis_node.learner.data.batch import make_batch
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.objective import make_objective
+from ftis_node.learner.step.agreement import MAX_SENDERS
+from ftis_node.learner.step.objective import make_objective
 
 ANN, BOB, EVE = "ann", "bob", "eve"
 

@@ -8,11 +8,11 @@ from learner_rig import make_boot, random_groups
 from safetensors.torch import load_file
 from torch.nn import Parameter
 
-from ftis_node.ipc.weights import WeightStore
 from ftis_node.learner.core import Learner
-from ftis_node.learner.masters import MasterWeights
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.optimizer import make_masters, make_optimizer
+from ftis_node.learner.step.masters import MasterWeights
+from ftis_node.learner.step.optimizer import make_masters, make_optimizer
+from ftis_node.workers.weights.store import WeightStore
 
 # Half of bfloat16's spacing is 3.8e-6 here: more than one update of 1e-6, less than fifty of them.
 START = 1.5e-3

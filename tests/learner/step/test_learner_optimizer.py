@@ -13,7 +13,7 @@ from tiny_models import save_tiny
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.optimizer import moments_of
+from ftis_node.learner.step.optimizer import moments_of
 
 LORA = LoraSettings(rank=64, alpha=64)
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}

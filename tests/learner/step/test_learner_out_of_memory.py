@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from ftis_node.errors import MachineError
 from ftis_node.learner.core import Learner
-from ftis_node.learner.fitting import Fitting, one_out_of_memory_error
 from ftis_node.learner.messages import StepReport
+from ftis_node.learner.step.oom_retry import Fitting, one_out_of_memory_error
 from ftis_node.learner.worker import _open
 
 BUDGET = 16_000
@@ -51,7 +51,8 @@ def test_a_step_that_runs_out_of_memory_is_the_step_of_half_the_budget(model_fol
     ]
     # Big tensors each have their own mapping, so that their memory goes back when they do.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent.parent), str(HERE), str(HERE.parent / "models")])
+    folders = (HERE.parents[2], HERE.parent, HERE, HERE.parents[1] / "models")
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     arguments = [str(model_folder), str(tmp_path / "starved"), str(BUDGET), str(sum(needs) // 2)]
     starved = subprocess.run(
         [sys.executable, str(HERE / "starved_learner.py"), *arguments],

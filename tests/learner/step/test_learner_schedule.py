@@ -8,7 +8,7 @@ import pytest
 from learner_rig import make_boot, random_groups
 
 from ftis_node.learner.core import Learner
-from ftis_node.learner.schedule import Schedule, learning_rate
+from ftis_node.learner.step.schedule import Schedule, learning_rate
 
 SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
 

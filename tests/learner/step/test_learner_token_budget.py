@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.learner.budget import FIRST_PATIENCE, LONGEST_PATIENCE, Budget
+from ftis_node.learner.step.token_budget import FIRST_PATIENCE, LONGEST_PATIENCE, Budget
 
 WHOLE = 100_000
 

@@ -12,10 +12,10 @@ from tiny_models import make_model
 
 from ftis_node.algorithms import METHODS, group_advantages, policy_loss
 from ftis_node.errors import ConfigError, WorkerTaskError
-from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.logprobs import completion_logprobs
-from ftis_node.learner.objective import make_objective
-from ftis_node.learner.step import compute_gradients, take_step
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.model.logprobs import completion_logprobs
+from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.train_step import compute_gradients, take_step
 
 PARAMS = {"dr_grpo": {"max_completion_length": 12}, "ftis": {"kl_threshold": 0.05}, "gepo": {"k3_beta": 0.005}}
 
@@ -246,7 +246,7 @@ def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatc
 
     optimizer = optimizer_of(model)
     objective = make_objective(method, {})
-    monkeypatch.setattr("ftis_node.learner.objective.policy_loss", spy)
+    monkeypatch.setattr("ftis_node.learner.step.objective.policy_loss", spy)
     micro_batches = make_micro_batches(batch, max_tokens=60)
     outcome = take_step(Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0, updates=3)
     assert outcome.num_updates == 3

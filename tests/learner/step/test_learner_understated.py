@@ -11,10 +11,10 @@ import pytest
 import torch
 from learner_rig import float32, make_boot, random_groups
 
-from ftis_node.learner.batch import make_batch, make_micro_batches
 from ftis_node.learner.core import Learner
-from ftis_node.learner.objective import make_objective
-from ftis_node.learner.step import compute_logprobs
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.train_step import compute_logprobs
 from ftis_node.node.loops.train import train_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ftis_node.ipc import page_locked
-from ftis_node.ipc.page_locked import LockedFiles
-from ftis_node.ipc.tensor_file import read_tensors, write_tensors
-from ftis_node.ipc.weights import WeightStore
+from ftis_node.workers.weights import page_locked
+from ftis_node.workers.weights.page_locked import LockedFiles
+from ftis_node.workers.weights.store import WeightStore
+from ftis_node.workers.weights.tensor_file import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,25 +17,25 @@ import pytest
 import torch
 
 from ftis_node.errors import SharingError
-from ftis_node.ipc import cuda_ipc
-from ftis_node.ipc.cuda_ipc import export_storage
-from ftis_node.ipc.shared_tensors import Exporter, OpenedWeights
-from ftis_node.ipc.shared_weights import SharedStorage, SharedTensor, SharedWeights, decode, encode
-from ftis_node.ipc.tensor_file import checksum
+from ftis_node.workers.weights import cuda_ipc
+from ftis_node.workers.weights.cuda_ipc import export_storage
+from ftis_node.workers.weights.shared_tensors import Exporter, OpenedWeights
+from ftis_node.workers.weights.shared_weights import SharedStorage, SharedTensor, SharedWeights, decode, encode
+from ftis_node.workers.weights.tensor_file import checksum
 from tests import cpu_sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 READER = """
 import sys
 import torch
 from ftis_node.errors import SharingError
-from ftis_node.ipc.shared_tensors import OpenedWeights
-from ftis_node.ipc.shared_weights import decode
-from ftis_node.ipc.tensor_file import checksum
+from ftis_node.workers.weights.shared_tensors import OpenedWeights
+from ftis_node.workers.weights.shared_weights import decode
+from ftis_node.workers.weights.tensor_file import checksum
 from tests import cpu_sharing
 
 device = torch.device(sys.argv[1])

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from ftis_node.errors import ModelError
-from ftis_node.ipc.tensor_file import DTYPES, checksum, read_tensors, write_tensors
-from ftis_node.ipc.weights import file_checksums, find_difference
+from ftis_node.workers.weights.store import file_checksums, find_difference
+from ftis_node.workers.weights.tensor_file import DTYPES, checksum, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.errors import ModelError
-from ftis_node.ipc.tensor_file import read_tensors
-from ftis_node.ipc.weights import WeightProof, WeightStore, probe_token_ids, prove
+from ftis_node.workers.weights.store import WeightProof, WeightStore, probe_token_ids, prove
+from ftis_node.workers.weights.tensor_file import read_tensors
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -126,7 +126,7 @@ def test_log_probs_that_do_not_compare_never_pass() -> None:
 
 def test_the_room_loads_no_torch() -> None:
     code = (
-        "import sys, ftis_node.ipc.weights, ftis_node.ipc.supervisor, ftis_node.ipc.worker\n"
+        "import sys, ftis_node.workers.weights.store, ftis_node.workers.supervisor, ftis_node.workers.worker\n"
         "sys.exit(bool({'torch', 'safetensors', 'transformers'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
