@@ -43,9 +43,9 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring import IsolatedScorer
 from ftis_node.telemetry.events import EventTrail
-from ftis_node.telemetry.remembered import read_remembered
+from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EvalStatus
-from ftis_node.telemetry.work import unwatched
+from ftis_node.telemetry.trail_summary import read_remembered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from ftis_node.node.startup.factories import Makers
     from ftis_node.node.startup.prepare import Prepared
     from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.telemetry.remembered import Remembered
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
+    from ftis_node.telemetry.trail_summary import Remembered
 
 log = logging.getLogger(__name__)
 
