@@ -1,7 +1,7 @@
 """The learner: a policy, its optimiser and its home on disk, advanced one step at a time.
 
-    groups -> batch -> micro-batches -> step -> published weights -> checkpoint
-              batch.py  packing.py      step.py  publish.py           checkpoint.py
+    groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
+              batch.py  packing.py      train_step.py  publish.py           checkpoint.py
 
 Where several processes hold the model together, each has a Learner; rank 0's is the one that is spoken to, and the
 others do their part of what it does (`take_part`, `ranks.py`).

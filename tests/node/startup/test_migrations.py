@@ -122,7 +122,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ftis_node.config.home import Home
-from ftis_node.learner.checkpoint import legacy_checkpoints
+from ftis_node.learner.checkpoint.checkpoint import legacy_checkpoints
 from ftis_node.node.startup import migrations as upgrade
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 home, moment = Home(Path(sys.argv[1])), sys.argv[2]
