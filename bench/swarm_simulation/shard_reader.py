@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_affordable
 
 if TYPE_CHECKING:
-    from ftis_node.lab.simulation.environment import Environment, Reader
+    from swarm_simulation.environment import Environment, Reader
 
 FIRST_LOOK_S = 10.0
 

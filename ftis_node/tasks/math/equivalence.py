@@ -9,8 +9,8 @@ Three ways to read an answer block, for what models write:
 
 The library's own time limits use SIGALRM, which works in a main thread alone, and they are off here: a parser for LaTeX
 can be kept busy for hours by a dozen characters (`9^{9^{9^9}}`, `\sum_{k=1}^{10^9} 1/k`), inside C code that no Python
-limit interrupts. So an answer beyond the limits of `answer_limits.py` is not parsed. What still takes long meets the
-other bound: callers run this in a process with a limit of processor time (`scoring.py`).
+limit interrupts. An answer beyond the limits of `expression_limits.py` is not parsed. What still takes long meets the
+other bound: callers run this in a process with a limit of processor time (`scoring/scorer.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 from functools import cache, lru_cache
 from typing import Any, Final
 
-from ftis_node.tasks.answer_limits import MAX_CHARS, is_within_limits
+from ftis_node.tasks.math.expression_limits import MAX_CHARS, is_within_limits
 
 MAX_NUM_REFERENCES_CACHED: Final = 4096
 

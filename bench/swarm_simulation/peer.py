@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.announcement import AnnouncedGroup
-from ftis_node.lab.simulation.host_link import HostLink
-from ftis_node.lab.simulation.settings import Role
-from ftis_node.lab.simulation.traffic import ByteCounts, Kind
 from ftis_node.swarm.token_bucket import TokenBucket
 from ftis_node.swarm.topology.shards import shard_of
+from swarm_simulation.announcement import AnnouncedGroup
+from swarm_simulation.host_link import HostLink
+from swarm_simulation.settings import Role
+from swarm_simulation.traffic import ByteCounts, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.lab.simulation.environment import Environment
+    from swarm_simulation.environment import Environment
 
 MAX_OWN = 256  # own groups kept for queries
 MAX_ANSWERS = 64  # announcements in one answer

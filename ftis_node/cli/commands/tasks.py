@@ -70,7 +70,7 @@ def _tried(spec: str, split: str) -> dict[str, Any]:
 async def _reward_of_answer(task: Task) -> float | None:
     """None where scoring failed: the scorer has logged why."""
     from ftis_node.records.group import CompletionStatus
-    from ftis_node.tasks.scoring import IsolatedScorer
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
 
     item = task[0]
     async with IsolatedScorer(task) as scorer:

@@ -11,8 +11,8 @@ run.py           one run from start to result         result.py        what is r
 
 from __future__ import annotations
 
-from ftis_node.lab.simulation.result import SimulationResult
-from ftis_node.lab.simulation.run import simulate
-from ftis_node.lab.simulation.settings import SimulationSettings
+from swarm_simulation.result import SimulationResult
+from swarm_simulation.run import simulate
+from swarm_simulation.settings import SimulationSettings
 
 __all__ = ["SimulationResult", "SimulationSettings", "simulate"]

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ftis_node.lab.simulation.node import SimulatedNode
-from ftis_node.lab.simulation.peer import Peer
-from ftis_node.lab.simulation.settings import Role
+from swarm_simulation.node import SimulatedNode
+from swarm_simulation.peer import Peer
+from swarm_simulation.settings import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.settings import Role
-from ftis_node.lab.simulation.sizes import entry_bytes
-from ftis_node.lab.simulation.traffic import Kind
+from swarm_simulation.settings import Role
+from swarm_simulation.sizes import entry_bytes
+from swarm_simulation.traffic import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.lab.simulation.announcement import AnnouncedGroup
-    from ftis_node.lab.simulation.node import SimulatedNode
-    from ftis_node.lab.simulation.world import World
+    from swarm_simulation.announcement import AnnouncedGroup
+    from swarm_simulation.node import SimulatedNode
+    from swarm_simulation.world import World
 
 
 @dataclass(frozen=True, slots=True)

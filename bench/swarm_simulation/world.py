@@ -10,23 +10,23 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from ftis_node.lab.simulation.announcement import AnnouncedGroup, AnnouncementEvent
-from ftis_node.lab.simulation.attackers import KINDS
-from ftis_node.lab.simulation.events import Events
-from ftis_node.lab.simulation.member_views import MemberViews
-from ftis_node.lab.simulation.node import SimulatedNode
-from ftis_node.lab.simulation.observed import ObservedNode
-from ftis_node.lab.simulation.settings import Role, SimulationSettings, copies_of
-from ftis_node.lab.simulation.traffic import Kind
-from ftis_node.lab.simulation.transfers import Transfers
 from ftis_node.swarm.pulling.assignment import MIN_MEMBERS_PER_SHARD
 from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, shard_of
+from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
+from swarm_simulation.attackers import KINDS
+from swarm_simulation.events import Events
+from swarm_simulation.member_views import MemberViews
+from swarm_simulation.node import SimulatedNode
+from swarm_simulation.observed import ObservedNode
+from swarm_simulation.settings import Role, SimulationSettings, copies_of
+from swarm_simulation.traffic import Kind
+from swarm_simulation.transfers import Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.lab.simulation.environment import Reader
-    from ftis_node.lab.simulation.peer import Peer
+    from swarm_simulation.environment import Reader
+    from swarm_simulation.peer import Peer
 
 GOSSIP_SPREAD = 0.5  # sigma of the logarithm of the delay
 NUM_ASKED_BY_NEWCOMER: Final = 3

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.node import SimulatedNode
+from swarm_simulation.node import SimulatedNode
 
 if TYPE_CHECKING:
-    from ftis_node.lab.simulation.announcement import AnnouncedGroup, AnnouncementEvent
-    from ftis_node.lab.simulation.peer import Peer
+    from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
+    from swarm_simulation.peer import Peer
 
 
 class ObservedNode(SimulatedNode):

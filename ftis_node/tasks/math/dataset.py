@@ -12,9 +12,9 @@ from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.base import TaskItem
 from ftis_node.tasks.hub import fetch_rows
-from ftis_node.tasks.math_answers import answers_agree, plain_answer
+from ftis_node.tasks.math.equivalence import answers_agree, plain_answer
+from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
 from ftis_node.tasks.problems import Problem, parse_problems, problem_file, read_problems
-from ftis_node.tasks.think_answer import chat_prompt, final_answer
 
 
 class MathTask(ABC):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.result import SimulationResult, make_result
-from ftis_node.lab.simulation.world import World
+from swarm_simulation.result import SimulationResult, make_result
+from swarm_simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.lab.simulation.settings import SimulationSettings
+    from swarm_simulation.settings import SimulationSettings
 
 
 def simulate(settings: SimulationSettings, *, progress: Callable[[float], None] = lambda _: None) -> SimulationResult:

@@ -1,4 +1,4 @@
-"""Bounds of what an expression comes to when it is worked out; the arithmetic behind `answer_limits.py`."""
+"""Bounds of what an expression comes to when it is worked out; the arithmetic behind `expression_limits.py`."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from random import Random
 
-    from ftis_node.lab.simulation.announcement import AnnouncedGroup, AnnouncementEvent
-    from ftis_node.lab.simulation.events import Events
-    from ftis_node.lab.simulation.settings import SimulationSettings
+    from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
+    from swarm_simulation.events import Events
+    from swarm_simulation.settings import SimulationSettings
 
 
 class Reader(Protocol):

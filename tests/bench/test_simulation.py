@@ -11,12 +11,17 @@ from random import Random
 
 import pytest
 
-from ftis_node.lab.simulation import SimulationResult, SimulationSettings, simulate
-from ftis_node.lab.simulation.announcement import AnnouncementEvent
-from ftis_node.lab.simulation.events import Events
-from ftis_node.lab.simulation.settings import copies_of, shards_for, simulated_shards_for
-from ftis_node.lab.simulation.world import World
 from ftis_node.swarm.pulling.assignment import is_assigned
+
+BENCH = str(Path(__file__).parents[2] / "bench")
+if BENCH not in sys.path:
+    sys.path.insert(0, BENCH)
+
+from swarm_simulation import SimulationResult, SimulationSettings, simulate  # noqa: E402  found by the path above
+from swarm_simulation.announcement import AnnouncementEvent  # noqa: E402
+from swarm_simulation.events import Events  # noqa: E402
+from swarm_simulation.settings import copies_of, shards_for, simulated_shards_for  # noqa: E402
+from swarm_simulation.world import World  # noqa: E402
 
 SMALL = SimulationSettings(
     num_nodes=30, minutes=3.0, num_shards=1, warm_up_s=60.0, settle_s=75.0, step_s=50.0, leave_share_per_hour=1.0,
@@ -64,7 +69,7 @@ def test_the_same_seed_gives_the_same_swarm_and_another_another(small: Simulatio
 def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
     """Also where sets of texts and bytes have another order."""
     shown = "print(simulate(replace(SMALL, attackers_share=0.3)).without_clock())"
-    script = f"from dataclasses import replace; from tests.lab.test_simulation import SMALL, simulate; {shown}"
+    script = f"from dataclasses import replace; from tests.bench.test_simulation import SMALL, simulate; {shown}"
     said = {
         subprocess.run(
             [sys.executable, "-c", script],

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.lab.simulation.settings import Role
-from ftis_node.lab.simulation.traffic import Kind
 from ftis_node.swarm.reputation.score import Behaviour
+from swarm_simulation.settings import Role
+from swarm_simulation.traffic import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftis_node.lab.simulation.announcement import AnnouncedGroup
-    from ftis_node.lab.simulation.events import Events
-    from ftis_node.lab.simulation.node import SimulatedNode
-    from ftis_node.lab.simulation.peer import Peer
-    from ftis_node.lab.simulation.settings import SimulationSettings
     from ftis_node.swarm.pulling.pull_queue import PullRequest
     from ftis_node.swarm.pulling.sequence import SequenceGap, SequenceTracker
+    from swarm_simulation.announcement import AnnouncedGroup
+    from swarm_simulation.events import Events
+    from swarm_simulation.node import SimulatedNode
+    from swarm_simulation.peer import Peer
+    from swarm_simulation.settings import SimulationSettings
 
 NUM_OTHERS = 2  # members to ask for a group that its sender does not serve
 

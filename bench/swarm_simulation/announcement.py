@@ -11,7 +11,7 @@ from ftis_node.swarm.pulling.pull_queue import PullItem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.lab.simulation.settings import Role
+    from swarm_simulation.settings import Role
 
 
 class AnnouncementEvent:

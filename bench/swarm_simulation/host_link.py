@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from random import Random
 
-    from ftis_node.lab.simulation.settings import SimulationSettings
+    from swarm_simulation.settings import SimulationSettings
 
 LATENCY_SPREAD = 0.6  # sigma of its logarithm
 

@@ -10,11 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.lab.simulation.environment import Environment
-from ftis_node.lab.simulation.member_views import NUM_VIEWS
-from ftis_node.lab.simulation.peer import Peer
-from ftis_node.lab.simulation.peer_table import PeerTable
-from ftis_node.lab.simulation.shard_reader import ShardReader
 from ftis_node.replay.lifecycle import Candidate, choose_foreign
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from ftis_node.swarm.pulling.demand import PullDemand, pull_demand
@@ -23,13 +18,18 @@ from ftis_node.swarm.pulling.sequence import SequenceTracker
 from ftis_node.swarm.reputation.rate_limits import ShareCap
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.swarm.token_bucket import TokenBucket
+from swarm_simulation.environment import Environment
+from swarm_simulation.member_views import NUM_VIEWS
+from swarm_simulation.peer import Peer
+from swarm_simulation.peer_table import PeerTable
+from swarm_simulation.shard_reader import ShardReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ftis_node.lab.simulation.announcement import AnnouncedGroup, AnnouncementEvent
-    from ftis_node.lab.simulation.member_views import MemberViews
     from ftis_node.swarm.pulling.pull_queue import PullRequest
+    from swarm_simulation.announcement import AnnouncedGroup, AnnouncementEvent
+    from swarm_simulation.member_views import MemberViews
 
 ALL = PullDemand(need=None, takes_assigned=True)
 

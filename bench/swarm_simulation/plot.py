@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.lab.simulation.traffic import Kind
+from swarm_simulation.traffic import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ftis_node.lab.simulation.result import SimulationResult
+    from swarm_simulation.result import SimulationResult
 
 PANEL_WIDTH, PANEL_HEIGHT = 4.4, 3.4  # inches
 DPI = 110

@@ -25,9 +25,9 @@ from pebble import ProcessExpired, ProcessPool
 
 from ftis_node.errors import TaskError, WorkerDiedError
 from ftis_node.records.group import CompletionStatus
-from ftis_node.tasks.cost import ScoringCost
 from ftis_node.tasks.mixed import leaves
-from ftis_node.tasks.scoring_worker import Done, checked_score, resolve_in_worker, score_in_worker, start_worker
+from ftis_node.tasks.scoring.cost import ScoringCost
+from ftis_node.tasks.scoring.worker import Done, checked_score, resolve_in_worker, score_in_worker, start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -35,7 +35,7 @@ import math
 import re
 from typing import Final
 
-from ftis_node.tasks.answer_cost import WORST, Cost, capped
+from ftis_node.tasks.math.expression_cost import WORST, Cost, capped
 
 MAX_CHARS: Final = 500
 MAX_DEPTH: Final = 8
