@@ -18,11 +18,12 @@ ENGINE ?= torch
 # Of `make results`.
 TABLES ?=
 QUICK ?=
-# Of `make test` and `make test-all`: one folder of tests/ alone, and how many tests run at once.
+# Of `make test` and `make test-all`: one folder of tests/ alone, how many tests run at once, and only those that failed last.
 PACKAGE ?=
 WORKERS ?= logical
+FAILED ?=
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS)
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(FAILED),--last-failed --last-failed-no-failures none)
 
 .PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs clean
 .DEFAULT_GOAL := help
@@ -57,7 +58,7 @@ $(VLLM_STAMP): $(STAMP)
 demo: $(if $(filter torch,$(ENGINE)),$(STAMP),$(VLLM_STAMP))
 	$(BIN)/ftis-node demo --out $(OUT) --engine $(ENGINE)
 
-## make test           the tests to run before a commit; PACKAGE=replay: of one package
+## make test           the tests to run before a commit; PACKAGE=replay: of one package; FAILED=1: those that failed last
 test: $(STAMP)
 	$(PYTEST) -m "not scenario" $(TESTS)
 
