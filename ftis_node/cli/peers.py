@@ -12,8 +12,8 @@ from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
 from ftis_node.cli.completion import peer_ids
 from ftis_node.cli.reading import post_document, read_document
 from ftis_node.errors import ConfigError, UsageError
-from ftis_node.telemetry.printable import printable
 from ftis_node.telemetry.teaching import teaches
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home

@@ -13,7 +13,7 @@ import typer
 from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
 from ftis_node.cli.completion import STATES, group_ids, one_of
 from ftis_node.errors import UsageError
-from ftis_node.telemetry.printable import printable
+from ftis_node.telemetry.terminal_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -89,7 +89,7 @@ def _repaint(look: dict[str, Any] | FtisError) -> None:
     from shutil import get_terminal_size
 
     from ftis_node.cli.status_screen import screen
-    from ftis_node.telemetry.printable import wrapped
+    from ftis_node.telemetry.terminal_text import wrapped
 
     size = get_terminal_size()
     clock = time.strftime("%H:%M:%S")
@@ -102,7 +102,7 @@ def _repaint(look: dict[str, Any] | FtisError) -> None:
 
 def _append(look: dict[str, Any] | FtisError) -> None:
     from ftis_node.cli.status_screen import log_line
-    from ftis_node.telemetry.printable import printable
+    from ftis_node.telemetry.terminal_text import printable
 
     clock = time.strftime("%Y-%m-%dT%H:%M:%S")
     text = printable(str(look)) if isinstance(look, FtisError) else log_line(look, now=time.time())

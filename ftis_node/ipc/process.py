@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import zmq
 import zmq.asyncio
 
-from ftis_node.config.outside import NO_TELEMETRY, WORKERS_STAY_OFFLINE
+from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from ftis_node.errors import FtisError, WorkerDiedError
 from ftis_node.files import open_to_write
 from ftis_node.ipc.endpoint import endpoint_in, remove_socket

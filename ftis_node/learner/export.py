@@ -16,7 +16,7 @@ from ftis_node.learner.policy import ADAPTER, load_unchecked
 from ftis_node.learner.publish import gathering_of
 from ftis_node.learner.shards import whole
 from ftis_node.models import export_adapter, export_model
-from ftis_node.telemetry.work import unwatched
+from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.learner.messages import LearnerBoot
     from ftis_node.learner.policy import Policy
     from ftis_node.learner.shards import Gathering
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
 
 MAX_FILE_BYTES: Final = 5 * 10**9
 

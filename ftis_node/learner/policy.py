@@ -35,7 +35,7 @@ from ftis_node.models import (
     resolve_model,
     tied_names,
 )
-from ftis_node.models.quiet import quiet_libraries
+from ftis_node.models.library_logging import quiet_library_logging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -211,7 +211,7 @@ def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
     if lora.dropout != 0:
         raise ConfigError("LoRA dropout must be 0: the two passes over a batch would not see the same model")
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    with quiet_libraries():
+    with quiet_library_logging():
         from peft import LoraConfig, get_peft_model
 
         config = LoraConfig(

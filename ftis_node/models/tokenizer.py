@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ModelError
 from ftis_node.models.fingerprint import tokenizer_fingerprint
-from ftis_node.models.quiet import quiet_libraries
+from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.source import read_json
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def load_tokenizer(source: ModelSource) -> PromptTokenizer:
     """The tokenizer of `source`. Raises ModelError where its files are damaged."""
     from transformers import AutoTokenizer
 
-    with quiet_libraries():
+    with quiet_library_logging():
         try:
             tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
         except Exception as error:

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.node.peers.confirmations import Confirmations
     from ftis_node.node.peers.manager import PeerBook
-    from ftis_node.node.state import Figures
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.state import NodeCounters, NodeState
     from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.node.training.division import Division
+    from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.node.training.slots import Slots
     from ftis_node.records.identity import Identity
     from ftis_node.replay.buffer import ReplayBuffer
@@ -126,7 +129,11 @@ class Parts:
     disk: Disk
     slots: Slots
     events: EventTrail
-    figures: Figures
+    state: NodeState
+    counters: NodeCounters
+    registry: PeerRegistry
+    confirmations: Confirmations
+    evaluations: EvaluationHistory
     peers: PeerBook
     arrangement: Arrangement = Arrangement()
     training: str = ""

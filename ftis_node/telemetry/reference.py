@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from ftis_node.telemetry.metric_table import Metric, all_metrics
+from ftis_node.telemetry.metrics import Metric, all_metrics
 
 HEADER = """# Metrics
 

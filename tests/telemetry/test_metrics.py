@@ -9,8 +9,7 @@ from typing import get_args, get_type_hints
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from ftis_node.telemetry.metric_table import Metric, all_metrics
-from ftis_node.telemetry.metrics import render_metrics
+from ftis_node.telemetry.metrics import Metric, all_metrics, render_metrics
 from ftis_node.telemetry.reference import render_reference
 from ftis_node.telemetry.status import (
     EvalStatus,

@@ -19,7 +19,7 @@ from ftis_node.generation.engines.mixture_decoder import MixtureDecoder, Weighin
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine
 from ftis_node.ipc.weights import probe_logprobs
 from ftis_node.models import load_causal_lm, pick_device
-from ftis_node.telemetry.work import unwatched
+from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.engines.base import EngineSettings
     from ftis_node.models import ModelSource
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
 
 MAX_PREFILL_TOKENS = 2048  # the logits of every prompt token are looked at, which takes far more than those of the last
 

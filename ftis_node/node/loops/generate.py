@@ -89,7 +89,7 @@ class GenerateLoop:
             token_ids = self._parts.tokenizer.encode_prompt(item.prompt)
             if len(token_ids) <= sampling.max_prompt_tokens:
                 return Prompt(item, token_ids)
-            self._parts.figures.skipped_prompts += 1
+            self._parts.counters.skipped_prompts += 1
             self._parts.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
 
     async def _make_group(self, prompt: Prompt) -> None:

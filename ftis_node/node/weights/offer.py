@@ -212,7 +212,7 @@ def newest_offered(parts: Parts) -> int | None:
     state, learner = parts.learner.state, parts.settings.learner
     if state is None:
         return MAX_INTEGER
-    version = max(state.policy_version, parts.figures.policy_version)
+    version = max(state.policy_version, parts.state.policy_version)
     unsaved = learner.checkpoint_every_steps or MAX_UNSAVED_STEPS
     return version + 1 + unsaved * learner.keep_checkpoints
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.telemetry.printable import cells, clipped, cut, printable, wrapped
+from ftis_node.telemetry.terminal_text import cells, clipped, cut, printable, wrapped
 
 
 def test_nothing_reaches_the_terminal_but_text() -> None:

@@ -18,7 +18,7 @@ CHATTY_LOGGERS = ("transformers", "huggingface_hub", "peft", "bitsandbytes", "ht
 
 
 @contextmanager
-def quiet_libraries() -> Iterator[None]:
+def quiet_library_logging() -> Iterator[None]:
     """Inside, the model libraries log errors only and warn nothing."""
     loggers = [logging.getLogger(name) for name in CHATTY_LOGGERS]
     levels = [logger.level for logger in loggers]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from ftis_node.telemetry.events import EventReader
 from ftis_node.telemetry.history import read_event
-from ftis_node.telemetry.trail import TrailReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +153,7 @@ class Remembered:
 def read_remembered(path: Path) -> Remembered:
     """All of the trail at `path`, turned-over files too; nothing where there is none."""
     remembered = Remembered()
-    for line in TrailReader(path).read_new():
+    for line in EventReader(path).read_new():
         remembered.add(line)
     return remembered
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ftis_node.telemetry.health_summary import Word, duration, judge
 from ftis_node.telemetry.status import (
     GenerationStatus,
     HealthStatus,
@@ -17,7 +18,6 @@ from ftis_node.telemetry.status import (
     starting,
     stopped,
 )
-from ftis_node.telemetry.verdict import Word, duration, judge
 
 NOW = 1_000_000.0
 WELL = Status(
