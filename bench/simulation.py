@@ -1,6 +1,7 @@
 """A node's traffic, memory and CPU against the size of the swarm: 10 to 10,000 nodes in virtual time.
 
-    python bench/simulation.py [--nodes 10 100 1000 10000] [--minutes 5] [--seed 0] [--jobs 1] [--plot docs/scale.png]
+    python bench/simulation.py [--nodes 10 100 1000 10000] [--minutes 5] [--seed 0] [--jobs 1]
+                               [--plot docs/assets/scale.png]
 
 The policies of `ftis_node/swarm` decide everything, and nothing is real but them (`bench/swarm_simulation`). Of a
 swarm in which a node reads no shard but its own, `--most` nodes are simulated: all members of some shards.

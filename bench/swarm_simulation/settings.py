@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-SHARDS_UP_TO: Final = {8: 1500, 16: 3000, 32: 6000, 64: 1 << 30}  # nodes; docs/scale.md says why
+SHARDS_UP_TO: Final = {8: 1500, 16: 3000, 32: 6000, 64: 1 << 30}  # nodes; docs/develop/testing.md says why
 
 
 def shards_for(num_nodes: int) -> int:

@@ -72,7 +72,7 @@ def _blocked(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_parts_are_those_of_the_documents() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs/research/performance.md").read_text()
     table = page.split("<!-- parts of gpu_check -->")[1].split("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (yes|no) \|", table, re.MULTILINE)
     assert rows == [(part, "yes" if part in NEED_VLLM else "no") for part in PARTS]

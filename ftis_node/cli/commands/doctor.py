@@ -72,7 +72,7 @@ def doctor(
         bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each change of it.")
     ] = False,
 ) -> None:
-    """Check the machine; each finding says what to do (docs/doctor.md has them all).
+    """Check the machine; each finding says what to do (docs/reference/doctor.md has them all).
 
     Peers, given here or in the home's node.toml, are dialled one by one, and their clocks compared with this one.
 

@@ -82,7 +82,7 @@ def join(
 ) -> None:
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
 
-    With --role learner the groups are others', with --role generator the weights are (docs/roles.md).
+    With --role learner the groups are others', with --role generator the weights are (docs/train/roles.md).
     Without --peers the node works alone and says so. A home keeps its run: starting it again resumes at the same step.
     """
     from ftis_node.config.node import load_node_settings

@@ -38,7 +38,8 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
     groups_refused: {reason: n}, failed_pulls, groups_confirmed, last_seen, standing, score, banned_until, ban_reason,
     reasons: {reason: n}, trusted, wire_schema, wire_words, teaching}]. `teaching` is null before a step took a group of
     the peer, then {steps, groups, completions, kept, kept_negatives, signal, ess, teaches, weight_mean,
-    weight_variance, clipped, truncated, low_ratio, mean_log_ratio, mean_kl} over its last 20 steps (docs/dashboard.md).
+    weight_variance, clipped, truncated, low_ratio, mean_log_ratio, mean_kl} over its last 20 steps
+    (docs/operate/dashboard.md).
     """
     context.obj = home
     if context.invoked_subcommand is not None:

@@ -46,7 +46,10 @@ def _lines(document: dict[str, Any]) -> list[str]:
         _printable(f"plug-in   {one['kind']} {one['name']}  ({one['package']} {one['version']}, {one['target']})")
         for one in document["plugins"]
     ]
-    return [*(f"built in  task {spec}" for spec in document["built_in"]), *(plugins or ["no plug-ins (docs/tasks.md)"])]
+    return [
+        *(f"built in  task {spec}" for spec in document["built_in"]),
+        *(plugins or ["no plug-ins (docs/train/tasks.md)"]),
+    ]
 
 
 def _tried(spec: str, split: str) -> dict[str, Any]:
