@@ -1,6 +1,6 @@
 """The floors of the house: each room imports only rooms below it, and the command line stays light.
 
-The floors stand in `docs/architecture.md` as they stand here; a room that is missing in the table fails the test.
+`docs/develop/architecture.md` has the same layers; a package that is missing in the table fails the test.
 """
 
 from __future__ import annotations

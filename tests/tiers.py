@@ -24,7 +24,7 @@ SCENARIOS: Final = (
     "tests/deploy/test_image_runs.py",
     "tests/injection/test_full_node.py",
     "tests/lab/experiment/test_compare_command.py",
-    "tests/lab/test_gpu_check.py::test_hand_over_runs_where_they_are_not_installed",
+    "tests/bench/test_gpu_check.py::test_hand_over_runs_where_they_are_not_installed",
     "tests/lab/experiment/test_hdee.py",
     "tests/lab/test_tiny.py::test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake",
     "tests/learner/model/test_learner_kernels.py::test_compiled_layers_give_the_same_step",

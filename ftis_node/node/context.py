@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.tasks.base import Task
-    from ftis_node.tasks.scoring import IsolatedScorer
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
     from ftis_node.telemetry.events import EventTrail
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 

@@ -39,7 +39,7 @@ from ftis_node.node.training.token_budget import generate_budget
 from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EventTrail
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EvalStatus

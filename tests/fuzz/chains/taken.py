@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from ftis_node.algorithms.methods import METHODS, method_parameters
+from ftis_node.cli.commands.replay import _line
 from ftis_node.cli.group_screen import group_document, screen
-from ftis_node.cli.replay import _line
 from ftis_node.dashboard.groups import open_group
 from ftis_node.dashboard.view.groups import group_lines, group_row
 from ftis_node.dashboard.view.plain import text_of
