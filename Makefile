@@ -18,11 +18,12 @@ ENGINE ?= torch
 # Of `make results`.
 TABLES ?=
 QUICK ?=
-# Of `make test` and `make test-all`: one folder of tests/ alone, and how many tests run at once.
+# Of `make test` and `make test-all`: one folder of tests/ alone, how many tests run at once, and only those that failed last.
 PACKAGE ?=
 WORKERS ?= logical
+FAILED ?=
 TESTS = tests$(if $(PACKAGE),/$(PACKAGE))
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS)
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(FAILED),--last-failed --last-failed-no-failures none)
 
 .PHONY: help setup setup-vllm demo test test-all coverage breaks lint scan bench results fuzz chaos hostile proto docs clean
 .DEFAULT_GOAL := help
@@ -57,7 +58,7 @@ $(VLLM_STAMP): $(STAMP)
 demo: $(if $(filter torch,$(ENGINE)),$(STAMP),$(VLLM_STAMP))
 	$(BIN)/ftis-node demo --out $(OUT) --engine $(ENGINE)
 
-## make test           the tests to run before a commit; PACKAGE=replay: of one package
+## make test           the tests to run before a commit; PACKAGE=replay: of one package; FAILED=1: those that failed last
 test: $(STAMP)
 	$(PYTEST) -m "not scenario" $(TESTS)
 
@@ -96,8 +97,8 @@ $(BENCH_STAMP): $(VLLM_STAMP)
 bench: $(BENCH_STAMP)
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
 
-# The tables of docs/results.md, by their names in bench/results/tables.py; without TABLES all of them, which takes hours.
-## make results        the tables of docs/results.md again; QUICK=1: the first seed of each
+# The tables of docs/research/results.md, by their names in bench/results/tables.py; without TABLES all of them, which takes hours.
+## make results        the tables of docs/research/results.md again; QUICK=1: the first seed of each
 results: $(STAMP)
 	$(BIN)/python bench/results/run.py $(TABLES) $(if $(QUICK),--quick)
 
@@ -107,12 +108,12 @@ fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
 	$(BIN)/python -m tests.fuzz.run --minutes $(FUZZ_MINUTES)
 
-# By hand: a small real swarm, and faults on it by the schedule of a seed (docs/reliability.md).
+# By hand: a small real swarm, and faults on it by the schedule of a seed (docs/develop/testing.md).
 ## make chaos          CHAOS_MINUTES=60 of faults on a small real swarm, by CHAOS_SEED
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --minutes $(CHAOS_MINUTES)
 
-# By hand: all attackers at once on one real node, beside two honest senders (docs/attacks.md).
+# By hand: all attackers at once on one real node, beside two honest senders (docs/develop/threat-model.md).
 ## make hostile        MINUTES=60 of all attackers at once on one real node, by SEED
 hostile: $(STAMP)
 	$(BIN)/python -m tests.attacks.endurance --minutes $(MINUTES) --seed $(SEED)
@@ -121,9 +122,9 @@ hostile: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=ftis_node/records --pyi_out=ftis_node/records proto/rollout.proto
 
-## make docs           docs/configuration.md, from the settings
+## make docs           docs/reference/configuration.md, from the settings
 docs: $(STAMP)
-	$(BIN)/python -m ftis_node.config.reference > docs/configuration.md
+	$(BIN)/python -m ftis_node.config.reference > docs/reference/configuration.md
 
 ## make clean          removes what the others made
 clean:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.swarm.reputation.reasons import sentence
-from ftis_node.telemetry.printable import cells, clipped, cut, printable, wrapped
+from ftis_node.telemetry.terminal_text import cells, clipped, cut, printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -37,8 +37,8 @@ from ftis_node.files import read_text
 from ftis_node.generation.engines import choose_engine
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring import IsolatedScorer
-from ftis_node.telemetry.work import unwatched
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
+from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines import EngineName
     from ftis_node.generation.engines.mixture_decoder import Weighing
     from ftis_node.tasks.base import Task, TaskItem
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
 
 MAX_TEXT_BYTES = 1 << 30
 MIXTURES: Final = ("posterior", "cached", "mean", "answer")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.models.devices import has_gpu
-from ftis_node.models.quiet import quiet_libraries
+from ftis_node.models.library_logging import quiet_library_logging
 
 if TYPE_CHECKING:
     from ftis_node.models.source import ModelSource
@@ -29,7 +29,7 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
     target = pick_device(device)
-    with quiet_libraries():
+    with quiet_library_logging():
         disable_progress_bar()
         try:
             model, report = AutoModelForCausalLM.from_pretrained(

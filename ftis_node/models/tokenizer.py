@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ModelError
 from ftis_node.models.fingerprint import tokenizer_fingerprint
-from ftis_node.models.quiet import quiet_libraries
+from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.source import read_json
 from ftis_node.models.tokenizer_class import tokenizer_class
 
@@ -101,7 +101,7 @@ class PromptTokenizer:
 
 def load_tokenizer(source: ModelSource) -> PromptTokenizer:
     """Return the tokenizer of `source`. Raises ModelError if its files are damaged."""
-    with quiet_libraries():
+    with quiet_library_logging():
         try:
             chosen = tokenizer_class(source.folder)
             tokenizer = chosen.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)

@@ -7,7 +7,7 @@ Everything is read from the home of a running or stopped node and nothing is cha
 task, as the door did before it compared the two. Texts need the model's tokenizer, which lies in its folder; where it
 is not at hand there are ids, and `texts_missing` says why.
 
-Text of peers is handed over as it came: whoever shows it escapes it (`telemetry/printable.py`).
+Text of peers is handed over as it came: whoever shows it escapes it (`telemetry/terminal_text.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/wire-format.md against the code: its bytes, and a reader made from the page alone, with no protobuf library."""
+"""docs/reference/wire-format.md against the code: its bytes, and a reader made from the page alone, no protobuf."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ftis_node.swarm.pulling.assignment import assignment_order
 from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
 
-PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/wire-format.md").read_text()
 B58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 HEX_LINE = re.compile(r" {4,}([0-9a-f]{2,})(?: {2,}.*)?")
 

@@ -6,7 +6,7 @@ import time
 from enum import StrEnum
 from typing import NamedTuple
 
-from ftis_node.telemetry.printable import printable
+from ftis_node.telemetry.terminal_text import printable
 
 SHORT_ID = 12
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
