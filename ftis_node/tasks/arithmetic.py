@@ -40,7 +40,7 @@ NUM_HELD_OUT: Final = 256  # problems of each kind that training never shows
 Kind = Literal["add", "sub"]
 
 
-class Problem(NamedTuple):
+class ArithmeticProblem(NamedTuple):
     """`left` plus or minus `right`."""
 
     kind: Kind
@@ -69,9 +69,9 @@ class Problem(NamedTuple):
         return left + right > 9 if self.kind == "add" else left < right
 
     @property
-    def canonical(self) -> Problem:
+    def canonical(self) -> ArithmeticProblem:
         """What is held out as one: the problem with its larger operand first."""
-        return Problem(self.kind, max(self.left, self.right), min(self.left, self.right))
+        return ArithmeticProblem(self.kind, max(self.left, self.right), min(self.left, self.right))
 
 
 class Part(NamedTuple):
@@ -80,7 +80,7 @@ class Part(NamedTuple):
     kinds: tuple[Kind, ...]
     crossing: bool | None = None
 
-    def asks(self, problem: Problem) -> bool:
+    def asks(self, problem: ArithmeticProblem) -> bool:
         """Whether this problem is among them."""
         fits = problem.kind in self.kinds and self.crossing in (None, problem.is_crossing)
         return fits and problem.is_asked
@@ -127,7 +127,7 @@ class ArithmeticTask:
             answer=str(problem.answer),
         )
 
-    def problem(self, index: int) -> Problem:
+    def problem(self, index: int) -> ArithmeticProblem:
         """The operands behind `self[index]`, for those who build models that get them wrong."""
         return _training_problem(self._part, index) if self.split == "train" else _held_out_of(self._part)[index]
 
@@ -144,7 +144,7 @@ class ArithmeticTask:
         return completion_text.strip() or None
 
 
-def _training_problem(part: Part, index: int) -> Problem:
+def _training_problem(part: Part, index: int) -> ArithmeticProblem:
     """The first draw for `index` that is asked and not held out; its kind is drawn before, so that kinds are even."""
     kind = part.kinds[_hash(f"train/{index}") % len(part.kinds)]
     draws = (_draw(kind, f"train/{index}/{attempt}") for attempt in count())
@@ -152,35 +152,35 @@ def _training_problem(part: Part, index: int) -> Problem:
 
 
 @cache
-def _held_out_of(part: Part) -> tuple[Problem, ...]:
+def _held_out_of(part: Part) -> tuple[ArithmeticProblem, ...]:
     """The part's test split: the kinds take turns; a sum keeps the larger operand first in about half of the cases."""
     by_kind = [[problem for problem in _held_out(kind) if part.asks(problem)] for kind in part.kinds]
     return tuple(_turned(problem) for turn in zip(*by_kind, strict=True) for problem in turn)
 
 
-def _turned(problem: Problem) -> Problem:
+def _turned(problem: ArithmeticProblem) -> ArithmeticProblem:
     """Perhaps with the operands of a sum changed over."""
     swap = problem.kind == "add" and _hash(problem.text) % 2
-    return Problem(problem.kind, problem.right, problem.left) if swap else problem
+    return ArithmeticProblem(problem.kind, problem.right, problem.left) if swap else problem
 
 
-def _draw(kind: Kind, seed: str) -> Problem:
+def _draw(kind: Kind, seed: str) -> ArithmeticProblem:
     """Both operands uniform; the larger one first in a difference."""
     bits, left = divmod(_hash(seed), len(TWO_DIGITS))
-    problem = Problem(kind, TWO_DIGITS[left], TWO_DIGITS[bits % len(TWO_DIGITS)])
+    problem = ArithmeticProblem(kind, TWO_DIGITS[left], TWO_DIGITS[bits % len(TWO_DIGITS)])
     return problem if kind == "add" else problem.canonical
 
 
 @cache
-def _held_out(kind: Kind) -> tuple[Problem, ...]:
+def _held_out(kind: Kind) -> tuple[ArithmeticProblem, ...]:
     """The held-out problems of one kind in canonical form, smallest hash first."""
-    pairs = (Problem(kind, left, right) for left in TWO_DIGITS for right in TWO_DIGITS if right <= left)
+    pairs = (ArithmeticProblem(kind, left, right) for left in TWO_DIGITS for right in TWO_DIGITS if right <= left)
     asked = (problem for problem in pairs if problem.is_asked)
     return tuple(sorted(asked, key=lambda problem: _hash(problem.text))[:NUM_HELD_OUT])
 
 
 @cache
-def _held_out_set() -> frozenset[Problem]:
+def _held_out_set() -> frozenset[ArithmeticProblem]:
     """All held-out problems, for a quick look."""
     return frozenset(_held_out("add") + _held_out("sub"))
 

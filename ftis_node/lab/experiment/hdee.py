@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.baseline import ALONE
-from ftis_node.lab.experiment.final_evaluation import Exam
+from ftis_node.lab.experiment.final_evaluation import FinalEvaluation
 from ftis_node.lab.experiment.pairs import HDEE, Pair
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.trial import Member, Trial
@@ -116,7 +116,7 @@ def _trials(
     trial = setting.trial(members, trial_seed)
     base = experiment.base
     exam = (
-        Exam(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens, gate_task=MIXTURE)
+        FinalEvaluation(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens, gate_task=MIXTURE)
         if arm != ONE
         else None
     )

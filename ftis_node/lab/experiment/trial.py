@@ -22,7 +22,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings, SwarmSection
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
-from ftis_node.lab.experiment.final_evaluation import take_exam
+from ftis_node.lab.experiment.final_evaluation import run_final_evaluation
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessMakers
 from ftis_node.lab.experiment.provenance import made_by
 from ftis_node.lab.experiment.rounds import Quota, Rounds
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.byzantine import Lie
     from ftis_node.lab.experiment.delay import Delay
-    from ftis_node.lab.experiment.final_evaluation import Exam
-    from ftis_node.lab.experiment.trial_result import ExamResult, MemberResult
+    from ftis_node.lab.experiment.final_evaluation import FinalEvaluation
+    from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult
     from ftis_node.node.context import Generation, Parts
     from ftis_node.node.state import NodeState
     from ftis_node.records.codec import CodecName
@@ -90,7 +90,7 @@ class Trial:
     max_batch: int = 256
     codec: CodecName = "exact"
     apart: bool = False
-    exam: Exam | None = None
+    exam: FinalEvaluation | None = None
 
     def last_step(self, member: Member) -> int:
         """Return the last step of a member."""
@@ -156,7 +156,7 @@ def run_trial(
 
 async def _run(
     trial: Trial, folder: Path, on_progress: Callable[[int], None]
-) -> tuple[list[MemberResult], list[ExamResult]]:
+) -> tuple[list[MemberResult], list[FinalEvaluationResult]]:
     """Start all members, run their steps together, and read their results after the last has ended."""
     async with AsyncExitStack() as stack:
         nodes = []
@@ -178,7 +178,7 @@ async def _run(
         if trial.exam is None:
             return results, []
         learners = {node.member.name: node.parts.learner for node in honest}
-        return results, await take_exam(trial.exam, learners, folder / "trained")
+        return results, await run_final_evaluation(trial.exam, learners, folder / "trained")
 
 
 async def _run_together(trial: Trial, nodes: Sequence[Node], on_progress: Callable[[int], None]) -> None:

@@ -163,7 +163,7 @@ def method_label(labels: dict[str, object], axes: Sequence[str]) -> str:
     return " ".join([method, *(f"{axis}={labels[axis]}" for axis in axes)])
 
 
-def lines_of(results: Sequence[TrialResult]) -> list[Line]:
+def series_of(results: Sequence[TrialResult]) -> list[Line]:
     """The lines of an experiment, in the order of its trials."""
     axes = varied_axes(results)
     found: dict[tuple[str, str, str], dict[tuple[int, int], list[MemberResult]]] = {}
