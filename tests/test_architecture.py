@@ -149,7 +149,7 @@ def test_no_cycle_between_files_type_only_imports_included() -> None:
 
 
 NAMED_TWICE = {
-    *("Answer", "Batch", "Change", "Decoder", "Draft", "Entry", "Figures", "Line", "Member", "Message", "Probe"),
+    *("Answer", "Batch", "Change", "Entry", "Figures", "Line", "Member", "Message"),
     *("Problem", "Span", "Verdict", "Work"),
 }
 """Public classes of other packages than gossip and swarm that share a name. This list only gets shorter."""
