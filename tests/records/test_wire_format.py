@@ -1,4 +1,4 @@
-"""docs/wire-format.md against the code: its bytes, and a reader made from the page alone, with no protobuf library."""
+"""docs/reference/wire-format.md against the code: its bytes, and a reader made from the page alone, no protobuf."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ftis_node.swarm.pulling.assignment import assignment_order
 from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
 
-PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/wire-format.md").read_text()
 B58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 HEX_LINE = re.compile(r" {4,}([0-9a-f]{2,})(?: {2,}.*)?")
 
@@ -178,7 +178,7 @@ def test_the_pages_bounds_are_those_of_the_code() -> None:
         "At most 524,288 tokens": compact.MAX_COMPACT_TOKENS == 524_288,
         "a window of 1 MiB": byte_planes.MAX_WINDOW_BYTES == 1 << 20,
         "a `Question`, at most 256 bytes": backfill_request.MAX_BACKFILL_REQUEST_BYTES == 256,
-        "a `WeightsRequest`, at most 256 bytes": weights.MAX_WEIGHTS_REQUEST_BYTES == 256,
+        "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_REQUEST_BYTES == 256,
         "an offer (at most 32 KiB)": weights.MAX_OFFER_BYTES == 32 << 10,
         "`count` of them (1 to 64)": bounds.MAX_CHUNKS_PER_QUESTION == 64,
         "chunks, at most 1 MiB each": bounds.MAX_CHUNK_BYTES == limits.max_weights_item_bytes == 1 << 20,

@@ -1,4 +1,4 @@
-"""The objects behind the bytes that docs/wire-format.md shows, made by this package."""
+"""The objects behind the bytes that docs/reference/wire-format.md shows, made by this package."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Repair:
         """After an absence: how many groups were missed, how many are here, and what is left."""
         report = self._catching_up.look(
             num_left=self._ear.wants.num_missed,
-            num_backfilled=self._parts.figures.groups_repaired,
+            num_backfilled=self._parts.counters.groups_repaired,
             now=time.monotonic(),
         )
         if report is None:

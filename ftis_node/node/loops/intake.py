@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ftis_node.node.context import Parts
     from ftis_node.swarm.peer_guard import PeerWork
-    from ftis_node.tasks.scoring import IsolatedScorer
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
     from ftis_node.validation import ValidationResult
 
 QUEUE_CAPACITY = 64
@@ -247,12 +247,12 @@ class IntakeLoop:
             arrival.verdict.set_result(verdict)
 
     def _count(self, arrival: Arrival, verdict: ValidationResult) -> None:
-        figures, events = self._parts.figures, self._parts.events
+        counters, registry, events = self._parts.counters, self._parts.registry, self._parts.events
         self._parts.peers.settle(verdict, origin=arrival.origin)
         if isinstance(verdict, Refused):
-            figures.refused[verdict.refusal.reason] += 1
+            counters.refused[verdict.refusal.reason] += 1
             if not arrival.own:
-                figures.peer(arrival.origin).refused[verdict.refusal.reason] += 1
+                registry.seen(arrival.origin).refused[verdict.refusal.reason] += 1
             events.write(
                 "refused",
                 group=verdict.group_id,
@@ -263,10 +263,10 @@ class IntakeLoop:
             return
         group = verdict.group
         if not arrival.own:
-            figures.groups_received += 1
-            figures.tokens_received += group.num_tokens
-            figures.envelope_bytes_received += len(arrival.data)
-            figures.peer(group.sender).accepted += 1
+            counters.groups_received += 1
+            counters.tokens_received += group.num_tokens
+            counters.envelope_bytes_received += len(arrival.data)
+            registry.seen(group.sender).accepted += 1
         events.write(
             "admitted",
             group=verdict.envelope.id,

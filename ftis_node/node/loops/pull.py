@@ -176,12 +176,12 @@ class PullLoop:
 
     def _is_near(self, want: PullItem) -> bool:
         """Whether a group's sender says that it generates for this node's domain alone."""
-        domain, figures = self._parts.own_domain, self._parts.figures.peers.get(want.sender)
-        if domain is None or figures is None or figures.record is None:
+        domain, record = self._parts.own_domain, self._parts.registry.record_of(want.sender)
+        if domain is None or record is None:
             return False
         is_near = False
         with self._parts.guard.work_for(want.sender, Place.RECORD):
-            is_near = domain.is_claimed(part_names(figures.record.domain))
+            is_near = domain.is_claimed(part_names(record.domain))
         return is_near
 
     async def _pull_and_release(self, batch: PullRequest) -> None:
@@ -243,8 +243,7 @@ class PullLoop:
         return not self._asking[peer_id] and num_unproven < max(1, num_places - 1)
 
     def _is_proven(self, peer_id: str) -> bool:
-        figures = self._parts.figures.peers.get(peer_id)
-        return figures is not None and figures.accepted > 0
+        return self._parts.registry.has_sent_groups(peer_id)
 
     async def _keep_to_budget(self, batch: PullRequest) -> None:
         if self._allowance is None:
@@ -295,7 +294,7 @@ class PullLoop:
         self._ear.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
         self._wants.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
-        self._parts.figures.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
+        self._parts.counters.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
         return here
 
     def _note_useless(
@@ -325,7 +324,7 @@ class PullLoop:
             self._pauses.succeeded(peer_id)
             return
         self._pauses.failed(peer_id, now=time.monotonic())
-        self._parts.figures.peer(peer_id).failed_pulls += 1
+        self._parts.registry.seen(peer_id).failed_pulls += 1
         conduct = FAULTS.get(outcome, Behaviour.PULL_FAILED)
         self._parts.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
         self._parts.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))

@@ -60,8 +60,8 @@ class Served:
         try:
             asked = open_backfill_request(question)
         except RecordError as error:
-            self._parts.figures.refused[f"question_{error.reason}"] += 1
-            self._parts.figures.note_refusal(peer_id, "question", error)
+            self._parts.counters.refused[f"question_{error.reason}"] += 1
+            self._parts.registry.note_refusal(peer_id, "question", error)
             return []
         fresh = time.time() - self._parts.manifest.step.max_age_s
         held = await self._parts.disk(self._find, replace(asked, since=max(asked.since, fresh)))
@@ -100,13 +100,13 @@ class Served:
             if not self._parts.reader.is_own(group_id):
                 continue
             if not is_believed and not self._deliveries.has(peer_id, group_id):
-                self._parts.figures.claims.add(peer_id, group_id)
-            elif self._parts.figures.confirm(peer_id, group_id):
+                self._parts.confirmations.unverified.add(peer_id, group_id)
+            elif self._parts.confirmations.confirm(peer_id, group_id):
                 self._parts.events.write("confirmed", group=group_id, peer=peer_id)
 
     def announcement_refused(self, peer_id: str, error: RecordError) -> None:
         """An announcement that was too large to be looked at counts against the peer that sent it."""
         reason = f"announcement_{error.reason}"
-        self._parts.figures.refused[reason] += 1
-        self._parts.figures.note_refusal(peer_id, "announcement", error)
+        self._parts.counters.refused[reason] += 1
+        self._parts.registry.note_refusal(peer_id, "announcement", error)
         self._parts.peers.note(peer_id, Behaviour.REFUSED, reason=reason)
