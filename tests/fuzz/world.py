@@ -25,7 +25,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.plain import text_of
+from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode
 from ftis_node.node.loops.intake import IntakeLoop

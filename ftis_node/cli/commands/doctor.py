@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import (
+from ftis_node.cli.completion import PRESETS, one_of
+from ftis_node.cli.options import (
     GpusOption,
     HomeOption,
     JsonOption,
@@ -19,7 +20,6 @@ from ftis_node.cli.common import (
     print_json,
     spread_over,
 )
-from ftis_node.cli.completion import PRESETS, one_of
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:

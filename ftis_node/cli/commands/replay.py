@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
 from ftis_node.cli.completion import STATES, group_ids, one_of
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.terminal_text import printable
 

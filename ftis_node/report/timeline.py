@@ -9,7 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.report.words import clean, plural, without_paths
+from ftis_node.report.formatting import clean, plural, without_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable

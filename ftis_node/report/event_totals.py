@@ -6,8 +6,8 @@ from collections import Counter
 
 import msgspec
 
-from ftis_node.report.moments import Moment, MomentLog
-from ftis_node.report.traffic import Traffic
+from ftis_node.report.event_rates import Traffic
+from ftis_node.report.timeline import Moment, MomentLog
 from ftis_node.telemetry.history import read_event
 
 MAX_REASONS = 64

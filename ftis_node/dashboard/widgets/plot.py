@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from ftis_node.dashboard.view.curves import curve_rows
+from ftis_node.dashboard.view.terminal_plot import curve_rows
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.view.curves import Points
+    from ftis_node.dashboard.view.terminal_plot import Points
 
 
 class Curve(Static):

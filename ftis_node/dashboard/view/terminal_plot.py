@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.view.plain import harmless
+from ftis_node.dashboard.view.spans import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
 
 Points = tuple[tuple[float, float], ...]  # (step, value), steps ascending
 DOTS_A_CELL = 2  # a braille cell is two dots wide

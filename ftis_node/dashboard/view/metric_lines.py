@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.reading import Phase
-from ftis_node.dashboard.view.plain import (
+from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.view.spans import (
     Line,
     Span,
     Tone,
@@ -21,7 +21,7 @@ from ftis_node.dashboard.view.plain import (
 from ftis_node.telemetry.sizes import size
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import GpuFigures, Reading
+    from ftis_node.dashboard.snapshot import GpuFigures, Reading
 
 BAR_WIDTH = 20
 NUM_REASONS = 3

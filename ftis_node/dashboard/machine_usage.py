@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.dashboard.reading import GpuFigures, MachineFigures
+from ftis_node.dashboard.snapshot import GpuFigures, MachineFigures
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home

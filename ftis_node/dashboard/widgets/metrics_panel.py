@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.view.figures import figure_lines
+from ftis_node.dashboard.view.metric_lines import figure_lines
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
 
 
 class Figures(TextLines):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.report.words import clean, large, length, number, percent, plural
+from ftis_node.report.formatting import clean, large, length, number, percent, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
