@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.outside import NO_TELEMETRY, forbid_telemetry
+from ftis_node.config.no_network_env import NO_TELEMETRY, forbid_telemetry
 from ftis_node.errors import ConfigError, TaskError
 from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.tasks import load_task

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ftis_node.learner.messages import TrainCompletion, TrainGroup
-from ftis_node.models.quiet import quiet_libraries
+from ftis_node.models.library_logging import quiet_library_logging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ def with_logprobs(groups: tuple[TrainGroup, ...], model: str) -> tuple[TrainGrou
     """The groups with the model's own log-probs, a row at a time, and noise."""
     random = np.random.default_rng(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with quiet_libraries():
+    with quiet_library_logging():
         causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
     filled = []
     for group in groups:

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md: for each its question and the `ftis-node compare` that answers it."""
+"""The tables of docs/research/results.md: for each its question and the `ftis-node compare` that answers it."""
 
 from __future__ import annotations
 

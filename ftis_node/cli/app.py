@@ -19,7 +19,7 @@ from typing import NoReturn
 import typer
 
 from ftis_node import __version__
-from ftis_node.cli import (
+from ftis_node.cli.commands import (
     bootstrap,
     compare,
     dashboard,
@@ -37,12 +37,12 @@ from ftis_node.cli import (
     tasks,
     tiny,
 )
-from ftis_node.config.outside import forbid_telemetry
+from ftis_node.config.no_network_env import forbid_telemetry
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.log import set_up_logging
-from ftis_node.telemetry.printable import one_line
 from ftis_node.telemetry.secrets import redacted, show_traceback
 from ftis_node.telemetry.standard_files import discard_output, drop_what_cannot_be_written, open_closed_files
+from ftis_node.telemetry.terminal_text import one_line
 
 app = typer.Typer(
     name="ftis-node",

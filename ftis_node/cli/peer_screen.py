@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ftis_node.errors import UsageError
 from ftis_node.swarm.peer_lookup import find_peer
 from ftis_node.swarm.reputation.reasons import sentence
-from ftis_node.telemetry.printable import wrapped
+from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.teaching import teaching_words
-from ftis_node.telemetry.verdict import duration
+from ftis_node.telemetry.terminal_text import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

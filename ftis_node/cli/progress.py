@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, Task, TaskID
 
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
 
 LOG_PERIOD_S = 10.0
 MIN_FRACTION = 0.005  # done before a time left is worth telling

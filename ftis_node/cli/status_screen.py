@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.telemetry.printable import printable, wrapped
+from ftis_node.telemetry.health_summary import OFF, Word, duration, judge
 from ftis_node.telemetry.sizes import size
-from ftis_node.telemetry.verdict import OFF, Word, duration, judge
+from ftis_node.telemetry.terminal_text import printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.telemetry.verdict import Verdict
+    from ftis_node.telemetry.health_summary import Verdict
 
     Document = dict[str, Any]
 

@@ -25,7 +25,7 @@ from textual_serve.server import Server
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.auth import host_name, is_same_secret
 from ftis_node.node.http_api.connection_limits import HttpGuard
-from ftis_node.telemetry.printable import one_line
+from ftis_node.telemetry.terminal_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

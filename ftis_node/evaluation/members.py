@@ -18,12 +18,12 @@ from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import read_object
 from ftis_node.models.source import CONFIG_FILE
 from ftis_node.node.storage.export import export_model_of
-from ftis_node.telemetry.work import unwatched
+from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
 
 ADAPTER_FILE = "adapter_config.json"
 

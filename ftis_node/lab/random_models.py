@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.lab.tiny.tokenizer import make_tokenizer
-from ftis_node.models.quiet import quiet_libraries
+from ftis_node.models.library_logging import quiet_library_logging
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +70,7 @@ def save_random_model(
             model = Qwen2ForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
-    with quiet_libraries():
+    with quiet_library_logging():
         model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
         tokenizer.save_pretrained(folder)
     return int(model.num_parameters())

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import ModelError
+from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.loading import first_line
-from ftis_node.models.quiet import quiet_libraries
 from ftis_node.models.safetensors_file import read_header
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def empty_causal_lm(source: ModelSource, *, dtype: torch.dtype) -> Any:
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    with quiet_libraries():
+    with quiet_library_logging():
         try:
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
             with init_empty_weights(include_buffers=False):

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError
 from ftis_node.files import read_object
-from ftis_node.models.quiet import quiet_libraries
-from ftis_node.telemetry.work import unwatched
+from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def cached_snapshot(repo: str) -> Path | None:
     """The folder of `repo` in the local cache, or None. It may still lack files: an older download was interrupted."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    with quiet_libraries():
+    with quiet_library_logging():
         try:
             return _snapshot(repo, local_files_only=True)
         except LocalEntryNotFoundError:
@@ -60,7 +60,7 @@ def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnPr
     on where it was interrupted. Raises ModelError where the hub answers that it has no such model or keeps it from us,
     ModelFetchError where it does not answer, and MachineError where the disk is full.
     """
-    with quiet_libraries():
+    with quiet_library_logging():
         try:
             revision = _ask_for_newest_revision(repo, answer_within_s)
             return _snapshot(repo, revision=revision, on_progress=on_progress)
@@ -81,7 +81,7 @@ def _told(repo: str, error: Exception) -> FtisError:
 
 def ask_about(repo: str, *, answer_within_s: float = 8.0) -> HubModel:
     """What the hub says of `repo`; its configuration is fetched, nothing else. Raises as `fetch_snapshot` does."""
-    with quiet_libraries():
+    with quiet_library_logging():
         try:
             return _within(answer_within_s, lambda: _look_up(repo, answer_within_s))
         except Exception as error:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ftis_node.records.envelope import Accepted
     from ftis_node.records.group import Group
     from ftis_node.replay.lifecycle import ChoiceRule
-    from ftis_node.telemetry.remembered import TrailGroup
+    from ftis_node.telemetry.trail_summary import TrailGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftis_node.telemetry.remembered import TrailGroup
+    from ftis_node.telemetry.trail_summary import TrailGroup
 
 REASONS = frozenset(ReleaseReason)
 STATES = frozenset(State)

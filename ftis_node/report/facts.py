@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import FileError
 from ftis_node.files import read_object, read_text
-from ftis_node.report.chronicle import Chronicle
+from ftis_node.report.event_totals import Chronicle
+from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.samples import Sample, read_samples
-from ftis_node.report.words import clean, short_id
+from ftis_node.telemetry.events import EventReader
 from ftis_node.telemetry.history import History, HistoryBuilder
-from ftis_node.telemetry.trail import TrailReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.report.moments import Moment
+    from ftis_node.report.timeline import Moment
     from ftis_node.telemetry.status import Status
 
     OnProgress = Callable[[float, str], None]
@@ -74,7 +74,7 @@ def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, Chronicle
     builder, chronicle = HistoryBuilder(num_last_events=0), Chronicle()
     num_bytes = max(1, sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")))
     num_read = 0
-    for position, line in enumerate(TrailReader(path).read_new()):
+    for position, line in enumerate(EventReader(path).read_new()):
         num_read += len(line)
         if position % LINES_PER_PROGRESS == 0:
             on_progress(min(1.0, num_read / num_bytes), "events")

@@ -10,15 +10,17 @@ import json
 import logging
 import os
 import time
+from contextlib import ExitStack
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ftis_node.files import check_regular, open_to_write
+from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
 from ftis_node.telemetry.secrets import redacted
-from ftis_node.telemetry.seldom import Seldom, is_out_of_files
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from io import TextIOWrapper
 
 log = logging.getLogger(__name__)
@@ -26,13 +28,14 @@ log = logging.getLogger(__name__)
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_KEPT_FILES = 3
 LONGEST_LINE = 1 << 20
+MAX_ROTATED_FILES = 99
 JsonValue = str | int | float | bool | None
 
 
-class TurningFile(RotatingFileHandler):
+class RotatingLog(RotatingFileHandler):
     """Looks at its own count, not at the file system, to see whether the file is full: there is a line a group."""
 
-    _shortage = Seldom()
+    _shortage = RateLimitedLog()
 
     def _open(self) -> TextIOWrapper:
         """Never through a link, which may lead out of the home."""
@@ -81,7 +84,7 @@ class EventTrail:
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
         _drop_half_line(path)
-        self._handler = TurningFile(path, maxBytes=max_bytes, backupCount=kept_files, encoding="utf-8")
+        self._handler = RotatingLog(path, maxBytes=max_bytes, backupCount=kept_files, encoding="utf-8")
         self._handler.setFormatter(logging.Formatter("%(message)s"))
 
     def write(self, event: str, **fields: JsonValue | bytes | list[Any] | dict[str, Any]) -> None:
@@ -126,3 +129,57 @@ def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:
             if name is None or event["event"] == name:
                 events.append(event)
     return events
+
+
+class EventReader:
+    """Follower of an event log: yields each complete line once, oldest first, across rotated files.
+
+    Its position is (inode, offset), because a rotated file changes its name and keeps its inode. The newest file is
+    opened first: a file that rotates between two openings is opened twice, which its inode shows, and never missed.
+    A line is bytes with its end of line. A half-written line is left for the next call.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """The file need not exist before `read_new`."""
+        self._path = path
+        self._inode: int | None = None
+        self._offset = 0
+
+    def read_new(self) -> Iterator[bytes]:
+        """Yield the lines appended since the last call; the first call yields all lines.
+
+        The end of a rotated file is yielded even without an end of line, because no process writes to it any more.
+        """
+        with ExitStack() as opened:
+            files = self._files_to_read(opened)
+            for position, file in enumerate(files):
+                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                    self._inode, self._offset = inode, 0
+                file.seek(self._offset)
+                is_newest = position == len(files) - 1
+                for line in file:
+                    if is_newest and not line.endswith(b"\n"):
+                        break
+                    self._offset += len(line)
+                    yield line
+
+    def _files_to_read(self, opened: ExitStack) -> list[BinaryIO]:
+        """Open the files from the current one to the newest, or all of them, oldest first."""
+        files: dict[int, BinaryIO] = {}
+        for path in self._names():
+            check_regular(path)
+            try:
+                file = opened.enter_context(path.open("rb"))
+            except FileNotFoundError:
+                break
+            inode = os.fstat(file.fileno()).st_ino
+            files.setdefault(inode, file)
+            if inode == self._inode:
+                break
+        return list(files.values())[::-1]
+
+    def _names(self) -> Iterator[Path]:
+        """Yield the newest first: `events.jsonl`, then `events.jsonl.1`, and so on."""
+        yield self._path
+        for number in range(1, MAX_ROTATED_FILES + 1):
+            yield self._path.with_name(f"{self._path.name}.{number}")

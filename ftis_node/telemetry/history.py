@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ftis_node.telemetry.trail import TrailReader
+from ftis_node.telemetry.events import EventReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ class HistoryFollower:
 
     def __init__(self, events_path: Path, *, num_last_events: int = DEFAULT_NUM_LAST_EVENTS) -> None:
         """Empty before the first `poll`, which reads all there is."""
-        self._reader = TrailReader(events_path)
+        self._reader = EventReader(events_path)
         self._builder = HistoryBuilder(num_last_events=num_last_events)
         self.history = History()
 

@@ -1,33 +1,41 @@
-"""Log lines: one form for daemon and workers, to stderr or to a file of the home."""
+"""Logging of daemon and workers: one line format, and a rate limit for faults that repeat."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
-from typing import TextIO
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
 
 from ftis_node.telemetry.secrets import SecretFreeFormatter, keep_variables_secret
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 PLAIN_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+PERIOD_S = 60.0
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at the moment, so that lines stand above a progress bar and not in it."""
+    """Handler that writes to the current `sys.stderr`, so that a line appears above a progress bar, not inside it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]  # the base class keeps the one of its first day
-        """Standard error as of now."""
+    def stream(self) -> TextIO:  # type: ignore[override]  # the base class keeps the stream of its construction
+        """The current standard error."""
         return sys.stderr
 
 
 def set_up_logging(*, debug: bool = False, plain: bool = False) -> None:
-    """Sends the project's log lines to stderr; with `debug` also the libraries' and everything below INFO.
+    """Send the project's log lines to stderr; with `debug` also those of libraries and all levels.
 
-    `plain`: without the name of the module, which tells a volunteer nothing.
+    `plain` omits the module name, which means nothing to an operator.
     """
     keep_variables_secret()
     handler = CurrentStderr()
@@ -36,3 +44,36 @@ def set_up_logging(*, debug: bool = False, plain: bool = False) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if debug else logging.WARNING)
     logging.getLogger("ftis_node").setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+@dataclass(slots=True)
+class RateLimitedLog:
+    """Rate limiter for the log lines of one repeated fault. `count` is the number of occurrences."""
+
+    period_s: float = PERIOD_S
+    clock: Callable[[], float] = time.monotonic
+    count: int = 0
+    _logged_at: float | None = field(default=None)
+
+    def is_due(self) -> bool:
+        """Count one occurrence; return whether `period_s` has passed since the last logged one."""
+        self.count += 1
+        now = self.clock()
+        if self._logged_at is not None and now - self._logged_at < self.period_s:
+            return False
+        self._logged_at = now
+        return True
+
+
+def is_out_of_files(error: BaseException) -> bool:
+    """Return whether the process, or the machine, has no free file descriptor; a temporary condition.
+
+    SQLite has one error code for every file that it cannot open. At the descriptor limit, that limit is the reason.
+    """
+    if isinstance(error, OSError):
+        return error.errno in NO_DESCRIPTOR
+    import sqlite3  # `--help` sets up logging and must not load it
+
+    return isinstance(error, sqlite3.OperationalError) and (
+        getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN
+    )

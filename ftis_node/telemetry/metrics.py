@@ -1,36 +1,72 @@
-"""The status snapshot as Prometheus metrics: numbers by the table in `metrics.toml`, states, and the verdict.
+"""Render the status snapshot as Prometheus metrics.
 
-A number that is None is no sample: a metric that is absent is one that has not been measured yet.
+Numbers come from the table in `metrics.toml`, whose header explains its columns. States and answers are computed here.
+A number that is None gives no sample, so an absent metric has not been measured yet.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+import tomllib
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from ftis_node.telemetry.metric_table import all_metrics, help_of
-from ftis_node.telemetry.verdict import Word, judge
+from ftis_node.telemetry.health_summary import Word, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from prometheus_client.registry import Collector
 
-    from ftis_node.telemetry.metric_table import Metric
     from ftis_node.telemetry.status import Status
 
+TABLE_FILE = "metrics.toml"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NODE_STATES = ("starting", "running", "stopping", "stopped", "failed")
 SWARM_STATES = ("starting", "solo", "connected", "stopped")
 WORKER_STATES = ("stopped", "starting", "ready", "backing-off", "failed", "off")
 
 
+class Metric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of the table: a metric, or one part of a metric that several status paths share."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    normal: str
+    advice: str = ""
+    path: str = ""
+    label: str = ""
+    part: tuple[str, str] | None = None
+    labels: tuple[str, ...] = ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The label names, in the order of their values."""
+        if self.part is not None:
+            return (self.part[0],)
+        return (self.label,) if self.label else self.labels
+
+
+@lru_cache(maxsize=1)
+def all_metrics() -> tuple[Metric, ...]:
+    """Return the table's rows. A metric that several status paths share has one row for each path."""
+    text = resources.files("ftis_node.telemetry").joinpath(TABLE_FILE).read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text)["metric"], tuple[Metric, ...])
+
+
+def help_of(name: str) -> str:
+    """Return the help text of a metric. Raises KeyError if the table does not have it."""
+    return {metric.name: metric.help for metric in all_metrics()}[name]
+
+
 def render_metrics(status: Status) -> bytes:
-    """The text that a Prometheus server scrapes."""
+    """Return the text that a Prometheus server scrapes."""
     registry = CollectorRegistry()
     registry.register(_collector(msgspec.to_builtins(status)))
     return generate_latest(registry)
@@ -49,7 +85,7 @@ def _collector(document: dict[str, Any]) -> Collector:
 
 
 def _numbers(document: dict[str, Any]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-    """All that the table names; parts of one metric stand one after the other in it."""
+    """Yield the families of the table. Parts of one metric are adjacent in it."""
     families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
     for metric in (metric for metric in all_metrics() if metric.path):
         section, _, key = metric.path.partition(".")

@@ -12,7 +12,7 @@ from ftis_node.config.home import Home
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.text_group import TextCompletion
 from ftis_node.replay.buffer import ReplayBuffer
-from ftis_node.telemetry.printable import cells
+from ftis_node.telemetry.terminal_text import cells
 from tests.conftest import PROMPT_IDS, make_group, make_text_group
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.cli import status as status_command
 from ftis_node.cli.app import run
+from ftis_node.cli.commands import status as status_command
 from ftis_node.cli.status_screen import log_line, screen
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
-from ftis_node.telemetry.printable import cells
 from ftis_node.telemetry.status import (
     EvalStatus,
     GenerationStatus,
@@ -26,6 +25,7 @@ from ftis_node.telemetry.status import (
     Status,
     SwarmStatus,
 )
+from ftis_node.telemetry.terminal_text import cells
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.outside import NO_TELEMETRY, WORKERS_STAY_OFFLINE
+from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
 from tests.models.tiny_models import save_tiny
 from tests.node.support import RunningNode, started, write_manifest
 

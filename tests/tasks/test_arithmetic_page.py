@@ -1,4 +1,4 @@
-"""docs/tasks.md says which problem an index of `arithmetic` is: made again here by that text alone."""
+"""docs/train/tasks.md says which problem an index of `arithmetic` is: made again here by that text alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from ftis_node.tasks import load_task
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/train/tasks.md").read_text(encoding="utf-8")
 OPERANDS = range(10, 100)
 KINDS = {"arithmetic": "+-", "arithmetic:easy": "+", "arithmetic:medium": "+", "arithmetic:hard": "-"}
 KINDS |= {"arithmetic:no-carry": "+", "arithmetic:carry": "+", "arithmetic:borrow": "-"}

@@ -9,8 +9,7 @@ from typing import get_args, get_type_hints
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from ftis_node.telemetry.metric_table import Metric, all_metrics
-from ftis_node.telemetry.metrics import render_metrics
+from ftis_node.telemetry.metrics import Metric, all_metrics, render_metrics
 from ftis_node.telemetry.reference import render_reference
 from ftis_node.telemetry.status import (
     EvalStatus,
@@ -104,5 +103,5 @@ def test_a_role_without_a_learner_has_no_answer_about_learning() -> None:
 
 
 def test_the_page_is_made_from_the_table() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert page == render_reference(), "python -m ftis_node.telemetry.reference > docs/metrics.md"
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    assert page == render_reference(), "python -m ftis_node.telemetry.reference > docs/reference/metrics.md"

@@ -1,7 +1,7 @@
 """The three questions that one looks at the screen for: does it contribute, does it learn, is it healthy.
 
-A no is that of `telemetry/verdict.py`, whom `status` and `/metrics` ask as well. What the screen knows beyond a status
-document (the curves, the machine) it adds.
+A "no" is that of `telemetry/health_summary.py`, which `status` and `/metrics` use too. The screen adds what a status
+document lacks (the curves, the machine).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.dashboard.reading import Phase
-from ftis_node.dashboard.view.plain import Line, Span, Tone, ago, count, harmless, labelled, line, moment, percent
-from ftis_node.telemetry.verdict import judge
+from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.view.spans import Line, Span, Tone, ago, count, harmless, labelled, line, moment, percent
+from ftis_node.telemetry.health_summary import judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.dashboard.reading import Reading
-    from ftis_node.telemetry.verdict import Answer, Verdict
+    from ftis_node.dashboard.snapshot import Reading
+    from ftis_node.telemetry.health_summary import Answer, Verdict
 
 LABEL_WIDTH, WORD_WIDTH = 14, 10
 MIN_STEPS = 8  # before that, a trend is noise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.config.outside import NO_TELEMETRY
+from ftis_node.config.no_network_env import NO_TELEMETRY
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ftis_node.lab.tiny.muon import Muon
 from ftis_node.lab.tiny.recipes import RECIPES, SUMS_RECIPES
 from ftis_node.lab.tiny.sums import SumsLessons
 from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
-from ftis_node.models.quiet import quiet_libraries
+from ftis_node.models.library_logging import quiet_library_logging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +110,7 @@ def make_tiny(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
         )
         transformers_logging.disable_progress_bar()
-        with quiet_libraries():
+        with quiet_library_logging():
             model.save_pretrained(out)
             tokenizer.save_pretrained(out)
         transformers_logging.enable_progress_bar()

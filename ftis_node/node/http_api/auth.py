@@ -23,8 +23,8 @@ from ftis_node.config.observe import is_loopback
 from ftis_node.errors import ConfigError
 from ftis_node.files import read_file
 from ftis_node.records.identity import write_private
-from ftis_node.telemetry.printable import one_line
 from ftis_node.telemetry.secrets import keep_secret
+from ftis_node.telemetry.terminal_text import one_line
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware

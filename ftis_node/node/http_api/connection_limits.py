@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ftis_node.telemetry.seldom import Seldom
+from ftis_node.telemetry.log import RateLimitedLog
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
@@ -51,7 +51,7 @@ class HttpGuard:
         self.refused: Counter[str] = Counter() if refused is None else refused
         self.limits = limits or HttpLimits()
         self._open: dict[asyncio.BaseTransport, _Connection] = {}
-        self._faults = Seldom()
+        self._faults = RateLimitedLog()
 
     def runner(self, app: web.Application, *, shutdown_s: float = SHUTDOWN_S) -> web.AppRunner:
         """A runner whose requests this guard watches; to be set up, and started with `listen`."""

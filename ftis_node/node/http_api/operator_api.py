@@ -21,8 +21,8 @@ from ftis_node.errors import UsageError
 from ftis_node.files import check_no_folder, parse_json
 from ftis_node.node.http_api.auth import is_same_secret
 from ftis_node.node.peers.operator_actions import ACTIONS
-from ftis_node.telemetry.printable import one_line
 from ftis_node.telemetry.secrets import keep_secret
+from ftis_node.telemetry.terminal_text import one_line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.node.storage.usage import HomeLimit
     from ftis_node.tasks.base import Task
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.learner.messages import LearnerState
     from ftis_node.replay.buffer import ReplayBuffer
-    from ftis_node.telemetry.remembered import Remembered
+    from ftis_node.telemetry.trail_summary import Remembered
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from ftis_node.node.supervision.service_manager import ServiceManager
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.replay.soundness import telling_damage
-from ftis_node.telemetry.work import unwatched
+from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
     from ftis_node.node.context import Parts
     from ftis_node.node.startup.run_plan import RunPlan
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
 
 
 def run_until_stopped(
@@ -72,4 +72,4 @@ async def _run(
 
 def _check_saved(parts: Parts | None) -> None:
     if parts is not None and parts.settings.learns:
-        check_saved(parts.home, parts.source, parts.settings, step=parts.figures.step)
+        check_saved(parts.home, parts.source, parts.settings, step=parts.state.step)

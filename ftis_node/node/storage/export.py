@@ -12,13 +12,13 @@ from ftis_node.memory.placement import Arrangement
 from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
 from ftis_node.node.startup.migrations import bring_up_to_date
-from ftis_node.telemetry.work import unwatched
+from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.telemetry.work import OnProgress
+    from ftis_node.telemetry.progress import OnProgress
 
 
 def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgress = unwatched) -> int:
@@ -26,7 +26,7 @@ def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgre
 
     Raises ConfigError where no node has run with the home, or `out` is in use.
     """
-    from ftis_node.learner.export import export_newest
+    from ftis_node.learner.checkpoint.export import export_newest
 
     if not home.settings.exists() or not home.run_toml.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")

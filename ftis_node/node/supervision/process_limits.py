@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import MachineError
-from ftis_node.telemetry.seldom import Seldom, is_out_of_files
+from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,7 +52,7 @@ class FileShortage:
     """Passes over work of a loop that comes again soon, while no file can be opened. `count` is how often."""
 
     def __init__(self) -> None:
-        self._seldom = Seldom()
+        self._seldom = RateLimitedLog()
 
     @property
     def count(self) -> int:

@@ -11,7 +11,7 @@ from ftis_node.node.http_api.auth import host_name, is_same_secret
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.operator_actions import ACTIONS, PeerControl
 from ftis_node.telemetry.metrics import render_metrics
-from ftis_node.telemetry.printable import one_line
+from ftis_node.telemetry.terminal_text import one_line
 from tests.fuzz.items import Item, join
 from tests.fuzz.world import HOSTILE, OWN, look_at, world
 
@@ -31,7 +31,7 @@ async def chain(items: Sequence[Item]) -> None:
     async with world() as made:
         status = StatusLoop(made.parts)
         for one in HOSTILE:
-            made.parts.figures.peer(one.peer_id)
+            made.parts.registry.seen(one.peer_id)
         for item in items:
             text = item.data.decode("utf-8", "surrogateescape")  # as aiohttp reads headers
             if item.tag & WHAT == 3:

@@ -33,7 +33,7 @@ from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.swarm.reputation.table import ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
 from ftis_node.telemetry.events import EventTrail, read_events
-from ftis_node.telemetry.remembered import read_remembered
+from ftis_node.telemetry.trail_summary import read_remembered
 from tests.models.tiny_models import save_tiny
 from tests.node.training.test_token_budget import live, manifest_of
 from tests.replay.test_buffer import ANN, ME, accepted

@@ -15,7 +15,7 @@ import pytest
 from ftis_node.config.disk_room import replace_file
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files
 from ftis_node.telemetry.events import EventTrail, read_events, trail_files
-from ftis_node.telemetry.seldom import Seldom, is_out_of_files
+from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def test_the_event_trail_goes_on_in_its_full_file(tmp_path: Path, caplog: pytest
 
 def test_a_line_is_due_once_a_minute_and_all_are_counted() -> None:
     now = [0.0]
-    seldom = Seldom(clock=lambda: now[0])
+    seldom = RateLimitedLog(clock=lambda: now[0])
     due = [seldom.is_due() for now[0] in (0, 1, 59, 60, 61, 119.5, 120)]
     assert due == [True, False, False, True, False, False, True]
     assert seldom.count == 7

@@ -1,0 +1,123 @@
+"""Spans and lines, and how numbers, sizes, times and strangers' texts are written."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import NamedTuple
+
+from ftis_node.telemetry.terminal_text import printable
+
+SHORT_ID = 12
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+
+
+class Tone(StrEnum):
+    """What a span means."""
+
+    PLAIN = "plain"
+    STRONG = "strong"
+    FAINT = "faint"  # labels, and what needs no look
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+
+
+class Span(NamedTuple):
+    """A piece of a line."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+Line = tuple[Span, ...]
+
+
+def line(*parts: Span | str) -> Line:
+    """A line of spans; plain strings are plain spans."""
+    return tuple(Span(part) if isinstance(part, str) else part for part in parts)
+
+
+def labelled(label: str, *parts: Span | str, width: int = 12) -> Line:
+    """A line with a faint label in a column of its own."""
+    return line(Span(label.ljust(width), Tone.FAINT), *parts)
+
+
+def faded(shown: Line) -> Line:
+    """The same line as one that is no longer so: figures of a node that does not run."""
+    return tuple(Span(span.text, Tone.FAINT) for span in shown)
+
+
+def text_of(shown: Line) -> str:
+    """The line without its tones."""
+    return "".join(span.text for span in shown)
+
+
+def harmless(text: str, *, keep_newlines: bool = False) -> str:
+    """A stranger's text with all that does not print written as an escape: control characters, direction marks,
+    characters without width. So it cannot move the cursor, turn a line round or hide.
+    """
+    lines = text.split("\n") if keep_newlines else [text]
+    return "\n".join(map(printable, lines))
+
+
+def clipped(text: str, width: int) -> str:
+    """At most `width` characters; the last one says that more was there."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def short_id(peer_id: str) -> str:
+    """The end of a peer id: all begin alike."""
+    return "…" + harmless(peer_id)[-8:] if len(peer_id) > SHORT_ID else harmless(peer_id)
+
+
+def number(value: float | None, *, digits: int = 4) -> str:
+    """`-` where there is none."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def percent(part: float, whole: float) -> str:
+    """`part` of `whole`, `-` of nothing."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def count(value: float) -> str:
+    """A large number in four or five characters: 152k, 3.1B."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scaled = value / (1e3 if unit == "k" else limit)
+            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 3 d 4 h, 12 min 31 s."""
+    whole = max(0, int(seconds))
+    if whole >= DAY_S:
+        return f"{whole // DAY_S} d {whole % DAY_S // HOUR_S} h"
+    if whole >= HOUR_S:
+        return f"{whole // HOUR_S} h {whole % HOUR_S // MINUTE_S:02} min"
+    if whole >= MINUTE_S:
+        return f"{whole // MINUTE_S} min {whole % MINUTE_S:02} s"
+    return f"{whole} s"
+
+
+def ago(then: float, now: float) -> str:
+    """One unit: 5 s, 3 min, 2 h, 4 d; `never` for 0."""
+    if not then:
+        return "never"
+    seconds = max(0, int(now - then))
+    for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
+        if seconds >= unit_s:
+            return f"{seconds // unit_s} {unit}"
+    return f"{seconds} s"
+
+
+def clock(unix_s: float) -> str:
+    """The local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
+def moment(unix_s: float) -> str:
+    """The local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))

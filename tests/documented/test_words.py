@@ -1,0 +1,89 @@
+"""The prose of the project uses the field's words, and its sentences stay short.
+
+`ALLOWED` holds, for each folder, how many banned words and how many sentences above 25 words are left. The numbers only
+fall: a folder that is not named here may have none. `python -m tests.documented.words --count` prints today's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.documented.words import DEFAULT, files, findings, folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALLOWED = {
+    "CHANGELOG.md": (34, 72),
+    "README.md": (9, 14),
+    "deploy": (16, 9),
+    "docs": (451, 402),
+    "ftis_node": (1, 1),
+    "ftis_node/algorithms": (15, 39),
+    "ftis_node/cli": (29, 2),
+    "ftis_node/config": (48, 9),
+    "ftis_node/dashboard": (30, 2),
+    "ftis_node/doctor": (30, 2),
+    "ftis_node/evaluation": (4, 2),
+    "ftis_node/generation": (70, 41),
+    "ftis_node/gossip": (3, 7),
+    "ftis_node/lab": (15, 15),
+    "ftis_node/learner": (74, 57),
+    "ftis_node/memory": (16, 24),
+    "ftis_node/models": (16, 9),
+    "ftis_node/node": (201, 46),
+    "ftis_node/records": (26, 19),
+    "ftis_node/replay": (34, 14),
+    "ftis_node/report": (18, 2),
+    "ftis_node/swarm": (10, 4),
+    "ftis_node/tasks": (35, 23),
+    "ftis_node/telemetry": (66, 14),
+    "ftis_node/validation": (13, 2),
+    "ftis_node/workers": (31, 26),
+    "proto": (5, 4),
+}
+
+
+def test_banned_words_and_long_sentences_only_become_fewer() -> None:
+    found = [finding for path in files(list(DEFAULT)) for finding in findings(path)]
+    words = Counter(folder(finding.path) for finding in found if not finding.is_long)
+    longs = Counter(folder(finding.path) for finding in found if finding.is_long)
+    above = [
+        f"{name}: {words[name]} banned words, {longs[name]} long sentences; allowed {ALLOWED.get(name, (0, 0))}"
+        for name in sorted({*words, *longs})
+        if words[name] > ALLOWED.get(name, (0, 0))[0] or longs[name] > ALLOWED.get(name, (0, 0))[1]
+    ]
+    assert not above, "\n".join([*above, "see them: python -m tests.documented.words --long FOLDER"])
+
+
+LONG = "one " * 26 + "end."
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.py", '"""A node\n\nis told it."""\n', [(3, "told")]),
+        ("a.py", "x = 1  # nobody tells it\n", [(1, "tells")]),
+        ("a.py", 'log(f"{x} was told {y} groups")\n', [(1, "told")]),
+        ("a.py", "told = door = 1\nx = 'told'\n", []),
+        ("a.py", f'"""{LONG}"""\n', [(1, "27 words")]),
+        ("a.md", "# Page\n\nUnlike models of text,\nit is unlike that.\n", [(3, "Unlike models"), (4, "is unlike")]),
+        ("a.md", "# Page\n\nSome text with\ntwo unlike models in it.\n", [(4, "unlike models")]),
+        ("a.md", "```\nis told\n```\n\n    is told\n\n`told` and `the door`.\n", []),
+        ("a.md", "| a | the door |\n|---|---|\n", [(1, "door")]),
+        ("a.md", f"- {LONG}\n- Short.\n", [(1, "27 words")]),
+        ("a.toml", '# it is told\nkey = "it stands here"  # more\n', [(1, "told"), (2, "stands")]),
+        ("a.proto", "int32 x = 1;  // whoever it is\n", [(1, "whoever")]),
+        ("a.json", '{"description": "The door said it."}\n', [(1, "door")]),
+        ("a.md", "Where it is on, all runs. The path where it is written.\n", [(1, "Where it")]),
+        ("a.md", "It waits, for there is more. A place for it.\n", [(1, "for there")]),
+    ],
+)
+def test_the_linter_finds_prose_and_no_code(
+    tmp_path: Path, name: str, content: str, expected: list[tuple[int, str]]
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert sorted((finding.line, finding.word) for finding in findings(tmp_path / name)) == expected

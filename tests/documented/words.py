@@ -1,0 +1,273 @@
+"""A small prose linter: words that the glossary replaces, and sentences above 25 words.
+
+    python -m tests.documented.words [--long] [--count] [PATH ...]
+
+It reads docstrings, comments and texts of Python files, comments and texts of TOML, YAML, JSON and proto files, and the
+prose of Markdown pages. Code blocks and inline code are no prose. Each finding is one line: FILE:LINE: WORD: SENTENCE.
+Without PATH it reads the package, the pages and the deployment files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+DEFAULT = ("ftis_node", "proto", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy")
+SUFFIXES = frozenset(".py .md .toml .yaml .yml .service .env .proto .json".split())
+LONGEST = 25
+BANNED = {  # pattern: what to write
+    r"told|tells?|telling": "report, log, send, distinguish",
+    r"hears?|heard|hearing": "receive, listen",
+    r"doors?": "validation",
+    r"lets? go|letting go": "drop, release",
+    r"stands?|stood": "is, is written in",
+    r"whoever|whosoever": "the peer that, anyone who",
+    r"nobody's|somebody's": "name the owner",
+    r"in vain": "without result",
+    r"ever more": "more and more",
+    r"of (?:one's|its|their|his|our) own": "own, separate",
+    r"anew": "again",
+    r"mend(?:s|ed|ing)?": "fix, repair",
+    r"unlike (?:models?|nodes?|sizes?|tokeni[sz]ers?|peers?|ones?|tiny|two)": "different, heterogeneous",
+    r"(?:however|how|of|are|is) unlike": "different, heterogeneous",
+    r"turn(?:s|ed) over": "rotate",
+    r"rooms?": "package, space",
+    r"(?:lower|higher|same|which|what|its|upper|the) floors?(?! of| under)": "layer",
+    r"the house": "package layout",
+    r"well again": "recovered",
+    r"told from|told apart": "distinguished",
+    r"liars?|lied": "malicious peer, false claim",
+    r"meeting points?": "bootstrap node",
+    r"strangers?": "unknown peer",
+    r"lest|thrice|therein|of late|hitherto|thereof": "modern word",
+    r"to the bit": "bit for bit, identical",
+    r"learnt": "learned, trained on",
+    r"(?:^|(?<=[.;:,] ))[Ww]here (?:a|an|no|it|there|nothing|one|that|this|its|the)": "if",
+    r"(?<=, )for (?:it|they|there|we|that would|this is|that is|nothing|nobody|neither)": "because",
+}
+PATTERN = re.compile(
+    r"(?<![\w`./-])(?:" + "|".join(f"(?:{pattern})" for pattern in BANNED) + r")(?![\w`(/=]|-\w|\.\w)", re.IGNORECASE
+)
+SENTENCE = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[A-Z`\"'(*\[])|\n\s*\n")
+CODE = re.compile(r"``[^`]*``|`[^`]*`")
+LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+INDENTED = re.compile(r"^ {4,}\S")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A piece of prose and the line where it begins."""
+
+    line: int
+    content: str
+    is_short: bool = False  # a table cell or a text of a program: its length is not judged
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A banned word, or a long sentence with its number of words."""
+
+    path: str
+    line: int
+    word: str
+    sentence: str
+    is_long: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.word}: {self.sentence}"
+
+
+def of_python(source: str) -> Iterator[Text]:
+    """Yield docstrings, comments and texts of several words."""
+    tree = ast.parse(source)
+    docstrings = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                docstrings.add(id(first.value))
+                yield Text(first.lineno, _without_blocks(first.value.value))
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            words = "".join(part.value if isinstance(part, ast.Constant) else "N" for part in node.values)  # type: ignore[misc]
+            if words.count(" ") > 1:
+                yield Text(node.lineno, words, is_short=True)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings | inside:
+            if node.value.count(" ") > 1:
+                yield Text(node.lineno, node.value, is_short=True)
+    yield from _comments(source)
+
+
+def _comments(source: str) -> Iterator[Text]:
+    """Yield comments; those of consecutive whole lines are one text."""
+    held: list[str] = []
+    start = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, words = token.start[0], token.string.lstrip("#: ")
+        if held and (line != last + 1 or not token.line.lstrip().startswith("#")):
+            yield Text(start, "\n".join(held))
+            held = []
+        if not held:
+            start = line
+        held.append(words)
+        last = line
+    if held:
+        yield Text(start, "\n".join(held))
+
+
+def _without_blocks(content: str) -> str:
+    """Blank the lines of a docstring that are code or drawings."""
+    lines = [
+        "" if len(line) - len(line.lstrip()) >= 4 and re.search(r"[|=+{}<>\[\]]|  \S", line.strip()) else line
+        for line in content.splitlines()
+    ]
+    return "\n".join(lines)
+
+
+def of_markdown(source: str) -> Iterator[Text]:
+    """Yield paragraphs, headings, list items and table cells."""
+    held: list[str] = []
+    start = 1
+    fenced = False
+    for number, line in enumerate([*source.splitlines(), ""], 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        is_table = line.startswith("|")
+        begins = bool(re.match(r"\s*(?:[-*]|\d+\.|#+|>|\|) ", line)) or is_table
+        if held and (begins or not line.strip() or fenced):
+            yield Text(start, "\n".join(held))
+            held = []
+        if fenced or line.startswith("```") or not line.strip() or line.startswith("<!--"):
+            continue
+        if INDENTED.match(line) and not held:
+            continue
+        if is_table:
+            for cell in line.strip("|").split("|"):
+                yield Text(number, cell.strip(), is_short=True)
+            continue
+        if not held:
+            start = number
+        held.append(line)
+
+
+def of_lines(source: str, comment: str) -> Iterator[Text]:
+    """Yield comments and quoted texts of a configuration file."""
+    held: list[str] = []
+    start = 1
+    for number, line in enumerate([*source.splitlines(), ""], 1):
+        before, mark, after = line.partition(comment) if comment else (line, "", "")
+        if mark and not before.strip():
+            start = start if held else number
+            held.append(after.strip())
+            continue
+        if held:
+            yield Text(start, "\n".join(held))
+            held = []
+        if mark and before.count('"') % 2 == 0:
+            yield Text(number, after.strip(), is_short=True)
+            line = before
+        for quoted in re.findall(r'"((?:[^"\\]|\\.)*)"', line):
+            if quoted.count(" ") > 1:
+                yield Text(number, quoted, is_short=True)
+
+
+def texts(path: Path) -> Iterator[Text]:
+    """Yield the prose of a file; nothing for a kind of file that has none."""
+    if path.suffix not in SUFFIXES or "_pb2." in path.name:
+        return
+    source = path.read_text(encoding="utf-8")
+    match path.suffix:
+        case ".py":
+            yield from of_python(source)
+        case ".md":
+            yield from of_markdown(source)
+        case ".toml" | ".yaml" | ".yml" | ".service" | ".env":
+            yield from of_lines(source, "#")
+        case ".proto":
+            yield from of_lines(source, "//")
+        case ".json":
+            yield from of_lines(source, "")
+
+
+def sentences(text: Text) -> Iterator[tuple[int, str]]:
+    """Yield each sentence with its line; inline code becomes one word, a link its text."""
+    # code keeps its newlines, so that lines can be counted
+    plain = CODE.sub(lambda match: "`code`" + "\n" * match[0].count("\n"), text.content)
+    plain = LINK.sub(lambda match: match[1], plain)
+    begin = 0
+    for gap in [*SENTENCE.finditer(plain), None]:
+        end = gap.start() if gap else len(plain)
+        sentence = plain[begin:end]
+        lead = len(sentence) - len(sentence.lstrip())
+        if sentence.strip():
+            yield text.line + plain.count("\n", 0, begin + lead), sentence.strip()
+        begin = gap.end() if gap else end
+
+
+def findings(path: Path) -> Iterator[Finding]:
+    """Yield what the linter finds in a file."""
+    name = str(path.resolve().relative_to(ROOT)) if path.resolve().is_relative_to(ROOT) else str(path)
+    for text in texts(path):
+        for line, sentence in sentences(text):
+            shown = " ".join(sentence.split())
+            for match in PATTERN.finditer(sentence):
+                at = line + sentence.count("\n", 0, match.start())
+                yield Finding(name, at, " ".join(match[0].split()), shown, is_long=False)
+            num_words = sum(bool(re.search(r"\w", word)) for word in sentence.split())
+            if num_words > LONGEST and not text.is_short:
+                yield Finding(name, line, f"{num_words} words", shown, is_long=True)
+
+
+def files(paths: list[str]) -> list[Path]:
+    """Return the files below these paths that git knows or would add, in order."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return sorted({ROOT / name for name in listed if (ROOT / name).is_file()})
+
+
+def folder(path: str) -> str:
+    """Return the folder that a file's findings count for: `ftis_node/node`, `docs`, `README.md`."""
+    parts = path.split("/")
+    return "/".join(parts[:2]) if parts[0] == "ftis_node" and len(parts) > 2 else parts[0]
+
+
+def main() -> None:
+    """Print the findings of the paths that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("paths", nargs="*", default=list(DEFAULT))
+    parser.add_argument("--long", action="store_true", help="print long sentences too")
+    parser.add_argument("--count", action="store_true", help="print counts by folder: banned words, long sentences")
+    options = parser.parse_args()
+    found = [finding for path in files(options.paths) for finding in findings(path)]
+    if options.count:
+        words = Counter(folder(finding.path) for finding in found if not finding.is_long)
+        longs = Counter(folder(finding.path) for finding in found if finding.is_long)
+        for name in sorted({*words, *longs}):
+            print(f'    "{name}": ({words[name]}, {longs[name]}),')  # noqa: T201
+        return
+    for finding in found:
+        if options.long or not finding.is_long:
+            print(finding)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Contributing, learning, healthy: what a status document says, in words, and what to do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ftis_node.telemetry.health_summary import Word, duration, judge
+from ftis_node.telemetry.status import (
+    GenerationStatus,
+    HealthStatus,
+    LearnerStatus,
+    NodeStatus,
+    Status,
+    SwarmStatus,
+    starting,
+    stopped,
+)
+
+NOW = 1_000_000.0
+WELL = Status(
+    node=NodeStatus(peer_id="12D3", state="running", uptime_s=8000.0),
+    generation=GenerationStatus(state="ready", last_group_at=NOW - 5),
+    learner=LearnerStatus(
+        state="ready", step=3, reward_mean=0.5, kept_fraction=0.9, grad_norm=1.0, last_step_at=NOW - 60
+    ),
+    swarm=SwarmStatus(state="connected", peers_connected=1, groups_sent=40, groups_confirmed=4, groups_received=40),
+    health=HealthStatus(healthy=True, ready=True, taken_at=NOW - 1),
+)
+YES, NO, NOT_YET, ELSEWHERE = Word.YES, Word.NO, Word.NOT_YET, Word.ELSEWHERE
+
+
+def _document(**changes: Any) -> dict[str, Any]:
+    """WELL, with some fields of its sections changed: `learner={"state": "off"}`."""
+    document: dict[str, Any] = json.loads(WELL.to_json())
+    for section, fields in changes.items():
+        document[section].update(fields)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "said"),
+    [
+        ({}, (YES, YES, YES), "40 groups sent, 4 confirmed"),
+        ({"swarm": {"state": "solo", "reason": "no peers were given; waiting"}}, (NO, YES, YES), "give --peers"),
+        ({"swarm": {"state": "solo", "reason": "no bootstrap peer answers"}}, (NO, YES, YES), "doctor --peers"),
+        ({"swarm": {"state": "starting", "reason": "looking for peers"}}, (NOT_YET, YES, YES), "looking for peers"),
+        ({"swarm": {"groups_sent": 0}}, (NOT_YET, YES, YES), "no group was sent"),
+        ({"swarm": {"groups_confirmed": 0}}, (NO, YES, YES), "no peer confirmed"),
+        ({"swarm": {"clock_skew_s": -11.0}}, (YES, YES, NO), "time synchronisation"),
+        ({"swarm": {"groups_refused": {"reward": 30, "stale": 11}}}, (YES, YES, NO), "41 of 81 groups"),
+        ({"swarm": {"groups_refused": {"reward": 29, "stale": 11}}}, (YES, YES, YES), ""),
+        ({"generation": {"state": "starting"}}, (NOT_YET, YES, YES), "logs/generation.log"),
+        ({"generation": {"state": "backing-off"}}, (NO, YES, NO), "died and starts again"),
+        ({"generation": {"state": "off"}}, (YES, YES, YES), "1 peer may take its weights"),
+        ({"generation": {"last_group_at": NOW - 1000}}, (NO, YES, YES), "no group was made for 16 min 40 s"),
+        ({"generation": {"last_group_at": NOW - 1000}, "replay": {"ready": 4}}, (YES, YES, YES), ""),
+        ({"generation": {"last_group_at": None}}, (NO, YES, YES), "no group was made for 2 h 13 min"),
+        ({"learner": {"state": "off"}}, (YES, ELSEWHERE, YES), "follows"),
+        ({"learner": {"state": "failed"}}, (YES, NO, NO), "given up"),
+        ({"learner": {"last_step_at": NOW - 3601}}, (YES, NO, YES), "no step for 1 h"),
+        ({"learner": {"last_step_at": None}, "node": {"uptime_s": 60.0}}, (YES, NOT_YET, YES), "wait for the first"),
+        ({"learner": {"kept_fraction": 0.0}}, (YES, NO, YES), "kl_threshold"),
+        ({"learner": {"reward_mean": 0.0}}, (YES, NO, YES), "easier task"),
+        ({"learner": {"grad_norm": 0.0}}, (YES, NO, YES), "gradient was 0"),
+        ({"health": {"problems": ["the intake loop ended"]}}, (YES, YES, NO), "the intake loop ended"),
+        ({"health": {"taken_at": NOW - 31}}, (YES, YES, NO), "31 s old"),
+        ({"node": {"state": "failed"}}, (NO, NO, NO), "start it as before"),
+    ],
+)
+def test_each_finding(changes: dict[str, Any], words: tuple[Word, ...], said: str) -> None:
+    verdict = judge(_document(**changes), now=NOW)
+    assert tuple(answer.word for _, answer in verdict.items()) == words
+    assert said in " ".join(f"{answer.why} {answer.advice}" for _, answer in verdict.items())
+    assert "node" in changes or all(answer.advice for _, answer in verdict.items() if answer.word is NO)
+
+
+def test_a_stopped_and_a_starting_node() -> None:
+    words = [answer.word for _, answer in judge(json.loads(stopped(WELL).to_json()), now=NOW).items()]
+    assert words == [NO, NO, NO]
+    words = [answer.word for _, answer in judge(json.loads(starting(WELL).to_json()), now=NOW).items()]
+    assert words == [NOT_YET, NOT_YET, YES]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (3661, "1 h 1 min"), (7200, "2 h"), (90000, "1 d 1 h"), (-5, "0 s")],
+)
+def test_lengths_of_time(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,28 @@
+"""Text of strangers stays text on a terminal, within its width."""
+
+from __future__ import annotations
+
+from ftis_node.telemetry.terminal_text import cells, clipped, cut, printable, wrapped
+
+
+def test_nothing_reaches_the_terminal_but_text() -> None:
+    assert printable("a\x1b[2Jb\r\n\x9b\u202ec\x07") == "a\\x1b[2Jb\\r\\n\\x9b\\u202ec\\x07"
+    assert printable("naïve 京 |[red]") == "naïve 京 |[red]"
+
+
+def test_widths_are_those_of_cells() -> None:
+    assert (cells("京都"), cells("e\u0301"), cells("ab")) == (4, 1, 2)
+    assert clipped("京都市", 5) == "京都…"
+    assert clipped("abc", 3) == "abc"
+    assert cells(clipped("\x1b" * 40, 10)) == 10
+
+
+def test_lines_are_broken_between_words() -> None:
+    assert wrapped("one two three", 7, indent=2) == ["one two", "  three"]
+    assert wrapped("a" + "b" * 20, 8) == ["abbbbbb…"]
+    assert all(cells(line) <= 9 for line in wrapped("京都 " * 9, 9, indent=3))
+
+
+def test_a_cut_text_is_all_there() -> None:
+    assert cut("京都市 abc\n", 4) == ["京都", "市 a", "bc\\n"]
+    assert cut("", 4) == [""]
