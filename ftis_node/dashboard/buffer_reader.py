@@ -11,8 +11,8 @@ import numpy as np
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
 from ftis_node.records.text_codec import unpack_any
+from ftis_node.replay.group_history import group_events
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.replay.story import group_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -32,9 +32,9 @@ from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.serve import Served
+from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
-from ftis_node.records.question import open_question
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, SpeakingTokenizer
@@ -154,7 +154,7 @@ class World:
 
     def _arm(self, member: LoopbackGossip) -> None:
         async def answer(peer_id: str, question: bytes) -> Sequence[bytes]:
-            open_question(question)  # what this node asks, an honest peer takes
+            open_backfill_request(question)  # what this node asks, an honest peer takes
             return self.answers[member.peer_id]
 
         async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:

@@ -74,9 +74,9 @@ def show(
     weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has id, verdict and events only.
     """
     from ftis_node.cli.group_screen import group_document, screen
-    from ftis_node.replay.story import read_story
+    from ftis_node.replay.group_history import read_group_history
 
-    story = read_story(home_at(home), group_id)
+    story = read_group_history(home_at(home), group_id)
     if story is None:
         raise UsageError(f"no single group begins with {group_id!r}: `replay list` shows the ids")
     if as_json:

@@ -52,7 +52,7 @@ POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TrialMember:
     """One node of the swarm. `name` appears in the results; a node with a `lie` is malicious.
 
     `domain` is the SPEC that it generates for, None: the whole task. `steps`: its last step, None: the trial's.
@@ -79,7 +79,7 @@ class Trial:
     key: str
     labels: dict[str, Any]
     manifest: RunManifest
-    members: tuple[Member, ...]
+    members: tuple[TrialMember, ...]
     task_spec: str
     eval_specs: tuple[str, ...]
     delay: Delay
@@ -92,15 +92,15 @@ class Trial:
     apart: bool = False
     exam: FinalEvaluation | None = None
 
-    def last_step(self, member: Member) -> int:
+    def last_step(self, member: TrialMember) -> int:
         """Return the last step of a member."""
         return self.steps if member.steps is None else member.steps
 
-    def delay_of(self, member: Member) -> Delay:
+    def delay_of(self, member: TrialMember) -> Delay:
         """Return the delay of new weights at a member's generator."""
         return self.delay if member.delay is None else member.delay
 
-    def rounds(self, members: Sequence[Member]) -> Rounds:
+    def rounds(self, members: Sequence[TrialMember]) -> Rounds:
         """Return the rounds of these members, who share one swarm."""
         step = self.manifest.step
         return Rounds(step.num_generated, step.foreign_groups, tuple(map(self.last_step, members)))
@@ -125,7 +125,7 @@ class HonestSender:
 class Node(NamedTuple):
     """A member that was built, the rounds that it keeps to, and what it makes of them."""
 
-    member: Member
+    member: TrialMember
     parts: Parts
     lockstep: SynchronousRounds
     quota: Quota
@@ -245,7 +245,7 @@ def _make_home(root: Path, seed: int, index: int) -> Home:
     return home
 
 
-def _settings(trial: Trial, member: Member) -> NodeSettings:
+def _settings(trial: Trial, member: TrialMember) -> NodeSettings:
     step = trial.manifest.step
     return NodeSettings(
         model=member.model,

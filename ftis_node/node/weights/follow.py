@@ -28,7 +28,7 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.evaluation import evaluate_tasks
 from ftis_node.node.weights.download import Download, OfferGoneError
 from ftis_node.node.weights.store import HeldVersions
-from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
+from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
 from ftis_node.validation.rules import Refusal
@@ -103,7 +103,7 @@ class FollowLoop:
 
     async def _look(self) -> Heard | None:
         """The learner's newest offer, where there is one that may be taken."""
-        question = WeightsQuestion(WeightsPart.OFFER).to_bytes()
+        question = WeightsRequest(WeightsPart.OFFER).to_bytes()
         fetched = await self._parts.gossip.ask_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.look_timeout_s
         )

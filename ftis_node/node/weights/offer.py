@@ -25,7 +25,7 @@ from ftis_node.models import model_fingerprint
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
-from ftis_node.records.weights import WeightsOffer, WeightsPart, open_question, seal_offer
+from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.transit import outdated_offers
 from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
@@ -158,7 +158,7 @@ class OfferLoop:
 
         Raises RecordError for a malformed one.
         """
-        question = open_question(data)
+        question = open_weights_request(data)
         if self._parts.settings.roles.weights_for == "trusted" and not self._parts.peers.is_trusted(peer_id):
             return
         if question.part is WeightsPart.OFFER:
