@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 if TYPE_CHECKING:
+    import psutil
+
     from tests.small_swarm import SmallSwarm
 
 pytestmark = pytest.mark.timeout(600)
