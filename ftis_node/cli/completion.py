@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PRESETS = ("arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee", "gsm8k-ftis", "rg-swarm", "sums-ftis")
 TASKS = (
     *("arithmetic", "arithmetic:add", "arithmetic:sub", "arithmetic:easy", "arithmetic:medium", "arithmetic:hard"),
+    *("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow"),
     *("sums", "sums:long", "gsm8k", "math500", "rg:"),
 )
 METHODS = (
