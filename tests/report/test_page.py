@@ -129,8 +129,8 @@ def test_what_happened_is_told_in_order(page: Page) -> None:
     wanted = [
         "Started",
         "Joined: ",
-        "No signal: steps 12 to 17 changed nothing",
-        "38 groups refused at the door: reward 37, &lt;script&gt;",
+        "No signal: steps 12 to 17 had no effect",
+        "38 groups rejected: reward 37, &lt;script&gt;",
     ]
     wanted += [" is refused from now on: &lt;script&gt;", "before that it had ended without saying so"]
     wanted += ["The learner died in step 45 and was started again: see …/learner.log &lt;script&gt;"]
@@ -160,7 +160,7 @@ def test_a_node_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(["report", "--home", str(home.root), "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     page = Page(out)
-    assert "has not done a step yet" in page.source
+    assert "has completed no step yet" in page.source
     assert "figure" not in {tag for tag, _ in page.tags}, "no curve through one point"
     assert ["0", "arithmetic", "0.100", "8"] in [row[:4] for row in page.rows()]
 

@@ -1,7 +1,7 @@
-"""The three questions that one looks at the screen for: does it contribute, does it learn, is it healthy.
+"""Answers to three questions: does the node contribute, does it learn, is it healthy?
 
-A "no" is that of `telemetry/health_summary.py`, which `status` and `/metrics` use too. The screen adds what a status
-document lacks (the curves, the machine).
+`telemetry/health_summary.py` decides each "no", as for `status` and `/metrics`. The screen adds what a status
+document lacks: the curves and the machine.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.health_summary import Answer, Verdict
 
 LABEL_WIDTH, WORD_WIDTH = 14, 10
-MIN_STEPS = 8  # before that, a trend is noise
-MARKS = ("start", "stop", "failed")  # events that say whether a node runs
-CLEAR_ERRORS = 2.0  # so many standard errors apart are two means called different
+MIN_STEPS = 8  # with fewer, a trend is noise
+MARKS = ("start", "stop", "failed")  # events that show whether a node runs
+CLEAR_ERRORS = 2.0  # two means differ if they are so many standard errors apart
 STALL_FACTOR, STALL_AT_LEAST_S = 10.0, 120.0
 DISK_LOW_BYTES = 2e9
 RAM_FULL = 0.95
 
 
 def answer_lines(snapshot: NodeSnapshot) -> tuple[Line, Line, Line]:
-    """Contributing, learning, healthy: a word each, and why."""
+    """Return one line for each question: the answer and why."""
     return contributing(snapshot), learning(snapshot), healthy(snapshot)
 
 
 def health_of(snapshot: NodeSnapshot) -> Verdict:
-    """What everybody says of this status."""
+    """Return the answers that `status` and `/metrics` give to the same status."""
     return judge(msgspec.to_builtins(snapshot.status), now=snapshot.taken_at)
 
 
 def said(answer: Answer) -> str:
-    """Why, and what to do about it; the text of peers in it is sanitized."""
+    """Return why, and what to do; the peers' text in it is sanitized."""
     return sanitized(f"{answer.why}: {answer.advice}" if answer.advice else answer.why)
 
 
@@ -50,13 +50,13 @@ def _answer(question: str, word: str, tone: Tone, why: str) -> Line:
 
 
 def contributing(snapshot: NodeSnapshot) -> Line:
-    """Whether what it makes reaches others."""
+    """Answer whether the node's groups reach its peers."""
     status, swarm = snapshot.status, snapshot.status.swarm
     sent, confirmed = swarm.groups_sent, swarm.groups_confirmed
     made = f"{count(status.generation.groups_made)} groups made"
     tally = f"{count(sent)} sent, {count(confirmed)} confirmed"
     if snapshot.phase is Phase.STARTING:
-        return _answer("contributing", "not yet", Tone.FAINT, "the node is starting: models are being loaded")
+        return _answer("contributing", "not yet", Tone.FAINT, "the node is starting: it loads its models")
     if not snapshot.is_live:
         return _answer("contributing", "no", Tone.FAINT, f"not running; {made}, {tally}")
     answer = health_of(snapshot).contributing
@@ -71,7 +71,7 @@ def contributing(snapshot: NodeSnapshot) -> Line:
 
 
 def learning(snapshot: NodeSnapshot) -> Line:
-    """Whether the reward rises, or the pass@1."""
+    """Answer whether the reward or pass@1 rises."""
     status = snapshot.status
     if status.node.role == "generator":
         age_s = status.swarm.weights_age_s
@@ -83,7 +83,7 @@ def learning(snapshot: NodeSnapshot) -> Line:
     rewards = [point.reward_mean for point in snapshot.history.steps if point.reward_mean is not None]
     step = f"step {status.learner.step}"
     if len(rewards) < MIN_STEPS:
-        return _answer("learning", "too early", Tone.PLAIN, f"{step}; {MIN_STEPS} steps tell something")
+        return _answer("learning", "too early", Tone.PLAIN, f"{step}; a trend needs {MIN_STEPS} steps")
     first, last, word = trend(rewards)
     tone = {"yes": Tone.GOOD, "falling": Tone.BAD}.get(word, Tone.PLAIN)
     why = f"{step}, reward {first:.2f} -> {last:.2f}{_pass_words(snapshot)}"
@@ -91,7 +91,7 @@ def learning(snapshot: NodeSnapshot) -> Line:
 
 
 def _pass_words(snapshot: NodeSnapshot) -> str:
-    """pass@1 of the task evaluated last, from its first to its last."""
+    """Return pass@1 of the task that was evaluated last, from its first to its last evaluation."""
     evaluations = snapshot.history.evaluations
     if not evaluations:
         return ""
@@ -100,7 +100,10 @@ def _pass_words(snapshot: NodeSnapshot) -> str:
 
 
 def trend(values: Sequence[float]) -> tuple[float, float, str]:
-    """Mean of the first quarter, of the last one, and `yes`, `flat` or `falling`: whether they differ clearly."""
+    """Return the means of the first and of the last quarter, and `yes`, `flat` or `falling`.
+
+    Two means differ if they are more than CLEAR_ERRORS standard errors apart.
+    """
     quarter = max(2, len(values) // 4)
     head, tail = values[:quarter], values[-quarter:]
     first, last = statistics.fmean(head), statistics.fmean(tail)
@@ -111,7 +114,7 @@ def trend(values: Sequence[float]) -> tuple[float, float, str]:
 
 
 def healthy(snapshot: NodeSnapshot) -> Line:
-    """The first thing that is wrong, with what to do, and how many more there are."""
+    """Answer with the first problem, what to do about it, and the number of further problems."""
     if not snapshot.is_live:
         return _not_running(snapshot)
     found = problems(snapshot)
@@ -124,42 +127,44 @@ def healthy(snapshot: NodeSnapshot) -> Line:
 
 def _not_running(snapshot: NodeSnapshot) -> Line:
     if snapshot.phase is Phase.STARTING:
-        return _answer("healthy", "starting", Tone.WARN, f"this takes a while for a large model; log: {snapshot.logs}")
+        return _answer("healthy", "starting", Tone.WARN, f"a large model takes a while; log: {snapshot.logs}")
     if snapshot.phase is Phase.SILENT:
-        return _answer("healthy", "no", Tone.BAD, f"it runs and does not answer: look into {snapshot.logs}")
+        return _answer("healthy", "no", Tone.BAD, f"it runs but does not answer: see {snapshot.logs}")
     if not snapshot.history.events:
-        return _answer("healthy", "stopped", Tone.WARN, "the node does not run")
+        return _answer("healthy", "stopped", Tone.WARN, "the node is not running")
     if ended_cleanly(snapshot):
         return _answer(
-            "healthy", "stopped", Tone.WARN, f"as it was asked to, {ago(snapshot.reported_at, snapshot.taken_at)} ago"
+            "healthy", "stopped", Tone.WARN, f"as requested, {ago(snapshot.reported_at, snapshot.taken_at)} ago"
         )
-    return _answer("healthy", "stopped", Tone.BAD, f"without a word (killed, or a fault): look into {snapshot.logs}")
+    return _answer("healthy", "stopped", Tone.BAD, f"without a stop event (killed, or a fault): see {snapshot.logs}")
 
 
 def ended_cleanly(snapshot: NodeSnapshot) -> bool:
-    """Whether the trail's last start has its stop, and no fault came before it."""
+    """Return whether the last start in the event log has its stop without a fault before it."""
     marks = [event.get("event") for event in snapshot.history.events if event.get("event") in MARKS]
     return marks[-1:] == ["stop"] and marks[-2:] != ["failed", "stop"]
 
 
 def problems(snapshot: NodeSnapshot) -> list[str]:
-    """What keeps a running node from being healthy, the worst first; each says what to do."""
+    """Return the problems of a running node, the worst first, each with what to do."""
     status, machine = snapshot.status, snapshot.machine
     answer = health_of(snapshot).healthy
     found = [] if answer.is_well else [said(answer)]
     if (stalled_s := _stalled_s(snapshot)) is not None:
-        found.append(f"no step for {ago(snapshot.taken_at - stalled_s, snapshot.taken_at)}: are groups ready? see `g`")
+        found.append(
+            f"no step for {ago(snapshot.taken_at - stalled_s, snapshot.taken_at)}: are groups ready? press `g`"
+        )
     if machine.disk_free_bytes and machine.disk_free_bytes < DISK_LOW_BYTES:
-        found.append(f"{machine.disk_free_bytes / 1e9:.1f} GB of disk left: make room")
+        found.append(f"{machine.disk_free_bytes / 1e9:.1f} GB of disk left: free disk space")
     if machine.ram_total_bytes and machine.ram_used_bytes > RAM_FULL * machine.ram_total_bytes:
-        found.append("memory is nearly full: `ftis-node doctor` says what would make it fit")
+        found.append("memory is nearly full: `ftis-node doctor` suggests what to change")
     if status.learner.out_of_memory:
         found.append(f"the last step ran out of memory {status.learner.out_of_memory} times: lower micro_batch_tokens")
     return found
 
 
 def _stalled_s(snapshot: NodeSnapshot) -> float | None:
-    """For how long there was no step, where that is far longer than the steps before took."""
+    """Return the seconds since the last step if they far exceed the usual time of a step, else None."""
     times = [point.time for point in snapshot.history.steps[-MIN_STEPS:]]
     if len(times) < MIN_STEPS:
         return None
@@ -170,11 +175,11 @@ def _stalled_s(snapshot: NodeSnapshot) -> float | None:
 
 
 def next_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
-    """What to do with a node that is stopped, and where its figures are from; none for one that runs."""
+    """Return how to start a stopped node again and the age of its values; nothing for a running node."""
     if snapshot.phase is not Phase.STOPPED:
         return ()
-    told = f"figures of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no figures"
+    told = f"status of {moment(snapshot.reported_at)}" if snapshot.reported_at else "it left no status"
     return (
-        line(Span(f"{told}; start it again (? shows the whole line):", Tone.WARN)),
+        line(Span(f"{told}; start it again (? shows the whole command):", Tone.WARN)),
         line("  ", Span(snapshot.start_command, Tone.STRONG)),
     )
