@@ -1,8 +1,8 @@
-"""`ftis-node`: the table of commands, and how an error becomes one line and an exit code.
+"""`ftis-node`: the table of commands, and the conversion of errors into one line and an exit code.
 
-Command modules import only what parsing needs; the rest is imported when a command runs, so that `--help` and `status`
-load neither torch, vllm nor hivemind. Help is plain text: with Rich's boxes it took twice as long to appear. The short
-help is the line in the list of commands, where a docstring's first sentence would be cut.
+Command modules import only what parsing needs; the rest is imported when a command runs. So `--help` and `status`
+load neither torch, vllm nor hivemind. Help is plain text because Rich's boxes double its start-up time.
+`short_help` is the line in the list of commands, which would otherwise cut the docstring's first sentence.
 """
 
 from __future__ import annotations
@@ -91,14 +91,13 @@ def options(
         False, "--version", help="Print the version and exit.", callback=_show_version, is_eager=True
     ),
 ) -> None:
-    """Options of every command."""
     global _debug
     _debug = debug
     set_up_logging(debug=debug, plain=not debug)
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 a fault of ours, 2 wrong use, 3 the machine cannot, 4 no network."""
+    """Run the console script. Exit codes: 0 done, 1 internal fault, 2 wrong use, 3 machine too small, 4 no network."""
     forbid_telemetry()
     sys.excepthook = show_traceback
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: what a command started is ended in order
@@ -116,7 +115,7 @@ def _is_lasting(arguments: list[str]) -> bool:
 
 
 def _flushed(code: int) -> int:
-    """The exit code once the output is written; MACHINE_CANNOT where a disk has no space for it."""
+    """Return the exit code after writing the output; MACHINE_CANNOT if the disk has no space for it."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough
@@ -133,7 +132,7 @@ def _output_lost(error: OSError) -> int:
 
 
 def _end_at_once(code: int) -> NoReturn:
-    """Without the interpreter's own clean-up, which with torch took half a minute on a busy machine: all is closed."""
+    """Exit without the interpreter's clean-up, which takes half a minute with torch; everything is closed by now."""
     limit = threading.Timer(EXIT_LIMIT_S, os._exit, (code,))
     limit.daemon = True
     limit.start()
@@ -144,7 +143,7 @@ def _end_at_once(code: int) -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command; its errors become a line on stderr and the exit code that is returned."""
+    """Run one command and return its exit code. Errors become one line on stderr."""
     try:
         code = app(arguments, standalone_mode=False, prog_name=PROGRAM)
     except typer.TyperException as error:

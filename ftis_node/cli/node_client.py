@@ -1,4 +1,4 @@
-"""Reading a home from outside: the running node's local port, or what a stopped one left behind."""
+"""Client of a node: the local port of a running node, or the files of a stopped one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TOKEN_HEADER = "X-Ftis-Token"  # as node/http_api/operator_api.py has it, which 
 
 
 def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
-    """`/status` or `/peers` of the node on this home. Raises ConfigError where no node ever ran there.
+    """Return `/status` or `/peers` of the node on this home. Raises ConfigError if no node has run there.
 
-    Of a node that is stopped, or still starting, these are the last figures that it left.
+    For a node that is stopped or still starting, these are its last documents.
     """
     if url := home.running_url():
         return _call(url, "GET", path, None, {}, timeout_s)[1]
@@ -36,7 +36,7 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
 
 
 def _last_words(home: Home) -> dict[str, Any]:
-    """What a stopped node left in `status.json`. Raises ConfigError where that cannot be read."""
+    """Return the last `status.json` of a stopped node. Raises ConfigError if it cannot be read."""
     try:
         return read_object(home.status)
     except FileNotFoundError as error:
@@ -48,7 +48,7 @@ def _last_words(home: Home) -> dict[str, Any]:
 
 
 def post_document(home: Home, path: str, asked: dict[str, Any]) -> Any:
-    """What the running node on this home answers to a request for a change. Raises UsageError with its own words."""
+    """Send a change to the running node and return its answer. Raises UsageError with the node's message."""
     url = home.running_url()
     if url is None or not home.control_token.exists():
         raise ConfigError(f"no node that takes changes runs with the home {home.root}")

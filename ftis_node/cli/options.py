@@ -34,17 +34,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def home_at(path: Path | None) -> Home:
-    """The home that the option names, or the default one. Raises ConfigError where a newer version has written it."""
+    """Return the named or the default home. Raises ConfigError if a newer version has written it."""
     home = Home((path or default_home()).expanduser())
     refuse_newer(home)
     return home
 
 
 def spread_over(tensor_parallel: int | None) -> dict[str, Any] | None:
-    """`--tensor-parallel` as settings of `[generation]`."""
+    """Return `--tensor-parallel` as settings of `[generation]`."""
     return None if tensor_parallel is None else {"engine_options": {"tensor_parallel_size": tensor_parallel}}
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
     typer.echo(json.dumps(value, indent=2))

@@ -1,4 +1,4 @@
-"""All that is known of one peer, as text and as JSON."""
+"""One peer in full, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_NEWEST = 5
 
 
 def peer_document(home: Home, peer: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The peer's row of `rows`, with what the buffer keeps of it. Raises UsageError where no such peer is known."""
+    """Return the peer's row of `rows` with its groups in the buffer. Raises UsageError for an unknown peer."""
     from ftis_node.replay.reader import ReplayReader
 
     peer_id = find_peer(peer, rows)
@@ -44,7 +44,7 @@ def peer_document(home: Home, peer: str, rows: list[dict[str, Any]]) -> dict[str
 
 
 def screen(document: dict[str, Any], *, now: float) -> list[str]:
-    """The lines; `now` is Unix time in seconds."""
+    """Return the lines. `now` is Unix time in seconds."""
     lines = []
     for name, text in _facts(document, now):
         names = [name] + [""] * len(text)
@@ -107,7 +107,7 @@ def _reasons(name: str, nothing: str, explained: list[dict[str, Any]]) -> Iterat
 
 
 def _explained(counts: dict[str, int]) -> list[dict[str, Any]]:
-    """The most frequent first."""
+    """Return the reasons with their explanations, the most frequent first."""
     return [
         {"reason": reason, "count": count, "sentence": sentence(reason)}
         for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -132,7 +132,7 @@ def test_what_happened_is_told_in_order(page: Page) -> None:
         "No signal: steps 12 to 17 had no effect",
         "38 groups rejected: reward 37, &lt;script&gt;",
     ]
-    wanted += [" is refused from now on: &lt;script&gt;", "before that it had ended without saying so"]
+    wanted += [" is banned: &lt;script&gt;", "before that it had ended without saying so"]
     wanted += ["The learner died in step 45 and was started again: see …/learner.log &lt;script&gt;"]
     wanted += ["Log-probs that no honest sampling brings about, from &lt;script&gt;", "&lt;script&gt;"]
     wanted += ["The buffer had lost writes: 2 groups lost, 1 used before and not again"]

@@ -1,4 +1,4 @@
-"""`ftis-node bootstrap`: a meeting point for nodes that do not know each other yet."""
+"""`ftis-node bootstrap`: a node through which other nodes find each other."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def bootstrap(
         typer.Option("--address-file", metavar="FILE", help="Also write the addresses here, for --peers @FILE."),
     ] = None,
 ) -> None:
-    """Run a meeting point and relay; prints one dialable address per line, then serves until stopped.
+    """Run a bootstrap and relay node. Prints one address per line, then serves until stopped.
 
-    It holds no model and no rollouts. Give one of its lines to `join --peers`. The home keeps its peer id.
+    It holds no model and no rollouts. Give one of the printed lines to `join --peers`. The home keeps its peer id.
     """
     from ftis_node.node.startup.bootstrap import run_meeting_point
 

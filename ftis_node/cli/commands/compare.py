@@ -1,4 +1,4 @@
-"""`ftis-node compare`: an experiment, methods x pairings x seeds, with its table, curves and plots."""
+"""`ftis-node compare`: an experiment over methods, pairings and seeds, with table, curves and plots."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def compare(
 ) -> None:
     """Compare methods: real nodes over an in-process network, the same number of completions in every update.
 
-    Writes results.json, curves.csv, curves.png and table.md. Run again, it goes on with what is missing.
+    Writes results.json, curves.csv, curves.png and table.md. A second run resumes and runs only missing trials.
     """
     from ftis_node.config.node import LoraSection
     from ftis_node.lab.experiment.pairs import resolve_pair
@@ -175,7 +175,7 @@ def compare(
 
 
 class _Kind(NamedTuple):
-    """What kinds of experiments differ in."""
+    """Differences between the kinds of experiments."""
 
     trials: list[Trial]
     fairness: str
@@ -201,7 +201,7 @@ def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
 
 
 def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
-    """Makes what is missing, models first, and returns the table."""
+    """Make missing models, run missing trials and return the table."""
     from ftis_node.lab.experiment.pairs import make_models, tiny_models
     from ftis_node.lab.experiment.runner import run_trials
 
@@ -215,7 +215,7 @@ def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jo
 
 
 def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
-    """Raises UsageError for what makes no sense with experts of domains."""
+    """Raise UsageError for options that do not apply to experts of domains."""
     if pairs != (HDEE,):
         raise UsageError("--pair hdee is an experiment of its own: run it without other pairings")
     for name in NOT_OF_HDEE:
@@ -226,7 +226,7 @@ def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
 
 
 def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
-    """Raises UsageError where several seeds are asked for and the models are given, or have one seed."""
+    """Raise UsageError for several seeds with given models or with one model seed."""
     from ftis_node.lab.experiment.pairs import TINY_PAIRS
 
     made_here = (*TINY_PAIRS, HDEE)
@@ -237,7 +237,7 @@ def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
 def _base(
     run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
 ) -> RunManifest:
-    """The manifest that all trials start from."""
+    """Return the manifest that all trials start from."""
     from pydantic import ValidationError
 
     from ftis_node.config.manifest import MethodSection, first_problem, load_manifest, preset_for_task
@@ -261,7 +261,7 @@ def _base(
 
 
 def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest:
-    """With so many prompts an update, and so many steps between evaluations; 0 leaves them."""
+    """Return the manifest with other numbers of prompts and of steps between evaluations; 0 leaves them."""
     changes: dict[str, object] = {}
     if prompts:
         changes["step"] = base.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
@@ -271,7 +271,7 @@ def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest
 
 
 def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
-    """The task with its paths, and what is evaluated: its held-out problems first."""
+    """Return the task with its paths, and the tasks to evaluate: its held-out problems first."""
     from ftis_node.tasks import held_out_spec, parse_spec
 
     spec = parse_spec(task)
@@ -315,5 +315,5 @@ def _jobs(device: Device) -> int:
 
 
 def _watch_trials(show: OnProgress) -> Callable[[ExperimentProgress], None]:
-    """Shows how far the trials are."""
+    """Show the progress of the trials."""
     return lambda standing: show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done")

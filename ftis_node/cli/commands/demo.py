@@ -1,4 +1,4 @@
-"""`ftis-node demo`: two unlike tiny nodes learn from each other on this machine, before your eyes."""
+"""`ftis-node demo`: two different tiny nodes learn from each other on this machine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def demo(
     ] = "torch",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of models and training.")] = 0,
 ) -> None:
-    """Train a swarm of two different tiny models on this machine; prints a table and writes curves.png.
+    """Train a swarm of two different tiny models on this machine. Prints a table and writes curves.png.
 
-    Exit code 1, with the reason, where the two did not learn as they should.
+    Exit code 1, with the reason, if the two nodes did not learn as expected.
     """
     from ftis_node.lab.demo import DemoPlan, run_demo
 
@@ -48,7 +48,7 @@ def demo(
 
 @contextmanager
 def _live_view() -> Iterator[Callable[[str, Mapping[str, Curves]], None]]:
-    """A table that is drawn again and again on a terminal; a line now and then elsewhere."""
+    """Show a table that is redrawn on a terminal, or a line from time to time elsewhere."""
     started_at = time.monotonic()
     if not sys.stderr.isatty():
         yield _lines_now_and_then(started_at)

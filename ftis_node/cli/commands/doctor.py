@@ -1,4 +1,4 @@
-"""`ftis-node doctor`: what this machine can do, and what to change where it cannot."""
+"""`ftis-node doctor`: what this machine can run, and what to change if it cannot."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def doctor(
         bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each change of it.")
     ] = False,
 ) -> None:
-    """Check the machine; each finding says what to do (docs/reference/doctor.md has them all).
+    """Check the machine. Each finding says what to do (docs/reference/doctor.md lists them all).
 
-    Peers, given here or in the home's node.toml, are dialled one by one, and their clocks compared with this one.
+    Peers, given here or in the home's node.toml, are dialed one by one, and their clocks compared with this one.
 
-    Exit code 3 where the machine cannot do it, 4 where the network fails, 0 with warnings.
+    Exit code 3 if the machine cannot run a node, 4 if the network fails, 0 with warnings.
 
     JSON shape: [{check, id, level: "ok" | "warn" | "fail", finding, advice, num_bytes}], the worst first.
     """
@@ -130,7 +130,7 @@ def _show_progress(text: str) -> None:
 
 
 def _screen(findings: list[Finding]) -> Iterator[str]:
-    """The lines of all findings; the options of a model are a table with a head."""
+    """Return the lines of all findings; the options for a model are a table with a head."""
     from ftis_node.doctor.memory import OPTIONS_HEAD
 
     head = OPTIONS_HEAD
@@ -142,7 +142,7 @@ def _screen(findings: list[Finding]) -> Iterator[str]:
 
 
 def _lines(finding: Finding) -> Iterator[str]:
-    """`fail  what was found`, and under it what to do; folded where a person reads it."""
+    """Return `fail  FINDING` with the advice below it; folded on a terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     level = finding.level.upper() if finding.level == "fail" else finding.level
     parts = [f"{level:5} {finding.id}: {finding.finding}"]

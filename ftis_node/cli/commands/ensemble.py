@@ -1,4 +1,4 @@
-"""`ftis-node ensemble`: how well several models solve a task together."""
+"""`ftis-node ensemble`: accuracy of several models together on a task."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def ensemble(
 
 
 def _parts(values: Iterable[str]) -> list[str]:
-    """What stands between the commas of all values, in order."""
+    """Return the items of all values, split at commas, in order."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
@@ -162,7 +162,7 @@ def _text_rows(figures: Sequence[TextFigures]) -> list[tuple[str, ...]]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns of one width; the first is left-aligned, the others right-aligned."""
+    """Return columns of equal width; the first is left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

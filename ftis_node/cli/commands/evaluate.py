@@ -1,4 +1,4 @@
-"""`ftis-node eval`: how well a model solves a task."""
+"""`ftis-node eval`: accuracy of a model on a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ftis-node identity`: the key that makes a node the peer it is: shown, backed up, put back."""
+"""`ftis-node identity`: show, back up or restore the key that defines a node's peer id."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PassphraseFileOption = Annotated[
 
 @app.command("show")
 def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show who the node is: its peer id, its key file, and its addresses where it runs.
+    """Show the node's peer id, its key file and, if it runs, its addresses.
 
     JSON shape: {peer_id, key_file, created_at, running, addresses: [..]}.
     """
@@ -58,7 +58,7 @@ def backup(
     passphrase_file: PassphraseFileOption = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:
-    """Write the identity to one file; works beside a running node. Keep it where the node's disk is not."""
+    """Write the identity to one file. Works while the node runs. Keep the file on another disk."""
     from ftis_node.node.storage.identity_backup import back_up_identity
 
     passphrase = _passphrase(passphrase_file, again=True) if encrypt or passphrase_file else None
@@ -77,7 +77,7 @@ def restore(
         bool, typer.Option("--force", help="Replace another identity; its key is kept as identity.key.TIME.")
     ] = False,
 ) -> None:
-    """Put a backed-up identity into a home. Two nodes with one identity must never run at the same time."""
+    """Restore a backed-up identity into a home. Two nodes with one identity must never run at the same time."""
     from ftis_node.node.storage.identity_backup import restore_identity
 
     done = restore_identity(
@@ -89,7 +89,7 @@ def restore(
 
 
 def _passphrase(file: Path | None, *, again: bool) -> str:
-    """From the file, or typed. Raises UsageError where there is neither, or it is empty."""
+    """Return the passphrase from the file or the prompt. Raises UsageError if it is missing or empty."""
     if file is not None:
         try:
             passphrase = read_text(file).split("\n", 1)[0]
@@ -105,7 +105,7 @@ def _passphrase(file: Path | None, *, again: bool) -> str:
 
 
 def _addresses(home: Home) -> list[str] | None:
-    """Where the running node can be reached; None where none runs."""
+    """Return the addresses of the running node; None if none is running."""
     from ftis_node.cli.node_client import read_document
 
     if home.running_url() is None:

@@ -1,4 +1,4 @@
-"""`ftis-node join`: runs a node until it is stopped or has done its steps."""
+"""`ftis-node join`: run a node until it is stopped or has used up its budget."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def join(
 ) -> None:
     """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
 
-    With --role learner the groups are others', with --role generator the weights are (docs/train/roles.md).
-    Without --peers the node works alone and says so. A home keeps its run: starting it again resumes at the same step.
+    A learner (--role learner) trains on groups from peers. A generator (--role generator) uses weights from a learner.
+    See docs/train/roles.md. Without --peers the node runs standalone. A home keeps its run: a restart resumes it.
     """
     from ftis_node.config.node import load_node_settings
     from ftis_node.models import check_name
@@ -131,6 +131,6 @@ def join(
 
 
 def _absolute_folder(model: str) -> str:
-    """A folder by its full path, so that a resumed node finds it from anywhere; a hub id as it is."""
+    """Return a folder's absolute path, so that a resumed node finds it; a hub id unchanged."""
     path = Path(model).expanduser()
     return str(path.absolute()) if path.is_dir() else model

@@ -1,4 +1,4 @@
-"""`ftis-node peers`: who the node knows, how their groups fared at the door, and who is refused or trusted."""
+"""`ftis-node peers`: the node's peers, the results of their groups, bans and trust."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @app.callback()
 def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """List the peers of a node; `peers show` tells all of one, `ban`, `unban` and `trust` change how one stands.
+    """List the peers of a node. `peers show` shows one in full; `ban`, `unban` and `trust` change its reputation.
 
     JSON shape: [{peer_id, name, model, parameters, role, domain, policy_version, groups_accepted,
     groups_refused: {reason: n}, failed_pulls, groups_confirmed, last_seen, standing, score, banned_until, ban_reason,
@@ -56,7 +56,7 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
 
 @app.command()
 def show(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Show all that is known of one peer.
+    """Show everything about one peer.
 
     JSON shape: the peer's row in the list, and groups: {ready, taken, released: {reason: n}, tokens, newest: [row of
     `replay list`]}, held_against: [{reason, count, sentence}], refused: [{reason, count, sentence}].
@@ -81,14 +81,14 @@ def ban(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Refuse a peer: it is not pulled from, not served, and its groups are not admitted."""
+    """Ban a peer: the node neither fetches from it nor serves it, and rejects its groups."""
     for_s = None if length is None else parse_length_s(length)
     _change(home or context.obj, "ban", peer, as_json, for_s=for_s)
 
 
 @app.command()
 def unban(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """End a ban, and forget the peer's past ones."""
+    """End a ban and erase the peer's past bans."""
     _change(home or context.obj, "unban", peer, as_json)
 
 
@@ -100,12 +100,12 @@ def trust(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trust a peer: the node itself never bans it, and it may hold more of the buffer."""
+    """Trust a peer: the node never bans it, and the peer may fill more of the buffer."""
     _change(home or context.obj, "trust", peer, as_json, trusted=not off)
 
 
 def parse_length_s(text: str) -> float:
-    """Seconds of `90s`, `30m`, `2h`, `7d`. Raises UsageError for anything else."""
+    """Return the seconds of `90s`, `30m`, `2h` or `7d`. Raises UsageError for anything else."""
     match = LENGTH.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--for {text!r} is no length of time: write 90s, 30m, 2h or 7d")
@@ -126,7 +126,7 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **asked: Any) -> N
 
 
 def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[str, Any]:
-    """The same in the file of a node that is stopped; its settings are those of its last start."""
+    """Change the reputation in the file of a stopped node, with the settings of its last start."""
     from ftis_node.node.peers.operator_actions import stopped_peers
 
     if not home.peers.exists() and not home.settings.exists():

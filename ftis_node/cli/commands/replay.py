@@ -28,7 +28,7 @@ app = typer.Typer(
 
 
 class ExportFormat(StrEnum):
-    """What `replay export` writes."""
+    """Formats of `replay export`."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -44,7 +44,7 @@ def list_groups(
         str | None, typer.Option("--state", help="Only ready, taken or released ones.", autocompletion=one_of(*STATES))
     ] = None,
 ) -> None:
-    """List groups, the newest first.
+    """List groups, newest first.
 
     JSON shape: [{id, own, sender, number, state, reason, step, task, prompt_index, model, policy_version, created_at,
     admitted_at, num_tokens, rewards: [..]}].
@@ -66,12 +66,12 @@ def show(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one group: prompt, completions, verdict, and where it was used.
+    """Show one group: prompt, completions, result of validation, use.
 
     JSON shape: the row of `list`, and completions: [{token_ids, logprobs, text, num_tokens, mean_logprob,
     lowest_logprob, finish_reason, reward, claimed_reward}] (of a group that came as text: text, mean_logprob,
     sender_tokens, ...), prompt: {task, split, index, text, answer, missing}, verdict, refusal, detail, used,
-    weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has id, verdict and events only.
+    weights_of, tokenizer, temperature, texts_missing, events: [..]. A rejected group has id, verdict and events only.
     """
     from ftis_node.cli.group_screen import group_document, screen
     from ftis_node.replay.group_history import read_group_history
@@ -106,7 +106,7 @@ def export(
     home: HomeOption = None,
     format_: Annotated[ExportFormat, typer.Option("--format", help="What to write.")] = ExportFormat.JSONL,
 ) -> None:
-    """Export the kept groups: rollouts as JSON lines or Parquet, or the signed envelopes as received, one file each."""
+    """Export the stored groups: rollouts as JSON lines or Parquet, or the signed envelopes, one file each."""
     reader = _open(home)
     try:
         count = _EXPORTERS[format_](reader, out)

@@ -1,4 +1,4 @@
-"""`ftis-node tiny`: makes a small model that can be trained on any machine, without a download."""
+"""`ftis-node tiny`: make a small model that trains on any machine, without a download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftis_node.cli.progress import show_fraction
 
 
 class Size(StrEnum):
-    """The sizes; `l` is of the task `sums` alone."""
+    """Sizes; `l` exists only for the task `sums`."""
 
     S = "s"
     M = "m"
@@ -20,7 +20,7 @@ class Size(StrEnum):
 
 
 class TinyTask(StrEnum):
-    """The tasks that there are tiny models of."""
+    """Tasks with tiny models."""
 
     ARITHMETIC = "arithmetic"
     SUMS = "sums"
