@@ -1,4 +1,4 @@
-"""`[door]` of node.toml: whom this node deals with, how much of it one peer may have, and when a peer is refused."""
+"""Sections `[access]`, `[rate_limits]` and `[validation]` of node.toml: which peers and groups a node accepts."""
 
 from __future__ import annotations
 
@@ -12,93 +12,115 @@ PeerId = Annotated[str, Field(min_length=8, max_length=128, pattern=r"^[1-9A-HJ-
 MAX_LISTED = 4096
 
 
-class DoorSection(Section):
-    """The door's limits for peers (docs/door.md), and the operator's lists."""
+class AccessSection(Section):
+    """Allow-list, trusted peers and bans."""
 
     allow: tuple[PeerId, ...] = Field(
         default=(),
         max_length=MAX_LISTED,
-        description="Peer ids of a private swarm: these alone are pulled from, served and admitted; empty: everyone.",
+        description="Peer ids of a private swarm. The node pulls from, serves and admits only these. Empty: all peers.",
     )
     trust: tuple[PeerId, ...] = Field(
         default=(),
         max_length=MAX_LISTED,
-        description="Peer ids that are never banned by the node itself and may hold `trusted_share`.",
+        description="Peer ids that the node never bans by itself. Each may hold "
+        "`rate_limits.max_buffer_fraction_per_trusted_peer`.",
     )
-    groups_a_minute: float = Field(
-        default=6000.0, gt=0, le=1e6, description="Groups of one sender that are looked at in a minute."
+    ban_initial_s: float = Field(
+        default=300.0, gt=0, le=86400, description="Length of a peer's first ban. Each further ban is twice as long."
     )
-    tokens_a_minute: float = Field(
-        default=20e6, gt=0, le=1e10, description="Completion tokens of one sender that are looked at in a minute."
+    ban_max_s: float = Field(default=86400.0, gt=0, le=30 * 86400, description="Length of the longest ban.")
+
+    @model_validator(mode="after")
+    def _bans_grow(self) -> AccessSection:
+        if self.ban_max_s < self.ban_initial_s:
+            raise ValueError(
+                f"access.ban_max_s ({self.ban_max_s:g}) is shorter than ban_initial_s ({self.ban_initial_s:g})"
+            )
+        return self
+
+
+class RateLimitsSection(Section):
+    """Rate limits and buffer quotas by peer. A new peer has not yet delivered enough valid groups to be known."""
+
+    groups_per_minute: float = Field(default=6000.0, gt=0, le=1e6, description="Groups checked for one sender.")
+    tokens_per_minute: float = Field(
+        default=20e6, gt=0, le=1e10, description="Completion tokens checked for one sender."
     )
-    strangers_groups_a_minute: float = Field(
-        default=30000.0, gt=0, le=1e7,
-        description="Groups a minute of all peers together that have not shown anything yet.",
-    )  # fmt: skip
-    strangers_tokens_a_minute: float = Field(
-        default=100e6, gt=0, le=1e11, description="Completion tokens a minute of all such peers together."
-    )
-    scoring_s_a_minute: float = Field(
+    scoring_s_per_minute: float = Field(
         default=20.0, gt=0, le=3600,
-        description="Seconds a minute that scoring the groups of one sender may take; beyond, `scoring_quota`.",
+        description="Seconds of scoring for the groups of one sender. Above it the node refuses them "
+        "(`scoring_quota`).",
     )  # fmt: skip
-    strangers_scoring_s_a_minute: float = Field(
+    new_peers_groups_per_minute: float = Field(
+        default=30000.0, gt=0, le=1e7, description="Groups checked for all new peers together."
+    )
+    new_peers_tokens_per_minute: float = Field(
+        default=100e6, gt=0, le=1e11, description="Completion tokens checked for all new peers together."
+    )
+    new_peers_scoring_s_per_minute: float = Field(
         default=40.0, gt=0, le=3600,
-        description="The same of all peers together that have not shown anything yet; they have a scoring process of "
-        "their own.",
+        description="Seconds of scoring for all new peers together. They have a scoring process of their own.",
     )  # fmt: skip
-    share_cap: float = Field(
+    max_buffer_fraction_per_peer: float = Field(
         default=0.25, gt=0, le=1,
-        description="Largest part of the buffer's places for foreign groups that one sender may hold; among k senders "
-        "each may hold 1 / k.",
+        description="Largest fraction of the buffer's places for foreign groups that one sender may hold. Among k "
+        "senders each may hold at least 1 / k.",
     )  # fmt: skip
-    trusted_share: float = Field(default=0.5, gt=0, le=1, description="The same for a trusted sender.")
-    max_skew_s: float = Field(
-        default=60.0, gt=0, le=3600, description="A group dated further ahead than this is refused (`clock`). Seconds."
+    max_buffer_fraction_per_trusted_peer: float = Field(
+        default=0.5, gt=0, le=1, description="The same fraction for a trusted sender."
     )
-    ban_first_s: float = Field(
-        default=300.0, gt=0, le=86400, description="Length of a peer's first ban; each further one is twice as long."
-    )
-    ban_longest_s: float = Field(default=86400.0, gt=0, le=30 * 86400, description="Length of the longest ban.")
+
+
+class ValidationSection(Section):
+    """Limits of the checks on incoming groups (docs/door.md)."""
+
+    max_clock_skew_s: float = Field(
+        default=60.0, gt=0, le=3600,
+        description="The node refuses a group whose time is further ahead than this (`clock_skew`). Seconds.",
+    )  # fmt: skip
     min_mean_logprob: float = Field(
         default=-14.0, ge=-100, lt=0,
-        description="Lowest mean log-prob of a group, in nats a token; choosing blindly among 10^6 tokens gives -14.",
+        description="Lowest mean log-prob of a group, in nats per token. A uniform choice among 10^6 tokens has -14.",
     )  # fmt: skip
-    max_gain_nats: float = Field(
+    max_logprob_gap_nats: float = Field(
         default=16.0, ge=4, le=1000,
-        description="How many nats likelier than its sender says the learner may find a completion; beyond, it is left "
-        "out and the sender has lied (`understated`). Honest ones pass t nats with a chance of e^-t at most.",
+        description="How many nats above the sender's log-probs the learner may score a completion. Above it the step "
+        "excludes the completion and penalizes the sender (`understated_logprobs`). Honest log-probs exceed t nats "
+        "with a probability of at most e^-t.",
     )  # fmt: skip
-    copy_min_tokens: int = Field(
+    duplicate_min_tokens: int = Field(
         default=32, ge=8, le=1 << 20,
-        description="Completions shorter than this are never taken for copies: they may be equal by honest chance.",
+        description="Shortest completion that can count as a duplicate. Shorter ones may be equal by chance.",
     )  # fmt: skip
-    copy_max_share: float = Field(
+    duplicate_max_fraction: float = Field(
         default=0.25, ge=0, lt=1,
-        description="A group of which more than this part of the long completions was here before is refused (`copy`).",
+        description="The node refuses a group if more than this fraction of its long completions are duplicates "
+        "(`duplicate_of_peer`).",
     )  # fmt: skip
-    copy_kept: int = Field(
-        default=32768, ge=64, le=1 << 22, description="Completions remembered for that, about 200 bytes each."
-    )
-    audit_share: float = Field(
+    duplicate_history_size: int = Field(
+        default=32768, ge=64, le=1 << 22,
+        description="Completions kept to detect duplicates, about 200 bytes each.",
+    )  # fmt: skip
+    audit_fraction: float = Field(
         default=0.1, ge=0, le=1,
-        description="Part of the groups that claim this node's very weights whose log-probs are compared with its own; "
-        "of a watched peer all are. 0: none.",
+        description="Fraction of the groups that claim this node's own weights whose log-probs the learner recomputes. "
+        "For a peer on probation it recomputes all. 0: none.",
     )  # fmt: skip
     audit_max_kl: float = Field(
         default=0.1, gt=0, le=100,
-        description="Largest KL in nats a token by which those may differ; number formats alone make up to 0.002.",
+        description="Largest KL divergence between them, in nats per token. Number formats alone cause up to 0.002.",
     )  # fmt: skip
     audit_folders: bool = Field(
         default=False,
-        description="Whether a model that was given as a folder is audited by its name: only where all peers that use "
-        "the name have the same weights. Models named by their hub id always are.",
+        description="Whether to audit groups of a model given as a folder, by its name. Set it only if all peers with "
+        "this name have the same weights. The node always audits models named by hub id.",
     )
 
-    @model_validator(mode="after")
-    def _bans_grow(self) -> DoorSection:
-        if self.ban_longest_s < self.ban_first_s:
-            raise ValueError(
-                f"door.ban_longest_s ({self.ban_longest_s:g}) is shorter than ban_first_s ({self.ban_first_s:g})"
-            )
-        return self
+
+class Admission(Section):
+    """The three sections together."""
+
+    access: AccessSection = AccessSection()
+    rate_limits: RateLimitsSection = RateLimitsSection()
+    validation: ValidationSection = ValidationSection()

@@ -169,7 +169,7 @@ async def _run(
             seed = trial.seed * len(trial.members) + index
             makers = InProcessMakers(swarm, delay=trial.delay_of(member), seed=seed)
             parts = await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers))
-            quota = Quota(together.rounds, plans=trial.manifest.step.fill and member.lie is None)
+            quota = Quota(together.rounds, plans=trial.manifest.step.backfill_with_own and member.lie is None)
             nodes.append(Node(member, parts, together, quota))
         await _run_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
