@@ -161,7 +161,7 @@ class MethodSection(Section):
     peer_weights: Literal["agreement"] | None = Field(
         default=None,
         description="`agreement`: each peer's advantages count by how far the gradient of its completions agrees with "
-        "that of own ones (docs/learner.md). Unset: all count fully.",
+        "that of own ones (docs/develop/workers.md). Unset: all count fully.",
     )
 
     @model_validator(mode="after")
@@ -199,7 +199,7 @@ class StepSection(Section):
         default="newest",
         description="`newest`: waiting own groups and the newest of each peer. `sapo`: groups whose rewards are all "
         "equal are discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721). `useful`: waiting own groups, "
-        "and the foreign ones that promise most (docs/how-it-works.md); other foreign ones are discarded.",
+        "and the foreign ones that promise most (docs/get-started/concepts.md); other foreign ones are discarded.",
     )
     foreign_wait_s: float = Field(
         default=120.0, ge=0, le=86400,
@@ -227,8 +227,8 @@ class StepSection(Section):
 
     backfill_with_own: bool = Field(
         default=False,
-        description="Whether own groups stand in for foreign ones that did not come or were refused, so that a step "
-        "keeps its size: what was missing in one step is generated for the next (docs/how-it-works.md).",
+        description="Whether own groups replace foreign ones that are missing or refused, so that a step keeps its "
+        "size. The node generates in the next step what one step lacked (docs/get-started/concepts.md).",
     )
     generated_groups: int | None = Field(
         default=None,
@@ -242,14 +242,14 @@ class StepSection(Section):
         ge=0,
         le=1,
         description="Of the foreign groups of a step, and of those pulled first, the share from a node's own domain "
-        "(docs/domains.md): 1 its own first, 0 others' first. What one side has not got the other fills. Unset: no "
+        "(docs/train/domains.md): 1 its own first, 0 others' first. What one side has not got the other fills. Unset: no "
         "preference.",
     )
     task_allocation: Divide = Field(
         default="even",
         description="How a node's own groups are divided over the parts of a mixture. `even`: in the mixture's "
         "proportions. `advantage`: more for those where its groups have a signal and its "
-        "peers' have not (docs/how-it-works.md). With one task they are the same.",
+        "peers' have not (docs/get-started/concepts.md). With one task they are the same.",
     )
 
     @model_validator(mode="after")

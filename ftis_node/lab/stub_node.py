@@ -22,11 +22,14 @@ from ftis_node.node.loops.publish import PublishLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.reannounce import ReannounceLoop
 from ftis_node.node.loops.shards import ShardsLoop
+from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.faults import fault_charger
 from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.serve import Served
-from ftis_node.node.state import Figures
+from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.slots import Slots
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import CompletionStatus, PromptRef
@@ -128,6 +131,7 @@ class StubNode:
         peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
         for part in (events, disk, buffer, reader, peers):
             self._stack.callback(part.close)
+        registry = PeerRegistry()
         self.parts = Parts(
             settings=settings,
             manifest=manifest,
@@ -151,7 +155,11 @@ class StubNode:
             disk=disk,
             slots=Slots(UNBOUNDED),
             events=events,
-            figures=Figures(),
+            state=NodeState(),
+            counters=NodeCounters(),
+            registry=registry,
+            confirmations=Confirmations(registry),
+            evaluations=EvaluationHistory(),
         )
         self.parts.guard.on_fault = fault_charger(self.parts)
         self._scored: asyncio.Queue[Group] = asyncio.Queue()

@@ -21,22 +21,25 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.generation.client import ProofToCome
     from ftis_node.gossip.interface import Gossip
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource, PromptTokenizer
+    from ftis_node.node.peers.confirmations import Confirmations
     from ftis_node.node.peers.manager import PeerBook
-    from ftis_node.node.state import Figures
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.state import NodeCounters, NodeState
     from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.node.training.division import Division
+    from ftis_node.node.training.evaluation import EvaluationHistory
     from ftis_node.node.training.slots import Slots
     from ftis_node.records.identity import Identity
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.tasks.base import Task
-    from ftis_node.tasks.scoring import IsolatedScorer
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
     from ftis_node.telemetry.events import EventTrail
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 
 class Generation(Generator, Protocol):
@@ -126,7 +129,11 @@ class Parts:
     disk: Disk
     slots: Slots
     events: EventTrail
-    figures: Figures
+    state: NodeState
+    counters: NodeCounters
+    registry: PeerRegistry
+    confirmations: Confirmations
+    evaluations: EvaluationHistory
     peers: PeerBook
     arrangement: Arrangement = Arrangement()
     training: str = ""

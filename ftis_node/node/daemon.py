@@ -29,7 +29,7 @@
 | status    | gauges                 | snapshot, metrics                     | clock                | time         |
 
 That is a node that generates and learns. Two roles do one of the two, and weights cross the network between them
-(docs/roles.md); the part that a role lacks is a null object (`null_workers.py`), so that the loops need not know:
+(docs/train/roles.md); the part that a role lacks is a null object (`null_workers.py`), so that the loops need not know:
 
     learner     peers --bodies--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --chunks--> generators
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip
@@ -256,7 +256,7 @@ def rollout_loops(parts: Parts, intake: IntakeLoop, pull: PullLoop) -> dict[str,
 async def _linger(parts: Parts) -> None:
     """Stays a little after the last step, so that peers can fetch what was announced to them."""
     deadline = time.monotonic() + parts.settings.swarm.shutdown_serve_s
-    while time.monotonic() < deadline and parts.figures.groups_confirmed < parts.figures.groups_sent:
+    while time.monotonic() < deadline and parts.confirmations.num_confirmed < parts.counters.groups_sent:
         if not await parts.gossip.members():
             return
         await asyncio.sleep(LINGER_LOOK_S)

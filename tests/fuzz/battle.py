@@ -214,18 +214,18 @@ class Battle:
 
     @staticmethod
     def _check_sizes(node: StubNode) -> None:
-        ear, figures = node.pull.ear, node.parts.figures
+        ear, parts = node.pull.ear, node.parts
         sizes = {
             "refused": (len(ear._refused), 4096),
             "refused_of": (len(ear._refused_of), 4096),
             "malformed": (len(ear._malformed), 4096),
-            "peers": (len(figures.peers), 4096),
+            "peers": (len(parts.registry.peers), 4096),
             "later": (len(node.pull._later), 8192),
             "asking": (len(node.pull._asking), NODE_SETTINGS.swarm.pulls_in_flight),
             "inbox": (len(node.gossip._queue._waiting), 8192),  # type: ignore[attr-defined]
             "arrivals": (node.intake._known.arrivals.qsize(), 64),
             "strangers' arrivals": (node.intake._strangers.arrivals.qsize(), 64),
-            "reasons": (len(figures.refused), 128),
+            "reasons": (len(parts.counters.refused), 128),
         }
         assert all(size <= most for size, most in sizes.values()), sizes
 

@@ -49,14 +49,14 @@ def test_a_hostile_member_in_one_longer_life() -> None:
     assert battle.num_steps == STEPS_IN_ONE_LIFE
     assert battle.admitted[battle.honest.parts.identity.peer_id] >= STEPS_IN_ONE_LIFE // 5
     assert sum(battle.admitted.values()) > battle.admitted[battle.honest.parts.identity.peer_id]
-    assert battle.victim.parts.figures.refused.total() > 0
+    assert battle.victim.parts.counters.refused.total() > 0
 
 
 def test_the_same_seed_does_the_same() -> None:
     """A failure of thousands of steps is of use only where it comes again."""
     first, second = (play(40, seed=9, quiet=True) for _ in range(2))
     assert first.clock.steady_s == second.clock.steady_s
-    assert first.victim.parts.figures.refused == second.victim.parts.figures.refused
+    assert first.victim.parts.counters.refused == second.victim.parts.counters.refused
 
 
 def _fails_later(right: Callable[..., Any]) -> Callable[..., Any]:

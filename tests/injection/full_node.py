@@ -181,8 +181,8 @@ class FullNode:
 
     def accepted_of(self, peer_id: str) -> int:
         """Groups of a peer that were stored."""
-        figures = self.parts.figures.peers.get(peer_id)
-        return figures.accepted if figures else 0
+        peer = self.parts.registry.peers.get(peer_id)
+        return peer.accepted if peer else 0
 
     def forgive(self, peer_ids: Iterable[str]) -> None:
         """The next point finds these peers as if they had done nothing."""

@@ -65,7 +65,7 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
             return is_so
 
         try:
-            await eventually(lambda: has_ended_or(node.accepted_of(honest.peer_id) > 1 and node.parts.figures.step > 1))
+            await eventually(lambda: has_ended_or(node.accepted_of(honest.peer_id) > 1 and node.parts.state.step > 1))
             for _ in range(NUM_TRIES):  # an error in a clean-up hides the one before it
                 left = set(injected()) - {fault["error"] for fault in node.faults}
                 injector.arm(left - FOR_ALL)
@@ -75,8 +75,8 @@ async def _inject_all(home: Home, folder: Path, node: FullNode, task: asyncio.Ta
                     await eventually(lambda: has_ended_or(not injector.armed), within_s=WITHIN_S)
                 except AssertionError as error:
                     raise AssertionError(f"not reached: {sorted(injector.armed)}") from error
-            steps, groups = node.parts.figures.step + MORE_STEPS, node.accepted_of(honest.peer_id) + MORE_GROUPS
-            await eventually(lambda: has_ended_or(node.parts.figures.step >= steps))
+            steps, groups = node.parts.state.step + MORE_STEPS, node.accepted_of(honest.peer_id) + MORE_GROUPS
+            await eventually(lambda: has_ended_or(node.parts.state.step >= steps))
             await eventually(lambda: has_ended_or(node.accepted_of(honest.peer_id) >= groups))
         finally:
             await stopped(*sending)
@@ -110,4 +110,4 @@ def _assert_charged(node: FullNode, home: Home, injector: Injector) -> None:
         if not seen[point] or not seen[point] <= allowed(place)
     }
     assert not wrong, wrong
-    assert node.parts.figures.refused["fault"] >= len(injected())
+    assert node.parts.counters.refused["fault"] >= len(injected())

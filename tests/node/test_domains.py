@@ -18,7 +18,7 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
 from ftis_node.lab.experiment.rounds import Rounds
-from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
+from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial import HonestSender
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.daemon import rollout_loops
@@ -89,17 +89,17 @@ class LightSwarm:
 
     async def publish(self, node: StubNode, task: str, count: int) -> None:
         """Groups about a task; returns when they are announced."""
-        before = node.parts.figures.groups_sent
+        before = node.parts.counters.groups_sent
         for index in range(count):
             group = stub_group(node.parts.identity, self._manifest, RNG, num_tokens=4)
             await node.publish(replace(group, prompt_ref=PromptRef(task, "train", index)))
-        await eventually(lambda: node.parts.figures.groups_sent == before + count)
+        await eventually(lambda: node.parts.counters.groups_sent == before + count)
 
 
 def told(node: StubNode, peer: StubNode) -> str | None:
     """The domain of a peer by its record; None before it was read."""
-    figures = node.parts.figures.peers.get(peer.parts.identity.peer_id)
-    return None if figures is None or figures.record is None else figures.record.domain
+    record = node.parts.registry.record_of(peer.parts.identity.peer_id)
+    return None if record is None else record.domain
 
 
 async def test_a_domain_is_told_and_shown_and_what_is_none_of_the_run_counts_as_none(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ async def test_a_domain_is_told_and_shown_and_what_is_none_of_the_run_counts_as_
         honest, boaster = await swarm.node(stack, 2, NEAR), await swarm.node(stack, 3, "gsm8k+\x1b[2J")
         await eventually(lambda: told(alice, honest) is not None and told(alice, boaster) is not None)
         assert (told(alice, honest), told(alice, boaster), told(honest, alice)) == (NEAR, "", "")
-        row = alice.parts.figures.peers[honest.parts.identity.peer_id].as_dict()
+        row = alice.parts.registry.peers[honest.parts.identity.peer_id].as_dict()
         assert row["domain"] == NEAR
 
 
@@ -154,7 +154,7 @@ async def _steps(
             )
             makers = InProcessMakers(swarm, delay=NO_DELAY, seed=number)
             parts = await stack.enter_async_context(built_parts(settings, plan, home, makers))
-            lockstep.enter(HonestSender(parts), parts.figures, last_step=STEPS)
+            lockstep.enter(HonestSender(parts), Validator(parts.state, parts.registry), last_step=STEPS)
             nodes.append(parts)
         async with asyncio.TaskGroup() as tasks:
             for parts in nodes:

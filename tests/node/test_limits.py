@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
@@ -103,10 +103,10 @@ async def _light(stack: AsyncExitStack, folder: Path, identity: Identity, gossip
 
 
 async def _publish(node: StubNode, count: int, *, num_tokens: int) -> None:
-    before = node.parts.figures.groups_sent
+    before = node.parts.counters.groups_sent
     for _ in range(count):
         await node.publish(stub_group(node.parts.identity, MANIFEST, RNG, num_tokens=num_tokens))
-    await eventually(lambda: node.parts.figures.groups_sent == before + count)
+    await eventually(lambda: node.parts.counters.groups_sent == before + count)
 
 
 @pytest.mark.parametrize("lies", [False, True], ids=["honest", "says one byte"])
@@ -135,7 +135,7 @@ async def test_no_more_is_pulled_than_the_line_may_carry(
         assert came <= RATE * (BURST_S + time.monotonic() - began) + each
         assert time.monotonic() - began < 60, "and they do come"
         await asyncio.sleep(0.02)
-    await eventually(lambda: taker.parts.figures.groups_received >= 7)
+    await eventually(lambda: taker.parts.counters.groups_received >= 7)
 
 
 def _announce_one_byte(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +161,4 @@ async def test_a_full_home_pulls_nothing_until_there_is_room(tmp_path: Path, sta
     await asyncio.sleep(1)
     assert taker.gossip.counters.bodies_in == 0
     room.note(HomeUse(100, free_bytes=10_000))
-    await eventually(lambda: taker.parts.figures.groups_received == 3)
+    await eventually(lambda: taker.parts.counters.groups_received == 3)

@@ -32,7 +32,6 @@ from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.manager import PeerBook
 from ftis_node.node.peers.serve import Served
-from ftis_node.node.state import Figures
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.training.slots import Slots
 from ftis_node.node.training.step_gate import PatientGate
@@ -42,10 +41,11 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EventTrail, read_events
 from tests.gossip.helpers import eventually
 from tests.models.tiny_models import save_tiny
+from tests.node.bookkeeping import bookkeeping
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -123,7 +123,7 @@ async def _node(
             peers=peers,
             slots=Slots(4),
             events=events,
-            figures=Figures(),
+            **bookkeeping(),
             **made,
         )
         served = Served(parts)
@@ -249,9 +249,9 @@ async def test_a_group_of_another_tokenizer_is_learnt_from(
             await asyncio.wait_for(TrainLoop(bob, PatientGate(bob, intake), last_step=1).run(), 30)
             await pull.catch_up(alice.identity.peer_id)  # announced once more, and not pulled again
             await asyncio.sleep(0.2)
-        assert dict(bob.figures.refused) == {}
+        assert dict(bob.counters.refused) == {}
         assert bob.gossip.counters.bodies_in == alice.gossip.counters.bodies_out == 1
-        report = bob.figures.last_report
+        report = bob.counters.last_report
     assert report is not None
     assert (report.foreign_groups, report.num_updates, report.kept_fraction) == (1, 1, 0.5)
     assert report.loss == pytest.approx(expected, rel=1e-5)
@@ -279,7 +279,7 @@ async def test_a_run_that_ignores_other_tokenizers_moves_nothing(
         pull = PullLoop(bob, intake)
         async with _running(intake.run(), pull.run()):
             await scored.put(_sampled(alice))
-            await eventually(lambda: alice.figures.groups_sent)
+            await eventually(lambda: alice.counters.groups_sent)
             await pull.catch_up(alice.identity.peer_id)
             await asyncio.sleep(0.2)
         (announced,) = read_events(alice.home.events, name="announced")

@@ -114,7 +114,7 @@ async def _live(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[
     async with built_parts(settings, plan, home, makers) as parts:
         parts.buffer.admit_many(foreign)
         await run_loops(parts, steps=steps)
-        return parts.figures.step
+        return parts.state.step
 
 
 def _assert_let_go(home: Home, makers: _Poisoned) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.experiment.rounds import Rounds
     from ftis_node.node.context import Parts
-    from ftis_node.node.state import Figures
+    from ftis_node.node.peers.registry import PeerRegistry
+    from ftis_node.node.state import NodeState
 
 POLL_S = 0.004
 
@@ -33,13 +34,20 @@ class Participant(Protocol):
     def groups_sent(self) -> int: ...
 
 
+class Validator(NamedTuple):
+    """A node that validates the others' groups: its state and what it has counted by peer."""
+
+    state: NodeState
+    registry: PeerRegistry
+
+
 class Enrollment(NamedTuple):
-    """A sender in the rounds up to `last_step`; with `figures`, one that validates the others' groups."""
+    """A sender in the rounds up to `last_step`; with `validator`, one that validates the others' groups."""
 
     sender: Participant
     last_step: int
     quota: Quota
-    figures: Figures | None
+    validator: Validator | None
 
     def due(self, step: int) -> int:
         """Return the groups that it has generated when this step's round is complete."""
@@ -55,10 +63,10 @@ class SynchronousRounds:
         self._begun: dict[str, int] = {}  # by peer id: the step that it waits for; all before it are finished
 
     def enter(
-        self, sender: Participant, figures: Figures | None = None, *, last_step: int, quota: Quota | None = None
+        self, sender: Participant, validator: Validator | None = None, *, last_step: int, quota: Quota | None = None
     ) -> None:
-        """Add a sender up to `last_step`; with `figures`, as a node that validates the others' groups."""
-        self._enrolled.append(Enrollment(sender, last_step, quota or Quota(self.rounds), figures))
+        """Add a sender up to `last_step`; with `validator`, as a node that validates the others' groups."""
+        self._enrolled.append(Enrollment(sender, last_step, quota or Quota(self.rounds), validator))
 
     def due(self, peer_id: str, step: int) -> int:
         """Return the groups that this sender has generated when the round of `step` is complete."""
@@ -78,13 +86,13 @@ class SynchronousRounds:
         A step's metrics are written before its bans. A group announced between them would be neither accepted nor
         rejected.
         """
-        validators = [place for place in self._enrolled if place.figures]
+        validators = [place for place in self._enrolled if place.validator]
         await _until(lambda: all(self._has_done(place, min(step - 1, place.last_step)) for place in validators))
 
     def _has_done(self, place: Enrollment, step: int) -> bool:
         if self._begun.get(place.sender.peer_id, 1) > step:
             return True
-        return step == place.last_step and place.figures is not None and place.figures.step >= step
+        return step == place.last_step and place.validator is not None and place.validator.state.step >= step
 
     def _is_complete(self, step: int) -> bool:
         if not all(place.quota.is_known(min(step, place.last_step)) for place in self._enrolled):
@@ -93,9 +101,9 @@ class SynchronousRounds:
         if any(place.sender.groups_sent < number for place, number in zip(self._enrolled, due, strict=True)):
             return False
         return all(
-            _num_validated(place.figures) >= sum(due) - number
+            _num_validated(place.validator.registry) >= sum(due) - number
             for place, number in zip(self._enrolled, due, strict=True)
-            if place.figures is not None and place.last_step >= step
+            if place.validator is not None and place.last_step >= step
         )
 
 
@@ -149,9 +157,9 @@ class RoundGate:
         self._quota.plan(step + 1, own)
 
 
-def _num_validated(figures: Figures) -> int:
+def _num_validated(registry: PeerRegistry) -> int:
     judged = 0
-    for peer in figures.peers.values():
+    for peer in registry.peers.values():
         refused_later = sum(peer.refused[reason] for reason in AFTER_VALIDATION)  # counted as accepted earlier
         judged += peer.accepted + peer.refused.total() - refused_later
     return judged

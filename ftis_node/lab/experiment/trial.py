@@ -26,7 +26,7 @@ from ftis_node.lab.experiment.final_evaluation import take_exam
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessMakers
 from ftis_node.lab.experiment.provenance import made_by
 from ftis_node.lab.experiment.rounds import Quota, Rounds
-from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
+from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial_result import TrialResult, read_member
 from ftis_node.node.daemon import rollout_loops
 from ftis_node.node.loops.intake import IntakeLoop
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.experiment.final_evaluation import Exam
     from ftis_node.lab.experiment.trial_result import ExamResult, MemberResult
     from ftis_node.node.context import Generation, Parts
-    from ftis_node.node.state import Figures
+    from ftis_node.node.state import NodeState
     from ftis_node.records.codec import CodecName
 
 NEVER = 100_000  # steps between checkpoints: a trial that is cut short is done again
@@ -119,7 +119,7 @@ class HonestSender:
     @property
     def groups_sent(self) -> int:
         """Number of its groups announced so far."""
-        return self.parts.figures.groups_sent
+        return self.parts.counters.groups_sent
 
 
 class Node(NamedTuple):
@@ -187,10 +187,12 @@ async def _run_together(trial: Trial, nodes: Sequence[Node], on_progress: Callab
         if node.member.lie is None:
             last_step = trial.last_step(node.member)
             sender = HonestSender(node.parts)
-            node.lockstep.enter(sender, node.parts.figures, last_step=last_step, quota=node.quota)
+            node.lockstep.enter(
+                sender, Validator(node.parts.state, node.parts.registry), last_step=last_step, quota=node.quota
+            )
     try:
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(_watch([node.parts.figures for node in nodes], on_progress))
+            watching = tasks.create_task(_watch([node.parts.state for node in nodes], on_progress))
             lives = [
                 tasks.create_task(_live(trial, node, index, learner=nodes[0].parts.generation), name=node.member.name)
                 for index, node in enumerate(nodes)
@@ -221,9 +223,9 @@ async def _live(trial: Trial, node: Node, index: int, *, learner: Generation) ->
             task.cancel()
 
 
-async def _watch(figures: list[Figures], on_progress: Callable[[int], None]) -> None:
+async def _watch(states: list[NodeState], on_progress: Callable[[int], None]) -> None:
     while True:
-        on_progress(max(each.step for each in figures))
+        on_progress(max(state.step for state in states))
         await asyncio.sleep(POLL_S)
 
 

@@ -136,8 +136,8 @@ def read_member(name: str, parts: Parts, *, due: Callable[[str, int], int], name
         trainable_parameters=state.trainable_parameters,
         own_groups=sum(event["own_groups"] for event in steps),
         foreign_groups=sum(event["foreign_groups"] for event in steps),
-        bytes_received=parts.figures.envelope_bytes_received,
-        refused=dict(parts.figures.refused),
+        bytes_received=parts.counters.envelope_bytes_received,
+        refused=dict(parts.counters.refused),
         evaluations=[
             Evaluation(
                 step=event["step"],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from ftis_node.errors import RecordError
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_announcement
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.delivery.reconfirm_queue import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.assignment import eligible_members, is_assigned
@@ -139,7 +139,7 @@ class Ear:
         except RecordError as error:
             self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
             return None
-        self._parts.figures.peer(announcer).wire_schema = SCHEMA
+        self._parts.registry.seen(announcer).wire_schema = SCHEMA
         if announcement.created_at > time.time() + self._parts.settings.validation.max_clock_skew_s:
             self._count_refusal(announcer, "announcement_clock")
             return None
@@ -168,8 +168,8 @@ class Ear:
 
     def _refuse_announcement(self, announcer: str, payload: bytes, error: RecordError, *, is_repair: bool) -> None:
         """Counts what is no announcement. The same bytes in answer after answer are held against a peer once."""
-        self._parts.figures.refused[f"announcement_{error.reason}"] += 1
-        self._parts.figures.note_refusal(announcer, "announcement", error)
+        self._parts.counters.refused[f"announcement_{error.reason}"] += 1
+        self._parts.registry.note_refusal(announcer, "announcement", error)
         if error.reason == "version":  # that may be an honest peer with other software
             return
         said = announcer, hashlib.sha256(payload).digest()
@@ -210,12 +210,12 @@ class Ear:
 
     def _pulls(self, peer_id: str) -> bool:
         """Whether a peer has use for groups: a generator, as far as its record is known, has not."""
-        figures = self._parts.figures.peers.get(peer_id)
-        return figures is None or figures.record is None or figures.record.role != "generator"
+        record = self._parts.registry.record_of(peer_id)
+        return record is None or record.role != "generator"
 
     def _count_refusal(self, peer_id: str, reason: str) -> None:
-        self._parts.figures.refused[reason] += 1
-        self._parts.figures.peer(peer_id).refused[reason] += 1
+        self._parts.counters.refused[reason] += 1
+        self._parts.registry.seen(peer_id).refused[reason] += 1
 
 
 def _remember(known: dict[KeyT, None], key: KeyT) -> None:

@@ -72,13 +72,13 @@ class AuditLoop:
 
     def _is_comparable(self, group: Group) -> bool:
         """Whether the group says that it was sampled, from first to last, with weights that our learner has now."""
-        parts, version = self._parts, self._parts.figures.policy_version
+        parts, version = self._parts, self._parts.state.policy_version
         if group.policy_version != version or group.policy_version_newest != version:
             return False
         if any(completion.mean_logprob is not None for completion in group.completions):
             return False
         if group.weights_of == parts.identity.peer_id:  # an honest follower may have the former weights of a number
-            return version == 0 or version > parts.figures.last_reused_version
+            return version == 0 or version > parts.state.last_reused_version
         is_named = bool(HUB_ID.fullmatch(parts.source.name)) or parts.settings.validation.audit_folders
         return version == 0 and is_named and group.model == parts.source.name
 
@@ -102,8 +102,8 @@ class AuditLoop:
 
     async def _refuse(self, accepted: Accepted, kl: float) -> None:
         parts, sender, group_id = self._parts, accepted.group.sender, accepted.envelope.id
-        parts.figures.refused[REASON] += 1
-        parts.figures.peer(sender).refused[REASON] += 1
+        parts.counters.refused[REASON] += 1
+        parts.registry.seen(sender).refused[REASON] += 1
         detail = f"{REASON}: a KL of {kl:.3g} from the weights that it claims"
         parts.peers.note(sender, Behaviour.LIED, reason=REASON, detail=detail)
         if await parts.disk(parts.buffer.release_audited, group_id):

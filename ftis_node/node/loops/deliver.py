@@ -41,10 +41,10 @@ class DeliverLoop:
         freshness = Freshness(
             now=time.time(),
             max_age_s=step.max_age_s,
-            policy_version=parts.figures.policy_version,
+            policy_version=parts.state.policy_version,
             max_version_lag=step.max_version_lag,
         )
-        delivered = await parts.disk(parts.buffer.release_delivered, parts.figures.confirmed_ids.keys())
+        delivered = await parts.disk(parts.buffer.release_delivered, parts.confirmations.confirmed_ids.keys())
         stale = await parts.disk(parts.buffer.release_stale, freshness)
         for groups, reason in ((delivered, ReleaseReason.DELIVERED), (stale, ReleaseReason.STALE)):
             for group in groups:

@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.node.peers.log_messages import SwarmWords
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import told_domain
 
@@ -60,7 +60,7 @@ class DirectoryLoop:
         while True:
             present = set(await self._parts.gossip.members())
             for peer_id in present - self._members:
-                self._parts.figures.peer(peer_id)
+                self._parts.registry.seen(peer_id)
                 self._parts.events.write("member_joined", peer=peer_id)
                 tasks.create_task(self._catch_up(peer_id), name=f"catch-up-{peer_id[-6:]}")
             for peer_id in self._members - present:
@@ -77,7 +77,7 @@ class DirectoryLoop:
             gossip.state,
             clock_skew_s=gossip.clock_skew_s,
             addresses=gossip.addresses,
-            advice=self._parts.figures.other_versions(members).advice,
+            advice=self._parts.registry.other_versions(members).advice,
         )
         for level, text in told:
             log.log(level, "%s", text)
@@ -111,12 +111,12 @@ class DirectoryLoop:
         try:
             record = open_peer_record(data)
         except RecordError as error:
-            self._parts.figures.note_refusal(peer_id, "record", error)
+            self._parts.registry.note_refusal(peer_id, "record", error)
             return
         if record.peer_id == peer_id and record.run_id == self._parts.manifest.run_id:
             record = replace(record, domain=told_domain(record.domain, self._parts.manifest.task))
-            figures = self._parts.figures.peer(peer_id)
-            figures.record, figures.wire_schema = record, SCHEMA
+            peer = self._parts.registry.seen(peer_id)
+            peer.record, peer.wire_schema = record, SCHEMA
             self._pull.note_record(record)
 
     def _own_record(self) -> PeerRecord:
@@ -134,6 +134,6 @@ class DirectoryLoop:
             tokens_per_s=parts.generation.tokens_per_s,
             created_at=time.time(),
             software=__version__,
-            read_shards=parts.figures.read_shards,
+            read_shards=parts.state.read_shards,
             domain=parts.domain_name,
         )

@@ -20,7 +20,7 @@ from ftis_node.node.loops.prompt_order import PromptOrder
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
-from ftis_node.tasks.cost import ScoringCost
+from ftis_node.tasks.scoring.cost import ScoringCost
 
 if TYPE_CHECKING:
     from ftis_node.node.context import Parts
@@ -89,7 +89,7 @@ class GenerateLoop:
             token_ids = self._parts.tokenizer.encode_prompt(item.prompt)
             if len(token_ids) <= sampling.max_prompt_tokens:
                 return Prompt(item, token_ids)
-            self._parts.figures.skipped_prompts += 1
+            self._parts.counters.skipped_prompts += 1
             self._parts.events.write("prompt_skipped", prompt=str(item.ref), num_tokens=len(token_ids))
 
     async def _make_group(self, prompt: Prompt) -> None:

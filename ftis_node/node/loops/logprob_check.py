@@ -48,7 +48,7 @@ class CheckLoop:
                 await self._send_if_new(accepted)
 
     async def _send_if_new(self, accepted: Accepted) -> None:
-        version = self._parts.figures.policy_version
+        version = self._parts.state.policy_version
         if version != self._sent_version and (part := sampled_by(accepted.group, version)) is not None:
             self._sent_version = version
             await self._send(accepted, part)

@@ -66,5 +66,5 @@ class PeersLoop:
         parts = self._parts
         max_disk_bytes = parts.settings.buffer.max_disk_bytes
         if parts.reader.kept_bytes() > max_disk_bytes:
-            saved_step = parts.figures.saved_step
+            saved_step = parts.state.saved_step
             await parts.disk(parts.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=saved_step)

@@ -59,6 +59,6 @@ class PublishLoop:
         self._last_number = group.number
         parts.slots.fill()
         if await announce(parts, announce_group(envelope, group, envelope_bytes=len(data))):
-            parts.figures.groups_sent += 1
-            parts.figures.unconfirmed.announced(envelope.id, now=time.monotonic())
+            parts.counters.groups_sent += 1
+            parts.confirmations.pending.announced(envelope.id, now=time.monotonic())
             parts.events.write("announced", group=envelope.id, number=group.number)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.swarm.pulling.domains import Portion
     from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
-    from ftis_node.validation import Verdict
+    from ftis_node.validation import ValidationResult
 
 log = logging.getLogger(__name__)
 
@@ -176,12 +176,12 @@ class PullLoop:
 
     def _is_near(self, want: PullItem) -> bool:
         """Whether a group's sender says that it generates for this node's domain alone."""
-        domain, figures = self._parts.own_domain, self._parts.figures.peers.get(want.sender)
-        if domain is None or figures is None or figures.record is None:
+        domain, record = self._parts.own_domain, self._parts.registry.record_of(want.sender)
+        if domain is None or record is None:
             return False
         is_near = False
         with self._parts.guard.work_for(want.sender, Place.RECORD):
-            is_near = domain.is_claimed(part_names(figures.record.domain))
+            is_near = domain.is_claimed(part_names(record.domain))
         return is_near
 
     async def _pull_and_release(self, batch: PullRequest) -> None:
@@ -243,8 +243,7 @@ class PullLoop:
         return not self._asking[peer_id] and num_unproven < max(1, num_places - 1)
 
     def _is_proven(self, peer_id: str) -> bool:
-        figures = self._parts.figures.peers.get(peer_id)
-        return figures is not None and figures.accepted > 0
+        return self._parts.registry.has_sent_groups(peer_id)
 
     async def _keep_to_budget(self, batch: PullRequest) -> None:
         if self._allowance is None:
@@ -287,7 +286,7 @@ class PullLoop:
             await self._ask_others(batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE)
         await self._confirm(batch, verdicts)
 
-    def _settle(self, batch: PullRequest, verdicts: Sequence[Verdict]) -> set[bytes]:
+    def _settle(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> set[bytes]:
         """Takes what was judged, well or ill, off the list; returns those ids."""
         judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
         here = {want.id for want in batch.items if want.id in judged}
@@ -295,11 +294,16 @@ class PullLoop:
         self._ear.refuse(v.group_id for v in refused if v.refusal.reason not in PASSING)
         self._wants.arrived(here)
         accepted = {verdict.announced_id for verdict in verdicts if isinstance(verdict, Accepted)}
-        self._parts.figures.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
+        self._parts.counters.groups_repaired += sum(want.is_repair and want.id in accepted for want in batch.items)
         return here
 
     def _note_useless(
-        self, batch: PullRequest, verdicts: Sequence[Verdict], outcome: FetchOutcome, *, missing: Sequence[bytes]
+        self,
+        batch: PullRequest,
+        verdicts: Sequence[ValidationResult],
+        outcome: FetchOutcome,
+        *,
+        missing: Sequence[bytes],
     ) -> None:
         """What this peer gave something else for is not asked of it again: it pays for one fault once.
 
@@ -320,7 +324,7 @@ class PullLoop:
             self._pauses.succeeded(peer_id)
             return
         self._pauses.failed(peer_id, now=time.monotonic())
-        self._parts.figures.peer(peer_id).failed_pulls += 1
+        self._parts.registry.seen(peer_id).failed_pulls += 1
         conduct = FAULTS.get(outcome, Behaviour.PULL_FAILED)
         self._parts.peers.note(peer_id, conduct, reason=f"pull_{outcome.value}")
         self._parts.events.write("pull_failed", peer=peer_id, outcome=outcome, num_ids=len(batch.items))
@@ -340,7 +344,7 @@ class PullLoop:
             self._parts.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
         self._ear.changed.set()
 
-    async def _confirm(self, batch: PullRequest, verdicts: Sequence[Verdict]) -> None:
+    async def _confirm(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> None:
         """Tells the senders which of their groups passed."""
         checked: dict[str, list[bytes]] = defaultdict(list)
         for verdict in verdicts:
@@ -367,7 +371,7 @@ class PullLoop:
                 log.info("%s did not take the confirmation of %d groups", sender, len(ids))
 
 
-def _is_useless(verdict: Verdict) -> bool:
+def _is_useless(verdict: ValidationResult) -> bool:
     return isinstance(verdict, Refused) and (verdict.group_id is None or verdict.refusal.reason in NOT_THE_GROUP)
 
 

@@ -40,7 +40,7 @@ class ReannounceLoop:
         """Until cancelled."""
         self._former.update(self._parts.reader.own_ready())
         for group_id in self._former:
-            self._parts.figures.unconfirmed.announced(group_id, now=-math.inf)
+            self._parts.confirmations.pending.announced(group_id, now=-math.inf)
         while True:
             with waiting_for("the clock"):
                 await asyncio.sleep(PERIOD_S)
@@ -50,32 +50,32 @@ class ReannounceLoop:
 
     async def _check_claims(self) -> None:
         """Confirmations of peers to which the group was not sent in this life; they count where it is fetched back."""
-        claims = self._parts.figures.claims.take(MAX_CHECKED)
+        claims = self._parts.confirmations.unverified.take(MAX_CHECKED)
         await asyncio.gather(*(self._check(peer_id, group_id) for peer_id, group_id in claims))
 
     async def _check(self, peer_id: str, group_id: bytes) -> None:
         parts = self._parts
-        if group_id in parts.figures.confirmed_ids or parts.reader.held(group_id) is None:
+        if group_id in parts.confirmations.confirmed_ids or parts.reader.held(group_id) is None:
             return
         with parts.gossip.guard.work_for(peer_id, Place.CONFIRM):
             with waiting_for("a group that a peer claims to hold"):
                 fetched = await parts.gossip.fetch(peer_id, [group_id], timeout_s=CHECK_S)
             if not any(_is_body(data, group_id) for data in fetched.bodies):
-                parts.figures.confirmations_unproven += 1
-            elif parts.figures.confirm(peer_id, group_id):
+                parts.counters.confirmations_unproven += 1
+            elif parts.confirmations.confirm(peer_id, group_id):
                 parts.events.write("confirmed", group=group_id, peer=peer_id)
 
     async def _announce_again(self) -> None:
         parts = self._parts
-        for due in parts.figures.unconfirmed.due(now=time.monotonic()):
+        for due in parts.confirmations.pending.due(now=time.monotonic()):
             held = parts.reader.held(due.group_id)
             if held is None:
                 continue
             announcement = replace(announcement_of(parts, held), attempt=due.attempt)
             if announcement.created_at < time.time() - parts.manifest.step.max_age_s:
-                parts.figures.unconfirmed.confirmed(due.group_id)  # nobody has a use for it any more
+                parts.confirmations.pending.confirmed(due.group_id)  # nobody has a use for it any more
             elif await announce(parts, announcement):
-                parts.figures.groups_sent += due.group_id in self._former
+                parts.counters.groups_sent += due.group_id in self._former
                 self._former.discard(due.group_id)
                 parts.events.write("announced_again", group=due.group_id, attempt=due.attempt)
 

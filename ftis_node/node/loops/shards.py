@@ -60,13 +60,13 @@ class ShardsLoop:
     def _required(self) -> frozenset[int]:
         """The shards of the trusted peers in the directory."""
         peers = self._parts.peers
-        known = self._parts.figures.peers
+        known = self._parts.registry.peers
         return frozenset(shard_of(peer_id, self._num_shards) for peer_id in known if peers.is_trusted(peer_id))
 
     async def _choose(self, *, count: int) -> None:
         parts = self._parts
         readers = Counter(
-            shard for peer in parts.figures.peers.values() if peer.record for shard in peer.record.read_shards
+            shard for peer in parts.registry.peers.values() if peer.record for shard in peer.record.read_shards
         )
         chosen = choose_shards(
             parts.identity.peer_id,
@@ -79,7 +79,7 @@ class ShardsLoop:
             return
         await parts.gossip.read_shards(chosen)
         news, self._read = chosen - self._read, chosen
-        parts.figures.read_shards = chosen
+        parts.state.read_shards = chosen
         self._pull.follow(chosen)
         parts.events.write("shards", read=sorted(chosen))
         log.info("reading announcements of %d of %d shards", len(chosen), self._num_shards)

@@ -19,7 +19,7 @@ from ftis_node import __version__
 from ftis_node.config.disk_room import replace_file
 from ftis_node.node.http_api.health import STILL_S, RunningLoops, not_ready, worker_problems
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.state import PeerFigures
+from ftis_node.node.peers.registry import PeerActivity
 from ftis_node.node.supervision.last_change import LastChange
 from ftis_node.node.supervision.process_limits import FileShortage, num_open_files, open_files
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -97,7 +97,7 @@ class StatusLoop:
         self._members = await self._parts.gossip.members()
         counts = await self._parts.disk(self._count)
         self._groups_made.note(counts.groups_own)
-        self._step.note(self._parts.figures.step)
+        self._step.note(self._parts.state.step)
         before, now = self.latest.swarm, self._snapshot(state, counts)
         if state == "stopped":  # the network is down by now; what it was before says more
             swarm = msgspec.structs.replace(now.swarm, state=before.state, reason=before.reason)
@@ -128,12 +128,14 @@ class StatusLoop:
 
     def peers(self) -> list[dict[str, Any]]:
         """The rows of `peers --json`."""
-        figures, book = dict(self._parts.figures.peers), self._parts.peers
-        known = [*figures, *(peer_id for peer_id in book.known() if peer_id not in figures)]
+        registry, book = dict(self._parts.registry.peers), self._parts.peers
+        known = [*registry, *(peer_id for peer_id in book.known() if peer_id not in registry)]
         rows = []
         for peer_id in known:
             with self._parts.guard.work_for(peer_id, Place.STATUS):
-                rows.append({"peer_id": peer_id, **figures.get(peer_id, PeerFigures()).as_dict(), **book.row(peer_id)})
+                rows.append(
+                    {"peer_id": peer_id, **registry.get(peer_id, PeerActivity()).as_dict(), **book.row(peer_id)}
+                )
         return rows
 
     def _snapshot(self, state: str, counts: BufferFigures) -> Status:
@@ -160,7 +162,7 @@ class StatusLoop:
                 parameters=learner.parameters if learner else 0,
                 trainable_parameters=learner.trainable_parameters if learner else 0,
                 tokenizer_fingerprint=parts.tokenizer.fingerprint,
-                policy_version=parts.figures.policy_version,
+                policy_version=parts.state.policy_version,
                 training=parts.training,
             ),
             generation=self._generation(counts),
@@ -176,7 +178,7 @@ class StatusLoop:
             ),
             limits=self._limits(counts),
             budget=self._budget(counts),
-            eval=list(parts.figures.evaluations),
+            eval=list(parts.evaluations.entries),
             health=self._health(),
         )
 
@@ -221,7 +223,7 @@ class StatusLoop:
         limits = self._parts.settings.budget
         return BudgetStatus(
             generate_tokens=amount(counts.tokens_own, limits.generate_tokens),
-            learn_steps=amount(self._parts.figures.step, limits.learn_steps),
+            learn_steps=amount(self._parts.state.step, limits.learn_steps),
             learn_tokens=amount(self._parts.reader.trained_tokens(), limits.learn_tokens),
         )
 
@@ -240,15 +242,15 @@ class StatusLoop:
         )
 
     def _learner(self, counts: BufferFigures) -> LearnerStatus:
-        client, figures = self._parts.learner, self._parts.figures
+        client, counters = self._parts.learner, self._parts.counters
         fields: dict[str, Any] = {}
-        if report := figures.last_report:
+        if report := counters.last_report:
             fields |= {name: getattr(report, name) for name in (*STEP_FIGURES, *OPTIMIZER_FIGURES)}
-        if measured := figures.mismatch_report:
+        if measured := counters.mismatch_report:
             fields |= {name: getattr(measured, name) for name in MISMATCH_FIGURES}
         return LearnerStatus(
             state=str(client.worker_state),
-            step=figures.step,
+            step=self._parts.state.step,
             own_groups=counts.trained_own,
             foreign_groups=counts.trained_foreign,
             restarts=client.restarts,
@@ -265,36 +267,36 @@ def _rounded(seconds: float | None) -> float | None:
 
 def swarm_status(parts: Parts, *, members: Collection[str]) -> SwarmStatus:
     """The swarm's section; `members`: the connected ones of the run."""
-    figures, gossip = parts.figures, parts.gossip
-    others = figures.other_versions(members)
-    tokens = figures.tokens_received
+    counters, gossip = parts.counters, parts.gossip
+    others = parts.registry.other_versions(members)
+    tokens = counters.tokens_received
     return SwarmStatus(
         state=str(gossip.state.state),
         reason=gossip.state.reason,
         reachability=str(gossip.reachability),
         clock_skew_s=None if gossip.clock_skew_s is None else round(gossip.clock_skew_s, 3),
-        peers_known=len(figures.peers),
+        peers_known=len(parts.registry.peers),
         peers_connected=len(members),
-        groups_sent=figures.groups_sent,
-        groups_confirmed=figures.groups_confirmed,
-        groups_received=figures.groups_received,
-        groups_refused=dict(figures.refused),
-        groups_repaired=figures.groups_repaired,
+        groups_sent=counters.groups_sent,
+        groups_confirmed=parts.confirmations.num_confirmed,
+        groups_received=counters.groups_received,
+        groups_refused=dict(counters.refused),
+        groups_repaired=counters.groups_repaired,
         bytes_in=gossip.counters.body_bytes_in,
         bytes_out=gossip.counters.body_bytes_out,
         tokens_in=tokens,
-        bytes_per_token=round(figures.envelope_bytes_received / tokens, 3) if tokens else None,
+        bytes_per_token=round(counters.envelope_bytes_received / tokens, 3) if tokens else None,
         fetch_errors=dict(gossip.counters.fetch_errors),
         serve_errors=dict(gossip.counters.serve_errors),
         announcements_refused=gossip.counters.announcements_refused,
-        confirmations_unproven=figures.confirmations_unproven,
+        confirmations_unproven=counters.confirmations_unproven,
         non_ed25519=dict(gossip.counters.non_ed25519),
         weights_bytes_in=gossip.counters.weights_bytes_in,
         weights_bytes_out=gossip.counters.weights_bytes_out,
         weights_age_s=None
-        if figures.weights_created_at is None
-        else round(time.time() - figures.weights_created_at, 3),
-        weights_refused=dict(figures.weights_refused),
+        if counters.weights_created_at is None
+        else round(time.time() - counters.weights_created_at, 3),
+        weights_refused=dict(counters.weights_refused),
         announcements_dropped=gossip.counters.announcements_dropped,
         records_refused=gossip.counters.records_refused,
         peers_newer=others.num_newer,

@@ -78,7 +78,7 @@ class TrainLoop:
     @property
     def step(self) -> int:
         """The last step that was done."""
-        return self._parts.figures.step
+        return self._parts.state.step
 
     async def run(self) -> None:
         """Until the last step is done, or until cancelled."""
@@ -178,7 +178,7 @@ class TrainLoop:
                     with parts.guard.work_for(group.group.sender, Place.COUNT):
                         note_teacher(parts.peers, group)
         self._note_understated(reply.report, groups)
-        parts.figures.saved_step = reply.saved_step
+        parts.state.saved_step = reply.saved_step
         max_disk_bytes = parts.settings.buffer.max_disk_bytes
         await parts.disk(parts.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=reply.saved_step)
         parts.slots.hold(parts.reader.own_held())
@@ -218,8 +218,8 @@ class TrainLoop:
                 continue
             sender, detail = group.group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
             with parts.guard.work_for(sender, Place.COUNT):
-                parts.figures.refused[UNDERSTATED] += 1
-                parts.figures.peer(sender).refused[UNDERSTATED] += 1
+                parts.counters.refused[UNDERSTATED] += 1
+                parts.registry.seen(sender).refused[UNDERSTATED] += 1
                 parts.peers.note(sender, Behaviour.LIED, reason=UNDERSTATED, detail=detail)
                 parts.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
 
@@ -231,13 +231,13 @@ class TrainLoop:
             log.warning("the learner stands at step %d; %d groups are ready again", state.step, returned)
         await self._release_poisoned()
         self._parts.slots.hold(self._parts.reader.own_held())
-        self._parts.figures.last_reused_version = self.step + 1  # weights are offered before their step is noted
+        self._parts.state.last_reused_version = self.step + 1  # weights are offered before their step is noted
         if state.last_report is not None and state.step > self.step:
             await self._note(
                 state.last_report
             )  # the learner finished this step, but the daemon did not live to hear of it
-        self._parts.figures.step = self._parts.figures.saved_step = state.step
-        self._parts.figures.policy_version = state.policy_version
+        self._parts.state.step = self._parts.state.saved_step = state.step
+        self._parts.state.policy_version = state.policy_version
         if state.weights is not None:
             with waiting_for(f"weights {state.policy_version} in the generator"):
                 await self._give_weights(self._parts, state.weights, state.proof)
@@ -255,15 +255,16 @@ class TrainLoop:
 
     async def _note(self, report: StepReport) -> None:
         """The step's figures: into the event trail, the status, the trackers and, where something is wrong, the log."""
-        figures = self._parts.figures
-        figures.step, figures.policy_version, figures.last_report = report.step, report.policy_version, report
+        state = self._parts.state
+        state.step, state.policy_version = report.step, report.policy_version
+        self._parts.counters.last_report = report
         generation_tokens_per_s = round(self._parts.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
         self._parts.events.write("step", **fields)
         for taught in report.by_sender:
             if taught.sender and not taught.own:
                 with self._parts.guard.work_for(taught.sender, Place.COUNT):
-                    figures.known(taught.sender).note_taught(taught)
+                    self._parts.registry.entry(taught.sender).note_taught(taught)
         if problem := report.refused or report.skipped:
             log.warning("step %d changed nothing: %s", report.step, problem)
         else:
@@ -282,7 +283,7 @@ class TrainLoop:
         """The newest measurement, and a line where it rose above the node's limits or fell below them again."""
         if report.mismatch_kl is None:
             return
-        self._parts.figures.mismatch_report = report
+        self._parts.counters.mismatch_report = report
         change = self._mismatch.note(report)
         if change is None:
             return

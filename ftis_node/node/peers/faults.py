@@ -22,11 +22,11 @@ def fault_charger(parts: Parts) -> Callable[[str, Place, Exception], None]:
 
     def charge(peer_id: str, place: Place, error: Exception) -> None:
         what = f"{type(error).__name__}: {error}"[:MAX_TEXT]
-        parts.figures.refused[REASON] += 1
+        parts.counters.refused[REASON] += 1
         if not _is_peer(peer_id):  # nobody that could be charged
             parts.events.write("peer_fault", peer=ascii(peer_id)[:MAX_TEXT], place=place.value, error=what)
             return
-        parts.figures.peer(peer_id).refused[REASON] += 1
+        parts.registry.seen(peer_id).refused[REASON] += 1
         parts.events.write("peer_fault", peer=peer_id, place=place.value, error=what)
         parts.peers.note(peer_id, Behaviour.FAULT, reason=REASON, detail=f"{REASON} at {place}: {what}")
 

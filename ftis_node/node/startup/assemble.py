@@ -15,34 +15,37 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
-from ftis_node.ipc.durable import remove_leftovers
-from ftis_node.ipc.weights_folder import weights_folder
 from ftis_node.models import parameter_count
 from ftis_node.node.context import Parts
 from ftis_node.node.loops.disk_space import Room
+from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.faults import fault_charger
 from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.peers.serve import Served
 from ftis_node.node.startup.factories import Ingredients
 from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
 from ftis_node.node.startup.prepare import prepare
 from ftis_node.node.startup.recovery import set_right, tell_unknown_steps
-from ftis_node.node.state import Figures
+from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
 from ftis_node.node.storage.quota import num_versions, version_bytes
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.training.division import division_of
+from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.node.training.slots import Slots
 from ftis_node.node.training.token_budget import generate_budget
 from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EventTrail
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.trail_summary import read_remembered
+from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.weights.folder import weights_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -130,10 +133,10 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
     ingredients = Ingredients(
         settings, manifest, home, identity, source, prepared.tokenizer, events, prepared.arrangement, weights
     )
-    figures = Figures(step=remembered.step)
+    state, registry, evaluations = NodeState(step=remembered.step), PeerRegistry(), EvaluationHistory()
     for entry in _past_evaluations(remembered):
-        figures.evaluated(entry)
-    generation, learner = _workers(makers, ingredients, figures)
+        evaluations.add(entry)
+    generation, learner = _workers(makers, ingredients, state)
     made = reader.figures()
     name = settings.name or identity.peer_id[-NAME_LENGTH:]
     return Parts(
@@ -158,7 +161,11 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
         disk=disk,
         slots=Slots(step.num_generated * (1 + step.max_async_level), held=reader.own_held()),
         events=events,
-        figures=figures,
+        state=state,
+        counters=NodeCounters(),
+        registry=registry,
+        confirmations=Confirmations(registry),
+        evaluations=evaluations,
         peers=peers,
         arrangement=prepared.arrangement,
         training=prepared.training,
@@ -169,7 +176,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
     )
 
 
-def _workers(makers: Makers, ingredients: Ingredients, figures: Figures) -> tuple[Generation, Learning]:
+def _workers(makers: Makers, ingredients: Ingredients, state: NodeState) -> tuple[Generation, Learning]:
     """Both, or what stands in the place of the one that the node's role does without."""
     settings = ingredients.settings
     learner: Learning = (
@@ -177,7 +184,7 @@ def _workers(makers: Makers, ingredients: Ingredients, figures: Figures) -> tupl
     )
     ingredients = replace(ingredients, make_room=learner.give_memory_back, write_weights=learner.write_weights)
     generation: Generation = (
-        makers.generation(ingredients) if settings.generates else NoGeneration(lambda: figures.policy_version)
+        makers.generation(ingredients) if settings.generates else NoGeneration(lambda: state.policy_version)
     )
     return generation, learner
 
@@ -200,11 +207,11 @@ async def _start(parts: Parts, on_progress: OnProgress) -> None:
             tasks.create_task(start(name, part), name=f"start-{name}")
     state = parts.learner.state
     assert state is not None, "a started learner has a state"
-    if parts.settings.learns and state.step < parts.figures.step:
-        log.warning("step %d was done, and the newest checkpoint to be read is of %d", parts.figures.step, state.step)
-        parts.events.write("fell_back", step=state.step, done=parts.figures.step)
+    if parts.settings.learns and state.step < parts.state.step:
+        log.warning("step %d was done, and the newest checkpoint to be read is of %d", parts.state.step, state.step)
+        parts.events.write("fell_back", step=state.step, done=parts.state.step)
     if parts.settings.learns:
-        tell_unknown_steps(state, done=parts.figures.step, holds=parts.reader.held, events=parts.events)
+        tell_unknown_steps(state, done=parts.state.step, holds=parts.reader.held, events=parts.events)
     where = _begins_at(state.step) if parts.settings.learns else f"following {parts.settings.roles.follow}"
     log.info("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
     if not parts.settings.generates:
@@ -253,7 +260,7 @@ async def _stop(parts: Parts) -> None:
     with suppress(OSError):  # of a learner that had to be killed; the next start would remove it
         remove_leftovers(parts.home.checkpoints, CHECKPOINT_PREFIX)
     tracked = {"tracked": parts.tracking.counts()} if parts.tracking else {}
-    parts.events.write("stop", step=parts.figures.step, **tracked)
+    parts.events.write("stop", step=parts.state.step, **tracked)
 
 
 def _past_evaluations(remembered: Remembered) -> list[EvalStatus]:

@@ -34,11 +34,11 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
 from ftis_node.errors import DamagedError, FileError, MachineError
 from ftis_node.files import read_object, read_toml
-from ftis_node.ipc.durable import complete_folder
-from ftis_node.learner.older import older_checkpoints, renew
+from ftis_node.learner.checkpoint.legacy_checkpoints import older_checkpoints, renew
 from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.replay import database
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.workers.durable import complete_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

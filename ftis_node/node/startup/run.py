@@ -72,4 +72,4 @@ async def _run(
 
 def _check_saved(parts: Parts | None) -> None:
     if parts is not None and parts.settings.learns:
-        check_saved(parts.home, parts.source, parts.settings, step=parts.figures.step)
+        check_saved(parts.home, parts.source, parts.settings, step=parts.state.step)

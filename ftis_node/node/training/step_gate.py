@@ -122,7 +122,7 @@ class PatientGate:
         freshness = Freshness(
             now=time.time(),
             max_age_s=parts.manifest.step.max_age_s,
-            policy_version=parts.figures.policy_version,
+            policy_version=parts.state.policy_version,
             max_version_lag=parts.manifest.step.max_version_lag,
             peer_id=parts.identity.peer_id,
         )

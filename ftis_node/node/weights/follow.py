@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip.interface import FetchOutcome
-from ftis_node.ipc.weights import probe_token_ids
 from ftis_node.models import model_fingerprint
 from ftis_node.node.startup.worker_settings import serves_adapters
 from ftis_node.node.supervision.background import in_background
@@ -29,16 +28,17 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.evaluation import evaluate_tasks
 from ftis_node.node.weights.download import Download, OfferGoneError
 from ftis_node.node.weights.store import HeldVersions
-from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
+from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
 from ftis_node.validation.rules import Refusal
 from ftis_node.validation.weights_rules import Follower, refuse_offer
+from ftis_node.workers.weights.store import probe_token_ids
 
 if TYPE_CHECKING:
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.node.context import Parts
     from ftis_node.records.weights import WeightsOffer
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class FollowLoop:
 
     async def _look(self) -> Heard | None:
         """The learner's newest offer, where there is one that may be taken."""
-        question = WeightsQuestion(WeightsPart.OFFER).to_bytes()
+        question = WeightsRequest(WeightsPart.OFFER).to_bytes()
         fetched = await self._parts.gossip.ask_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
         )
@@ -224,7 +224,7 @@ class FollowLoop:
             self._held.remove(version)
             return False
         await in_background(self._held.mark_served, version)
-        parts.figures.policy_version, parts.figures.weights_created_at = version, offer.created_at
+        parts.state.policy_version, parts.counters.weights_created_at = version, offer.created_at
         age_s = round(time.time() - offer.created_at, 3)
         parts.events.write("served", version=version, age_s=age_s, duration_s=round(time.monotonic() - began_at, 4))
         log.info("version %d of %s is served, %.1f s after it was offered", version, offer.model, age_s)
@@ -241,16 +241,16 @@ class FollowLoop:
 
     def _refuse(self, refusal: Refusal, *, version: int | None = None) -> None:
         parts, peer_id = self._parts, self._settings.follow
-        parts.figures.weights_refused[refusal.reason] += 1
-        parts.figures.peer(peer_id).refused[f"weights_{refusal.reason}"] += 1
+        parts.counters.weights_refused[refusal.reason] += 1
+        parts.registry.seen(peer_id).refused[f"weights_{refusal.reason}"] += 1
         parts.events.write(
             "weights_refused", peer=peer_id, version=version, reason=refusal.reason, detail=refusal.detail
         )
         log.warning("weights of %s are not taken: %s", peer_id, refusal.detail)
 
     def _note_wrong_chunk(self, index: int) -> None:
-        self._parts.figures.peer(self._settings.follow).refused["weights_wrong_chunk"] += 1
-        self._parts.figures.weights_refused["wrong_chunk"] += 1
+        self._parts.registry.seen(self._settings.follow).refused["weights_wrong_chunk"] += 1
+        self._parts.counters.weights_refused["wrong_chunk"] += 1
         self._parts.events.write("weights_wrong_chunk", peer=self._settings.follow, chunk=index)
 
     def _note_presence(self, *, is_away: bool, why: FetchOutcome) -> None:

@@ -31,7 +31,7 @@ async def chain(items: Sequence[Item]) -> None:
     async with world() as made:
         status = StatusLoop(made.parts)
         for one in HOSTILE:
-            made.parts.figures.peer(one.peer_id)
+            made.parts.registry.seen(one.peer_id)
         for item in items:
             text = item.data.decode("utf-8", "surrogateescape")  # as aiohttp reads headers
             if item.tag & WHAT == 3:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ftis_node.lab.experiment.rounds import Quota, Rounds
-from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds
-from ftis_node.node.state import Figures
+from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
+from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.state import NodeState
 from ftis_node.node.training.slots import Slots
 
 ROUNDS = Rounds(own=2, foreign=4, last_steps=(1, 2, 3))
@@ -39,12 +40,12 @@ class Swarm:
     def __init__(self) -> None:
         self.lockstep = SynchronousRounds(ROUNDS)
         self.senders = [SimpleNamespace(peer_id=name, groups_sent=0) for name in "abc"]
-        self.figures = [Figures() for _ in "abc"]
-        for sender, figures, last_step in zip(self.senders, self.figures, ROUNDS.last_steps, strict=True):
-            self.lockstep.enter(sender, figures, last_step=last_step)
+        self.validators = [Validator(NodeState(), PeerRegistry()) for _ in "abc"]
+        for sender, validator, last_step in zip(self.senders, self.validators, ROUNDS.last_steps, strict=True):
+            self.lockstep.enter(sender, validator, last_step=last_step)
 
     def judge(self, receiver: int, sender: int, accepted: int) -> None:
-        self.figures[receiver].peer(self.senders[sender].peer_id).accepted = accepted
+        self.validators[receiver].registry.seen(self.senders[sender].peer_id).accepted = accepted
 
     def is_complete(self, step: int) -> bool:
         return self.lockstep._is_complete(step)
@@ -71,8 +72,8 @@ def test_a_round_waits_for_those_who_are_there_and_for_nobody_else() -> None:
 
 async def test_whoever_sends_without_training_waits_only_for_those_who_still_train() -> None:
     swarm = Swarm()
-    for figures, step in zip(swarm.figures, (1, 2, 2), strict=True):
-        figures.step = step
+    for validator, step in zip(swarm.validators, (1, 2, 2), strict=True):
+        validator.state.step = step
     with pytest.raises(TimeoutError):  # c has the figures of its step, and may still ban somebody for it
         await asyncio.wait_for(swarm.lockstep.begin(3), 0.05)
     swarm.lockstep.arrive("c", 3)
@@ -155,12 +156,16 @@ async def test_a_gate_has_slots_for_a_round_from_when_all_have_done_the_step_bef
 
 
 async def test_a_round_waits_for_the_last_step_of_one_who_leaves() -> None:
-    lockstep, slow, leaver = SynchronousRounds(ROUNDS), Figures(), Figures()
-    for name, figures, last_step in (("slow", slow, 3), ("leaver", leaver, 1)):
-        lockstep.enter(SimpleNamespace(peer_id=name, groups_sent=0), figures, last_step=last_step)
-    slow.step = 2
+    lockstep, slow, leaver = (
+        SynchronousRounds(ROUNDS),
+        Validator(NodeState(), PeerRegistry()),
+        Validator(NodeState(), PeerRegistry()),
+    )
+    for name, validator, last_step in (("slow", slow, 3), ("leaver", leaver, 1)):
+        lockstep.enter(SimpleNamespace(peer_id=name, groups_sent=0), validator, last_step=last_step)
+    slow.state.step = 2
     lockstep.arrive("slow", 3)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(lockstep.begin(3), 0.05)
-    leaver.step = 1
+    leaver.state.step = 1
     await asyncio.wait_for(lockstep.begin(3), 30)

@@ -21,12 +21,13 @@ from ftis_node.lab.experiment import trial as trial_room
 from ftis_node.lab.experiment.pairs import Pair, PairMember
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.runner import run_trials
-from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds
+from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial import run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
 from ftis_node.node.loops import train
-from ftis_node.node.state import Figures
+from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.state import NodeState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -249,11 +250,11 @@ def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
 
 
 async def test_a_lie_found_after_the_door_does_not_count_as_another_group_judged() -> None:
-    figures, sender = Figures(), SimpleNamespace(peer_id="sender", groups_sent=2)
+    registry, sender = PeerRegistry(), SimpleNamespace(peer_id="sender", groups_sent=2)
     lockstep = SynchronousRounds(Rounds(own=2, foreign=2, last_steps=(1, 1)))
-    lockstep.enter(SimpleNamespace(peer_id="judge", groups_sent=2), figures, last_step=1)
+    lockstep.enter(SimpleNamespace(peer_id="judge", groups_sent=2), Validator(NodeState(), registry), last_step=1)
     lockstep.enter(sender, last_step=1)
-    peer = figures.peer("sender")
+    peer = registry.seen("sender")
     peer.accepted, peer.refused["understated"] = 1, 1  # one group, accepted and found out
     assert not lockstep._is_complete(1)
     peer.refused["reward"] = 1

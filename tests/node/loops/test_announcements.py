@@ -14,8 +14,8 @@ from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.peers.announce import announcement_of
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
-from ftis_node.records.question import Question, open_question
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
@@ -42,12 +42,12 @@ def dated(announcement: Announcement, created_ms: int) -> bytes:
     return message.SerializeToString()
 
 
-def pulling(node: StubNode, answers: list[bytes]) -> tuple[PullLoop, list[Question]]:
+def pulling(node: StubNode, answers: list[bytes]) -> tuple[PullLoop, list[BackfillRequest]]:
     """A pull loop whose questions get these answers, and the questions."""
-    asked: list[Question] = []
+    asked: list[BackfillRequest] = []
 
     async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
-        asked.append(open_question(question))
+        asked.append(open_backfill_request(question))
         return Fetched(tuple(answers), FetchOutcome.COMPLETE)
 
     node.parts.gossip.ask = answer  # type: ignore[method-assign]
@@ -64,9 +64,9 @@ async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ah
         assert asked
         skew_s = alice.parts.settings.validation.max_clock_skew_s
         assert max(question.since for question in asked) <= time.time() + skew_s
-        assert alice.parts.figures.refused["announcement_malformed"] == len(asked)
+        assert alice.parts.counters.refused["announcement_malformed"] == len(asked)
         is_followed = ahead_s <= skew_s
-        assert alice.parts.figures.refused["announcement_clock"] == (0 if is_followed else PAGE - 1)
+        assert alice.parts.counters.refused["announcement_clock"] == (0 if is_followed else PAGE - 1)
         assert len(pull.ear.wants) == (PAGE - 1 if is_followed else 0)
 
 
@@ -104,7 +104,7 @@ async def test_a_malformed_announcement_in_answer_after_answer_costs_once(tmp_pa
         for _ in range(8):
             await pull.catch_up(PEER)
             pull._repair._pauses.succeeded(PEER)  # the pause after answers of no use is over
-        assert alice.parts.figures.refused["announcement_malformed"] == 8
+        assert alice.parts.counters.refused["announcement_malformed"] == 8
         assert alice.parts.peers.row(PEER)["reasons"] == {"announcement_malformed": 1}
         other, _ = pulling(alice, [dated(announced(2), FAR_MS)])
         await other.catch_up(PEER)
@@ -143,13 +143,13 @@ async def test_one_bug_of_a_newcomer_is_charged_once_a_group(
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 1)
         await eventually(lambda: held(bob) == 1)
-        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.1)
+        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.1)
         alice.gossip.serve(serve(alice))
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.figures.refused[reason])
+        await eventually(lambda: bob.parts.counters.refused[reason])
         given = alice.gossip.counters.bodies_out
         await asyncio.sleep(REST_S)
-        assert bob.parts.figures.refused[reason] == 1
+        assert bob.parts.counters.refused[reason] == 1
         assert alice.gossip.counters.bodies_out == given
         assert bob.parts.peers.row(identity_of(1).peer_id)["reasons"] == {reason: 1}
 
@@ -161,7 +161,7 @@ async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: P
     swarm.loses = lambda sender, receiver, kind, said: sender == 1 and kind == "announced"
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob, swarm.node(3) as mallory:
         await asyncio.sleep(0.3)
-        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=3600)
+        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=3600)
         await swarm.publish(alice, 1)
         (group_id,) = alice.parts.reader.own_ready()
         kept = alice.parts.reader.held(group_id)
@@ -177,8 +177,8 @@ async def test_nobody_keeps_a_group_from_us_by_handing_it_over_badly(tmp_path: P
         mallory.gossip.serve(give)
         claimed = said.to_bytes() if how == "signature" else announced(7).to_bytes()
         await mallory.parts.gossip.announce(claimed)
-        await eventually(lambda: bob.parts.figures.refused[how])
+        await eventually(lambda: bob.parts.counters.refused[how])
         swarm.loses = lambda *_: False
         await alice.parts.gossip.announce(said.to_bytes())
         await eventually(lambda: held(bob) == 1)
-        assert bob.parts.figures.refused[how] == 1
+        assert bob.parts.counters.refused[how] == 1

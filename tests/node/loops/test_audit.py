@@ -13,6 +13,7 @@ import pytest
 from ftis_node.config.admission import ValidationSection
 from ftis_node.learner.messages import AuditReply
 from ftis_node.node.loops.audit import AuditLoop
+from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
@@ -48,12 +49,9 @@ class Rig:
             source=SimpleNamespace(name=model),
             settings=SimpleNamespace(validation=ValidationSection.model_validate({"audit_fraction": 1.0, **door})),
             manifest=SimpleNamespace(step=SimpleNamespace(share="vertical")),
-            figures=SimpleNamespace(
-                policy_version=version,
-                last_reused_version=0,
-                refused=Counter[str](),
-                peer=lambda peer_id: self.peer,
-            ),
+            state=NodeState(policy_version=version),
+            counters=NodeCounters(),
+            registry=SimpleNamespace(seen=lambda peer_id: self.peer),
             events=SimpleNamespace(write=lambda name, **fields: self.events.append(name)),
             learner=SimpleNamespace(audit=self._reply),
             buffer=SimpleNamespace(release_audited=lambda group_id: not self.released.append(group_id)),
@@ -97,7 +95,7 @@ async def test_who_lied_is_noted_counted_and_its_group_released() -> None:
     await rig.run(liar)
     assert rig.noted == [(ANN.peer_id, Behaviour.LIED, "audit")]
     assert rig.released == [liar.envelope.id]
-    assert (rig.parts.figures.refused["audit"], rig.peer.refused["audit"]) == (1, 1)
+    assert (rig.parts.counters.refused["audit"], rig.peer.refused["audit"]) == (1, 1)
     assert rig.events == ["audited", "released"]
 
 
@@ -137,7 +135,7 @@ async def test_a_version_that_a_restarted_learner_made_again_accuses_nobody() ->
     claim = replace(claim, group=replace(claim.group, weights_of=OURS))
     for reused, asked in ((2, 1), (3, 0)):
         rig = Rig(kl=9.0, version=3)
-        rig.parts.figures.last_reused_version = reused
+        rig.parts.state.last_reused_version = reused
         await rig.run(claim)
         assert rig.asked == asked
 

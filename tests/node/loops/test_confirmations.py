@@ -65,21 +65,21 @@ async def test_a_strangers_word_stops_no_announcement_and_frees_no_slot(tmp_path
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: receiver == 2 and kind == "announced" and said.attempt < 2
     async with swarm.node(1) as alice, liar(swarm, gives=gives):
-        figures = alice.parts.figures
-        figures.unconfirmed = PendingConfirmations(first_wait_s=0.3, max_attempts=8)
+        counters, confirmations = alice.parts.counters, alice.parts.confirmations
+        confirmations.pending = PendingConfirmations(first_wait_s=0.3, max_attempts=8)
         await swarm.publish(alice, 3)
-        await eventually(lambda: figures.confirmations_unproven >= 3)
+        await eventually(lambda: counters.confirmations_unproven >= 3)
         await DeliverLoop(alice.parts)._release()
-        assert figures.groups_confirmed == 0
+        assert confirmations.num_confirmed == 0
         assert len(alice.parts.reader.own_ready()) == 3, "no slot is free"
-        assert len(figures.unconfirmed) == 3, "announced again"
-        assert figures.peer(identity_of(LIAR).peer_id).confirmed == 0
+        assert len(confirmations.pending) == 3, "announced again"
+        assert alice.parts.registry.seen(identity_of(LIAR).peer_id).confirmed == 0
         async with swarm.node(2) as bob:
             await eventually(lambda: held(bob) == 3)
-            await eventually(lambda: figures.groups_confirmed == 3)
+            await eventually(lambda: confirmations.num_confirmed == 3)
             await DeliverLoop(alice.parts)._release()
             assert len(alice.parts.reader.own_ready()) == 0, "delivered"
-            assert len(figures.unconfirmed) == 0
+            assert len(confirmations.pending) == 0
 
 
 async def test_a_stranger_that_was_sent_the_group_is_believed(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ async def test_a_stranger_that_was_sent_the_group_is_believed(tmp_path: Path) ->
         fetched = await stranger.fetch(alice.parts.identity.peer_id, [bytes(32), first])
         assert len(fetched.bodies) == 1
         assert await stranger.confirm(alice.parts.identity.peer_id, [first, second])
-        assert alice.parts.figures.groups_confirmed == 1
-        await eventually(lambda: alice.parts.figures.confirmations_unproven == 1)
-        assert list(alice.parts.figures.confirmed_ids) == [first]
+        assert alice.parts.confirmations.num_confirmed == 1
+        await eventually(lambda: alice.parts.counters.confirmations_unproven == 1)
+        assert list(alice.parts.confirmations.confirmed_ids) == [first]
         await stranger.close()
 
 
@@ -107,7 +107,7 @@ async def test_a_stranger_that_shows_the_group_is_believed(tmp_path: Path) -> No
         bodies = alice.parts.reader.envelopes([group_id])
         async with liar(swarm, gives=bodies) as holder:
             await holder.confirm(alice.parts.identity.peer_id, [group_id])
-            await eventually(lambda: alice.parts.figures.groups_confirmed == 1)
+            await eventually(lambda: alice.parts.confirmations.num_confirmed == 1)
 
 
 async def test_a_known_peers_word_counts(tmp_path: Path) -> None:
@@ -119,4 +119,4 @@ async def test_a_known_peers_word_counts(tmp_path: Path) -> None:
             alice.parts.peers.note(peer_id, Behaviour.ACCEPTED)
         async with liar(swarm) as known:
             await known.confirm(alice.parts.identity.peer_id, alice.parts.reader.own_ready())
-            assert alice.parts.figures.groups_confirmed == 1
+            assert alice.parts.confirmations.num_confirmed == 1

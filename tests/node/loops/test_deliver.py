@@ -11,8 +11,8 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.loops.deliver import DeliverLoop
-from ftis_node.node.state import Figures
 from ftis_node.node.training.slots import Slots
+from tests.node.bookkeeping import bookkeeping
 from tests.node.support import manifest_text
 
 GROUP = SimpleNamespace(id=b"group")
@@ -31,7 +31,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(delivered: list[Any], st
     parts: Any = SimpleNamespace(
         manifest=parse_manifest(manifest_text(foreign_wait_s=1), source="test"),
         settings=NodeSettings(model="m"),
-        figures=Figures(),
+        **bookkeeping(),
         disk=at_once,
         buffer=SimpleNamespace(
             release_delivered=lambda ids: delivered, release_stale=lambda freshness: stale, prune=lambda **_: None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.lab.stub_node import stub_group
-from ftis_node.node import state as figures_module
 from ftis_node.node.loops.peers import PeersLoop
-from ftis_node.node.state import Figures
+from ftis_node.node.training import evaluation
+from ftis_node.node.training.evaluation import EvaluationHistory
 from ftis_node.telemetry.status import EvalStatus
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import RNG, LightSwarm, held, manifest_of
@@ -39,9 +39,9 @@ async def test_a_node_that_does_not_step_keeps_to_its_disk(tmp_path: Path, monke
 
 
 def test_a_status_keeps_the_first_and_the_newest_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures_module, "MAX_EVALUATIONS", 4)
-    figures = Figures()
+    monkeypatch.setattr(evaluation, "MAX_EVALUATIONS", 4)
+    history = EvaluationHistory()
     for step in range(0, 50, 5):
         for task in ("a", "b"):
-            figures.evaluated(EvalStatus(step=step, task=task, pass_at_1=0.5, n=8))
-    assert [(entry.step, entry.task) for entry in figures.evaluations] == [(0, "a"), (0, "b"), (45, "a"), (45, "b")]
+            history.add(EvalStatus(step=step, task=task, pass_at_1=0.5, n=8))
+    assert [(entry.step, entry.task) for entry in history.entries] == [(0, "a"), (0, "b"), (45, "a"), (45, "b")]

@@ -20,7 +20,6 @@ from ftis_node.node.loops.train import is_of_own_weights
 from ftis_node.node.peers.manager import PeerBook
 from ftis_node.node.startup.assemble import built_parts
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.state import Figures
 from ftis_node.node.supervision.background import to_the_end
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
@@ -28,10 +27,11 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.tasks.scoring import IsolatedScorer, ScoringLimits
+from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.telemetry.events import EventTrail
-from ftis_node.validation import Accepted, Refused, Verdict, judge
+from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
+from tests.node.bookkeeping import bookkeeping
 from tests.node.support import admission_of
 from tests.tasks.hostile_task import HostileTask
 from tests.validation.test_door import MANIFEST, _context, _resolve, _Scorer, _Tokenizer
@@ -82,7 +82,7 @@ def parts_on(
             reader=reader,
             buffer=buffer,
             disk=disk,
-            figures=Figures(),
+            **bookkeeping(),
             learner=SimpleNamespace(state=SimpleNamespace(policy_version=0)),
             events=events,
             peers=peers,
@@ -182,8 +182,8 @@ async def test_a_stranger_that_claims_weights_that_we_did_not_offer_is_refused_a
                 )
                 await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id, own=False)
         assert parts.reader.ready_counts() == (0, 0)
-        assert sorted(parts.figures.refused) == ["banned", "weights_of"]
-        assert parts.figures.refused["weights_of"] in (5, 6), "what is below 0 is forgiven from moment to moment"
+        assert sorted(parts.counters.refused) == ["banned", "weights_of"]
+        assert parts.counters.refused["weights_of"] in (5, 6), "what is below 0 is forgiven from moment to moment"
         assert parts.peers.row(identity.peer_id)["standing"] == "banned"
 
 
@@ -193,7 +193,7 @@ async def test_a_followers_group_is_taken_and_measured_only_where_the_operator_t
 ) -> None:
     trust = (identity.peer_id,) if trusted else ()
     with parts_on(tmp_path, open_disk(), role="learner", trust=trust) as parts:
-        parts.figures.policy_version = 3
+        parts.state.policy_version = 3
         async with running(parts) as intake:
             claim = make_group(identity, run_id=MANIFEST.run_id, versions=(3, 3), weights_of=ME.peer_id)
             verdict = await intake.submit(seal_group(claim, identity).to_bytes(), origin=identity.peer_id, own=False)
@@ -216,7 +216,7 @@ async def test_what_is_being_stored_when_the_node_ends_is_counted(tmp_path: Path
             await running
         assert isinstance(await submitted, Accepted)
         assert parts.reader.ready_counts() == (0, 1)
-        assert parts.figures.groups_received == 1
+        assert parts.counters.groups_received == 1
         assert '"admitted"' in (tmp_path / "events.jsonl").read_text()
 
 
@@ -239,7 +239,7 @@ async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Iden
     manifest = MANIFEST.model_copy(update={"wire": WireSection(codecs=("lossy",))})
     group = make_group(identity, run_id=manifest.run_id)
     sealed = seal_group(group, identity, codec="lossy")
-    verdict = await judge(sealed.to_bytes(), _context(manifest=manifest))
+    verdict = await validate(sealed.to_bytes(), _context(manifest=manifest))
     assert isinstance(verdict, Accepted)
     buffer = ReplayBuffer(tmp_path / "replay.sqlite")
     assert buffer.admit(verdict, own=True)
@@ -297,7 +297,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
 
             other.score = score_late  # type: ignore[method-assign]
 
-            async def submit(sender: Identity, data: bytes) -> Verdict:
+            async def submit(sender: Identity, data: bytes) -> ValidationResult:
                 verdict = await intake.submit(data, origin=sender.peer_id, own=False)
                 answered.append(sender.peer_id)
                 return verdict

@@ -22,10 +22,10 @@ from ftis_node.node.loops import shards as shards_loop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.peers.announce import announce, announcement_of
+from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
-from ftis_node.records.question import open_question
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from ftis_node.swarm.topology.shards import shard_of
 from tests.gossip.helpers import eventually
@@ -77,14 +77,14 @@ class LightSwarm:
 
     async def publish(self, node: StubNode, count: int = 1) -> None:
         """Groups of a node; returns when they are announced."""
-        before = node.parts.figures.groups_sent
+        before = node.parts.counters.groups_sent
         for _ in range(count):
             await node.publish(stub_group(node.parts.identity, self.manifest, RNG, num_tokens=4))
-        await eventually(lambda: node.parts.figures.groups_sent == before + count)
+        await eventually(lambda: node.parts.counters.groups_sent == before + count)
 
     def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
         who = self._numbers[sender], self._numbers[receiver]
-        for kind, parse in ((ANNOUNCED, open_announcement), (ASKED, open_question)):
+        for kind, parse in ((ANNOUNCED, open_announcement), (ASKED, open_backfill_request)):
             try:
                 said = parse(payload)
             except RecordError:
@@ -112,7 +112,7 @@ async def test_everything_is_pulled_and_confirmed_in_a_small_swarm(tmp_path: Pat
     async with swarm.node(1) as alice, swarm.node(2) as bob:
         await swarm.publish(alice, 20)
         await eventually(lambda: held(bob) == 20)
-        await eventually(lambda: alice.parts.figures.groups_confirmed == 20)
+        await eventually(lambda: alice.parts.confirmations.num_confirmed == 20)
         assert alice.gossip.counters.bodies_out == 20
 
 
@@ -124,7 +124,7 @@ async def test_a_newcomer_gets_from_others_what_its_sender_no_longer_gives(tmp_p
             await eventually(lambda: held(bob) == 3)
         async with swarm.node(3) as carol:
             await eventually(lambda: held(carol) == 3)
-            await eventually(lambda: carol.parts.figures.groups_repaired == 3)
+            await eventually(lambda: carol.parts.counters.groups_repaired == 3)
             assert bob.gossip.counters.bodies_out == 3
 
 
@@ -132,22 +132,22 @@ async def test_a_gap_between_numbers_is_asked_for(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number == 2
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        await eventually(lambda: bob.parts.figures.peers)  # what alice made before bob came would be caught up by time
+        await eventually(lambda: bob.parts.registry.peers)  # what alice made before bob came would be caught up by time
         await asyncio.sleep(0.2)
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)
-        await eventually(lambda: bob.parts.figures.groups_repaired == 1)
+        await eventually(lambda: bob.parts.counters.groups_repaired == 1)
 
 
 async def test_a_missing_tail_shows_in_the_directory(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: kind == ANNOUNCED and said.number > 1
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        await eventually(lambda: bob.parts.figures.peers)
+        await eventually(lambda: bob.parts.registry.peers)
         await asyncio.sleep(0.2)
         await swarm.publish(alice, 3)
         await eventually(lambda: held(bob) == 3)
-        await eventually(lambda: bob.parts.figures.groups_repaired == 2)
+        await eventually(lambda: bob.parts.counters.groups_repaired == 2)
 
 
 async def test_what_its_sender_does_not_answer_is_had_from_another_member(tmp_path: Path) -> None:
@@ -158,18 +158,18 @@ async def test_what_its_sender_does_not_answer_is_had_from_another_member(tmp_pa
         await eventually(lambda: held(bob) == 2)
         await eventually(lambda: held(carol) == 2)
         assert bob.gossip.counters.bodies_out == 2
-        assert carol.parts.figures.peer(identity_of(1).peer_id).failed_pulls > 0
+        assert carol.parts.registry.seen(identity_of(1).peer_id).failed_pulls > 0
 
 
 async def test_what_nobody_confirmed_is_announced_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     swarm.loses = lambda sender, receiver, kind, said: kind == ASKED or (kind == ANNOUNCED and said.attempt == 0)
     async with swarm.node(1) as alice, swarm.node(2, directory_period_s=150.0) as bob:
-        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.2)
+        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.2)
         await swarm.publish(alice, 2)
         await eventually(lambda: held(bob) == 2)
-        await eventually(lambda: alice.parts.figures.groups_confirmed == 2)
-        assert len(alice.parts.figures.unconfirmed) == 0
+        await eventually(lambda: alice.parts.confirmations.num_confirmed == 2)
+        assert len(alice.parts.confirmations.pending) == 0
 
 
 async def test_what_is_announced_again_and_here_is_confirmed_again(tmp_path: Path) -> None:
@@ -185,13 +185,13 @@ async def test_what_is_announced_again_and_here_is_confirmed_again(tmp_path: Pat
         async with swarm.node(1) as alice:
             await swarm.publish(alice, 3)
             await eventually(lambda: held(bob) == 3)
-            assert alice.parts.figures.groups_confirmed == 0
+            assert alice.parts.confirmations.num_confirmed == 0
         bob.gossip.confirm = tell  # type: ignore[method-assign]
         async with swarm.node(1) as alice:
-            await eventually(lambda: alice.parts.figures.groups_confirmed == 3)
-            assert alice.parts.figures.groups_sent == 3, "announced again, so sent in this life"
-            assert len(alice.parts.figures.unconfirmed) == 0
-        assert bob.parts.figures.peer(alice_id).accepted == 3
+            await eventually(lambda: alice.parts.confirmations.num_confirmed == 3)
+            assert alice.parts.counters.groups_sent == 3, "announced again, so sent in this life"
+            assert len(alice.parts.confirmations.pending) == 0
+        assert bob.parts.registry.seen(alice_id).accepted == 3
 
 
 async def test_only_what_is_announced_again_is_confirmed_again(tmp_path: Path) -> None:
@@ -222,20 +222,20 @@ async def test_a_body_that_was_not_asked_for_stays_outside(tmp_path: Path) -> No
         await eventually(lambda: held(bob) == 1)
         alice.gossip.serve(slip_in)
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.figures.refused["unasked"])
+        await eventually(lambda: bob.parts.counters.refused["unasked"])
         assert held(bob) == 1
-        assert bob.parts.figures.peer(identity_of(1).peer_id).refused["unasked"] >= 1
+        assert bob.parts.registry.seen(identity_of(1).peer_id).refused["unasked"] >= 1
 
 
 async def test_what_the_door_refused_is_not_pulled_again(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
     async with swarm.node(1) as alice, swarm.node(2) as bob:
-        alice.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.1)
+        alice.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.1)
         bob.parts.strangers_scorer.score = _scores_one  # type: ignore[method-assign]
         await swarm.publish(alice, 1)
-        await eventually(lambda: bob.parts.figures.refused["reward"])
+        await eventually(lambda: bob.parts.counters.refused["reward"])
         await asyncio.sleep(0.6)  # announced again meanwhile
-        assert bob.parts.figures.refused["reward"] == 1
+        assert bob.parts.counters.refused["reward"] == 1
         assert alice.gossip.counters.bodies_out == 1
 
 
@@ -249,9 +249,9 @@ async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_
         nodes = [await stack.enter_async_context(swarm.node(number, pull_all_max_peers=0)) for number in range(1, 9)]
         await asyncio.sleep(0.5)
         for node in nodes:
-            node.parts.figures.unconfirmed = PendingConfirmations(first_wait_s=0.3)
+            node.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.3)
             await swarm.publish(node, 2)
-        await eventually(lambda: sum(node.parts.figures.groups_confirmed for node in nodes) == 16)
+        await eventually(lambda: sum(node.parts.confirmations.num_confirmed for node in nodes) == 16)
         await asyncio.sleep(0.5)
         pulled = [held(node) for node in nodes]
         assert max(pulled) < 14, "nobody has everything"
@@ -263,11 +263,11 @@ async def test_shards_follow_the_budget_and_nothing_is_lost_when_they_change(tmp
     own = identity_of(2).peer_id
     stranger = next(n for n in range(3, 64) if shard_of(identity_of(n).peer_id, 8) != shard_of(own, 8))
     async with swarm.node(2, announcements_per_s=1.0) as bob, swarm.node(stranger) as other:
-        await eventually(lambda: len(bob.parts.figures.read_shards) == 8)
+        await eventually(lambda: len(bob.parts.state.read_shards) == 8)
         await swarm.publish(other, 12)
-        await eventually(lambda: len(bob.parts.figures.read_shards) < 8)
-        assert shard_of(own, 8) in bob.parts.figures.read_shards
-        await eventually(lambda: len(bob.parts.figures.read_shards) == 8)
+        await eventually(lambda: len(bob.parts.state.read_shards) < 8)
+        assert shard_of(own, 8) in bob.parts.state.read_shards
+        await eventually(lambda: len(bob.parts.state.read_shards) == 8)
         await eventually(lambda: held(bob) == 12)
 
 
@@ -275,7 +275,7 @@ async def test_peers_that_failed_or_gave_nothing_yet_leave_places_to_others(tmp_
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(1, pulls_in_flight=4) as alice:
         pull = PullLoop(alice.parts, IntakeLoop(alice.parts))
-        alice.parts.figures.peer("proven").accepted = 1
+        alice.parts.registry.seen("proven").accepted = 1
         pull._asking.update(["new1", "new2"])
         assert not pull._may_ask("new1"), "one at a time of who has given nothing yet"
         assert pull._may_ask("new3")

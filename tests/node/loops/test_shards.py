@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.node.loops.shards import LOOK_S, ShardsLoop
+from ftis_node.node.state import NodeState
 from ftis_node.swarm.topology.shards import shard_of
 from tests.loop_clock import LoopClock
 
@@ -38,7 +39,8 @@ def _parts(subscriptions: Subscriptions, trusted: set[str]) -> Any:
         manifest=SimpleNamespace(wire=SimpleNamespace(announcement_shards=NUM_SHARDS)),
         settings=SimpleNamespace(swarm=SimpleNamespace(announcements_per_s=1.0)),
         identity=SimpleNamespace(peer_id=OWN),
-        figures=SimpleNamespace(peers={PEER: SimpleNamespace(record=None)}),
+        registry=SimpleNamespace(peers={PEER: SimpleNamespace(record=None)}),
+        state=NodeState(),
         peers=SimpleNamespace(is_trusted=trusted.__contains__),
         events=SimpleNamespace(write=lambda *_, **__: None),
         gossip=subscriptions,

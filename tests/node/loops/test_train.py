@@ -8,19 +8,20 @@ from typing import Any
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.ipc.weights import WeightProof
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderFigures
 from ftis_node.memory.placement import Arrangement
 from ftis_node.node.loops.train import TrainLoop, train_group
-from ftis_node.node.state import RECENT_STEPS, Figures
+from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.telemetry.tracking import Tracking
+from ftis_node.workers.weights.store import WeightProof
 from tests.conftest import PROMPT_IDS, make_group
+from tests.node.bookkeeping import bookkeeping
 from tests.node.support import manifest_text
 
 HONEST, LIAR = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
@@ -76,7 +77,7 @@ def loop_with(report: StepReport, *, step: int = 0) -> tuple[Any, Any, Told]:
         buffer=buffer,
         reader=SimpleNamespace(own_held=lambda: 0),
         slots=SimpleNamespace(hold=lambda held: None),
-        figures=Figures(step=step, policy_version=step),
+        **bookkeeping(step=step, policy_version=step),
         identity=SimpleNamespace(peer_id="me"),
         peers=SimpleNamespace(note=lambda peer_id, conduct, **why: told.notes.append((peer_id, conduct))),
         events=SimpleNamespace(write=write),
@@ -92,7 +93,7 @@ async def test_who_understates_is_charged_and_who_taught_is_credited() -> None:
     await loop._train(groups)
     assert told.notes == [(HONEST.peer_id, Behaviour.TAUGHT), (LIAR.peer_id, Behaviour.LIED)]
     assert told.events.count("understated") == 1
-    assert parts.figures.refused == parts.figures.peer(LIAR.peer_id).refused == {"understated": 1}
+    assert parts.counters.refused == parts.registry.seen(LIAR.peer_id).refused == {"understated": 1}
     assert told.released == [(1, ReleaseReason.TRAINED)]
 
 
@@ -101,7 +102,7 @@ async def test_a_lie_in_a_step_that_is_reported_again_is_charged_once() -> None:
     report = StepReport(step=1, policy_version=1, num_updates=1, understated=(group.id.hex(),), repeated=True)
     loop, parts, told = loop_with(report)
     await loop._train([group])
-    assert (told.notes, told.events.count("understated"), dict(parts.figures.refused)) == ([], 0, {})
+    assert (told.notes, told.events.count("understated"), dict(parts.counters.refused)) == ([], 0, {})
 
 
 async def test_a_step_that_changed_nothing_credits_nobody() -> None:
@@ -115,9 +116,9 @@ async def test_a_learner_that_fell_back_is_followed() -> None:
     loop, parts, told = loop_with(StepReport(step=1, policy_version=1), step=5)
     proof = WeightProof(version=2, probe_ids=(1, 2), logprobs=(-1.0,))
     await loop.resume(LearnerState(3, 2, parameters=1, trainable_parameters=1, proof=proof))
-    assert (loop.step, parts.figures.saved_step, parts.figures.policy_version) == (3, 3, 2)
+    assert (loop.step, parts.state.saved_step, parts.state.policy_version) == (3, 3, 2)
     assert told.reconciled == [3]
-    assert parts.figures.last_reused_version == 6, "weights 6 were offered before their step was noted"
+    assert parts.state.last_reused_version == 6, "weights 6 were offered before their step was noted"
 
 
 async def test_a_step_says_what_each_sender_was_worth() -> None:
@@ -131,19 +132,19 @@ async def test_a_step_says_what_each_sender_was_worth() -> None:
     rest = SenderFigures("", False, groups=9)
     report = StepReport(step=1, policy_version=1, num_updates=1, by_sender=(ours, theirs, rest))
     loop, parts, told = loop_with(report)
-    parts.figures.peer(LIAR.peer_id)
-    seen_at = parts.figures.known(HONEST.peer_id).last_seen
+    parts.registry.seen(LIAR.peer_id)
+    seen_at = parts.registry.entry(HONEST.peer_id).last_seen
     for _ in range(RECENT_STEPS + 5):
         await loop._note(report)
     assert [each["sender"] for each in told.steps[0]["by_sender"]] == ["me", HONEST.peer_id, ""]
     assert told.steps[0]["by_sender"][1]["negative_log_ratios"] == bins
-    assert set(parts.figures.peers) == {HONEST.peer_id, LIAR.peer_id}
-    assert parts.figures.known(HONEST.peer_id).last_seen == seen_at, "a group that is trained is no sign of life"
-    row = parts.figures.peers[HONEST.peer_id].as_dict()["teaching"]
+    assert set(parts.registry.peers) == {HONEST.peer_id, LIAR.peer_id}
+    assert parts.registry.entry(HONEST.peer_id).last_seen == seen_at, "a group that is trained is no sign of life"
+    row = parts.registry.peers[HONEST.peer_id].as_dict()["teaching"]
     assert (row["steps"], row["groups"], row["completions"]) == (RECENT_STEPS, 2 * RECENT_STEPS, 8 * RECENT_STEPS)
     assert (row["kept"], row["kept_negatives"], row["signal"], row["ess"]) == (0.75, 0.5, 0.5, 0.5)
     assert row["teaches"] == 0.25
-    assert parts.figures.peers[LIAR.peer_id].as_dict()["teaching"] is None
+    assert parts.registry.peers[LIAR.peer_id].as_dict()["teaching"] is None
 
 
 async def test_who_disagrees_counts_less_from_the_next_step_on() -> None:

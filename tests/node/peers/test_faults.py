@@ -10,10 +10,10 @@ import pytest
 from ftis_node.config.admission import AccessSection, Admission
 from ftis_node.node.peers.faults import MAX_TEXT, REASON, fault_charger
 from ftis_node.node.peers.manager import PeerBook
-from ftis_node.node.state import Figures
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.telemetry.events import EventTrail, read_events
+from tests.node.bookkeeping import bookkeeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ def node(tmp_path: Path) -> Iterator[Any]:
     events = EventTrail(tmp_path / "events.jsonl")
     admission = Admission(access=AccessSection(trust=(FRIEND,)))
     book = PeerBook(tmp_path / "peers.sqlite", own_id=ME, settings=admission, events=events)
-    parts: Any = SimpleNamespace(figures=Figures(), events=events, peers=book, trail=tmp_path / "events.jsonl")
+    parts: Any = SimpleNamespace(**bookkeeping(), events=events, peers=book, trail=tmp_path / "events.jsonl")
     parts.guard = PeerGuard(fault_charger(parts))
     yield parts
     book.close()
@@ -43,7 +43,7 @@ def fail(node: Any, peer_id: str, error: Exception) -> None:
 
 def test_a_fault_is_counted_with_the_peer_and_the_place(node: Any) -> None:
     fail(node, PEER, OverflowError("too large"))
-    assert node.figures.refused[REASON] == node.figures.peers[PEER].refused[REASON] == 1
+    assert node.counters.refused[REASON] == node.registry.peers[PEER].refused[REASON] == 1
     (event,) = read_events(node.trail, name="peer_fault")
     assert (event["peer"], event["place"], event["error"]) == (PEER, "store", "OverflowError: too large")
 
@@ -64,7 +64,7 @@ def test_a_trusted_peer_is_paused_and_never_banned(node: Any, *, by_operator: bo
         fail(node, peer_id, ValueError("bad"))
     assert not node.peers.is_banned(peer_id)
     assert not node.guard.may_work(peer_id)
-    assert node.figures.peers[peer_id].refused[REASON] == 2 * FAULTS_TO_A_BAN
+    assert node.registry.peers[peer_id].refused[REASON] == 2 * FAULTS_TO_A_BAN
 
 
 @pytest.mark.parametrize("peer_id", ["", "\ud800", "QmRsa", "x" * 100_000, "12D3KooW\x1b[2J", "a\nb"])
@@ -73,8 +73,8 @@ def test_an_id_that_is_none_is_in_no_book(node: Any, peer_id: str, caplog: pytes
     fail(node, peer_id, ValueError("bad"))
     (line,) = caplog.messages
     assert line.isprintable() and len(line) < 200
-    assert node.figures.refused[REASON] == 1
-    assert not node.figures.peers
+    assert node.counters.refused[REASON] == 1
+    assert not node.registry.peers
     node.peers.save()
     (event,) = read_events(node.trail, name="peer_fault")
     assert len(event["peer"]) <= MAX_TEXT

@@ -30,7 +30,7 @@ def test_half_a_checkpoint_is_removed_at_the_end(tmp_path: Path) -> None:
     part, idle = SimpleNamespace(stop=ended), SimpleNamespace(stop=nothing, close=nothing)
     parts: Any = SimpleNamespace(
         generation=idle, learner=part, gossip=idle, scorer=idle, strangers_scorer=idle, home=home, events=trail,
-        figures=SimpleNamespace(step=6), tracking=_NotTracked(),
+        state=SimpleNamespace(step=6), tracking=_NotTracked(),
     )  # fmt: skip
     asyncio.run(build._stop(parts))
     trail.close()

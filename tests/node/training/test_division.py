@@ -11,7 +11,6 @@ import pytest
 
 from ftis_node.config.manifest import RunManifest
 from ftis_node.node.loops.generate import GenerateLoop
-from ftis_node.node.state import Figures
 from ftis_node.node.training.division import Division, division_of, note_signals
 from ftis_node.records.group import PromptRef
 from ftis_node.replay.buffer import StoredGroup
@@ -19,6 +18,7 @@ from ftis_node.replay.lifecycle import Candidate
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.tasks import load_task
 from tests.conftest import PROMPT_IDS, make_group
+from tests.node.bookkeeping import bookkeeping
 from tests.node.loops.test_train import HONEST, LIAR
 
 if TYPE_CHECKING:
@@ -128,12 +128,12 @@ def prompts_of(division: Division | None, *, num: int) -> Counter[str]:
         identity=HONEST,
         buffer=SimpleNamespace(last_number=lambda: 0),
         tokenizer=SimpleNamespace(encode_prompt=lambda prompt: list(prompt[0]["content"])),
-        figures=Figures(),
+        **bookkeeping(),
         events=None,
     )
     loop = GenerateLoop(parts, scored=None)  # type: ignore[arg-type]
     found = Counter(loop._next_prompt().item.ref.task for _ in range(num))
-    assert parts.figures.skipped_prompts == 0, "a problem that is passed over is not too long"
+    assert parts.counters.skipped_prompts == 0, "a problem that is passed over is not too long"
     return found
 
 

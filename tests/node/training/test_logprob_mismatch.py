@@ -14,7 +14,7 @@ from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.logprob_check import CheckLoop, sampled_by
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.state import Figures
+from ftis_node.node.state import NodeState
 from ftis_node.node.training.logprob_mismatch import (
     LIMITS,
     Change,
@@ -26,6 +26,7 @@ from ftis_node.node.training.logprob_mismatch import (
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
 from tests.conftest import make_group
+from tests.node.bookkeeping import bookkeeping
 
 if TYPE_CHECKING:
     from ftis_node.records.identity import Identity
@@ -64,7 +65,7 @@ async def test_the_train_loop_warns_once_and_keeps_the_last_measurement(caplog: 
     events: list[str] = []
     parts: Any = SimpleNamespace(
         settings=NodeSettings(model="m", dtype="float32"),
-        figures=Figures(),
+        **bookkeeping(),
         identity=SimpleNamespace(peer_id="me"),
         events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
         tracking=Tracking(()),
@@ -77,7 +78,7 @@ async def test_the_train_loop_warns_once_and_keeps_the_last_measurement(caplog: 
             await loop._note(report)
     assert events == ["step", "step", "mismatch", "step", "step"]
     assert [record.message for record in caplog.records] == [warning_of(high, LIMITS["float32"])]
-    assert parts.figures.mismatch_report is high
+    assert parts.counters.mismatch_report is high
 
 
 class _Learner:
@@ -111,7 +112,7 @@ async def test_the_first_group_of_each_version_is_sent(identity: Identity, fails
     parts = SimpleNamespace(
         guard=PeerGuard(),
         learner=learner,
-        figures=SimpleNamespace(policy_version=0),
+        state=NodeState(),
         identity=SimpleNamespace(peer_id="me"),
         manifest=SimpleNamespace(step=SimpleNamespace(share="vertical")),
         events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
@@ -119,7 +120,7 @@ async def test_the_first_group_of_each_version_is_sent(identity: Identity, fails
     loop: Any = CheckLoop(parts, SimpleNamespace(next_own=stored.get))  # type: ignore[arg-type]
     running = asyncio.create_task(loop.run())
     for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
-        parts.figures.policy_version = learners
+        parts.state.policy_version = learners
         group = make_group(identity, versions=(oldest, newest))
         stored.put_nowait(SimpleNamespace(envelope=SimpleNamespace(id=b"\x01"), group=group, prompt_ids=(1, 2)))
         await asyncio.sleep(0.01)

@@ -96,7 +96,7 @@ async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     async with built_parts(settings, plan, home, _Makers(settings, home)) as parts:
         await run_loops(parts, steps=4)
-        assert (parts.figures.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
+        assert (parts.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
         status = await StatusLoop(parts).refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
     ways = [event["way"] for event in events if event["event"] == "served"]

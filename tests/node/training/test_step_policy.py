@@ -13,7 +13,9 @@ import pytest
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.loops.prompt_order import PromptOrder
-from ftis_node.node.state import Figures
+from ftis_node.node.peers.confirmations import Confirmations
+from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.state import NodeState
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.training.foreign_shortfall import Fill
 from ftis_node.node.training.slots import Slots
@@ -124,11 +126,12 @@ def test_an_empty_step_never_goes() -> None:
 
 
 def test_a_group_counts_as_confirmed_once() -> None:
-    figures = Figures()
-    assert figures.confirm("a", b"1")
-    assert not figures.confirm("b", b"1")
-    assert figures.groups_confirmed == 1
-    assert (figures.peers["a"].confirmed, figures.peers["b"].confirmed) == (1, 1)
+    registry = PeerRegistry()
+    confirmations = Confirmations(registry)
+    assert confirmations.confirm("a", b"1")
+    assert not confirmations.confirm("b", b"1")
+    assert confirmations.num_confirmed == 1
+    assert (registry.peers["a"].confirmed, registry.peers["b"].confirmed) == (1, 1)
 
 
 async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
@@ -191,7 +194,7 @@ def _gate_parts(**changes: Any) -> Any:
 
     parts = {
         "manifest": parse_manifest(manifest_text(foreign_wait_s=60), source="test"),
-        "figures": SimpleNamespace(policy_version=0),
+        "state": NodeState(),
         "identity": SimpleNamespace(peer_id="me"),
         "settings": NodeSettings(model="m"),
         "disk": at_once,

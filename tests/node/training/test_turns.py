@@ -22,8 +22,6 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
@@ -33,10 +31,12 @@ from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.assemble import built_parts
 from ftis_node.node.startup.factories import ProcessMakers, generation_boot
 from ftis_node.node.startup.run_plan import RunPlan
-from ftis_node.node.state import Figures
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.weights.store import PublishedWeights, WeightProof
+from tests.node.bookkeeping import bookkeeping
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
 
@@ -114,7 +114,7 @@ async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_
         buffer=nothing,
         reader=SimpleNamespace(own_held=lambda: 0),
         slots=SimpleNamespace(hold=lambda held: None),
-        figures=Figures(),
+        **bookkeeping(),
         identity=SimpleNamespace(peer_id="me"),
         peers=SimpleNamespace(note=lambda peer_id, conduct: None),
         events=SimpleNamespace(write=lambda event, **fields: None),
@@ -133,7 +133,7 @@ async def test_weights_are_discarded_before_a_step_that_makes_new_ones(groups: l
         settings=NodeSettings(model="m", dtype="float32"),
         generation=workers,
         arrangement=Arrangement(takes_turns=True),
-        figures=Figures(),
+        **bookkeeping(),
     )
     loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]
 
@@ -198,7 +198,7 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
         assert re.fullmatch(r"loading tiny \(0\.\d MB\) into generator and learner; connecting", told[-4])
         assert told[-1] == "", "nothing is waited for any more"
         await run_loops(parts, steps=3)
-        assert parts.figures.step == 3
+        assert parts.state.step == 3
     assert (makers.asleep, makers.tokens_in_step) == ([True] * 3, [0] * 3)
 
 
@@ -260,7 +260,7 @@ async def test_a_generator_that_lacks_memory_at_its_next_starts_ends_the_node_on
         async with built_parts(_settings(tmp_path, placement="shared"), plan, home, makers) as parts:
             await run_loops(parts, steps=4)
             assert not ends_it
-            assert (parts.figures.step, parts.generation.restarts) == (4, 4)
+            assert (parts.state.step, parts.generation.restarts) == (4, 4)
     except Exception as error:
         assert ends_it, error
         first = first_of_ours(error)

@@ -20,10 +20,7 @@ from ftis_node.errors import ModelError, RecordError
 from ftis_node.gossip import SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.ipc.durable import complete_folder
-from ftis_node.ipc.weights import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
-from ftis_node.learner.saving import MAX_UNSAVED_STEPS
-from ftis_node.node.state import Figures
+from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.weights import follow as weights_follow
 from ftis_node.node.weights import offer as weights_offer
@@ -32,10 +29,13 @@ from ftis_node.node.weights.follow import FollowLoop
 from ftis_node.node.weights.offer import OfferLoop, newest_offered
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
-from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer, open_question, seal_offer
+from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer, open_weights_request, seal_offer
 from ftis_node.swarm.peer_guard import PeerGuard
+from ftis_node.workers.durable import complete_folder
+from ftis_node.workers.weights.store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from tests.conftest import RUN_ID, TOKENIZER
 from tests.gossip.helpers import eventually, settings
+from tests.node.bookkeeping import bookkeeping
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -95,7 +95,7 @@ def _parts(identity: Identity, folder: Path, gossip: Any, disk: Disk, **roles: A
         source=SimpleNamespace(name="tiny"),
         tokenizer=SimpleNamespace(fingerprint=TOKENIZER, vocab_size=VOCABULARY),
         events=_Events(),
-        figures=Figures(),
+        **bookkeeping(),
         disk=disk,
         gossip=gossip,
         generation=_Engine(),
@@ -126,7 +126,7 @@ class _Pair:
         self.given: list[Any] = []  # questions
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        self.given.append(open_question(data))
+        self.given.append(open_weights_request(data))
         async for item in self.offers.give(peer_id, data):
             yield item
 
@@ -147,7 +147,7 @@ class _Pair:
 
     @property
     def refused(self) -> dict[str, int]:
-        return dict(self.generator.figures.weights_refused)
+        return dict(self.generator.counters.weights_refused)
 
 
 @asynccontextmanager
@@ -183,7 +183,7 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
         await eventually(lambda: taken.weights_bytes_in == given.weights_bytes_out)  # it goes on asking for offers
         assert taken.weights_bytes_in > 3 * (2 * MIB + 5)
         assert taken.body_bytes_in == 0
-        await eventually(lambda: pair.generator.figures.policy_version == 5)
+        await eventually(lambda: pair.generator.state.policy_version == 5)
         held = sorted(path.name for path in (tmp_path / "generator/weights/followed").glob("version-*"))
         assert held == ["version-00000005"], "those before are gone"
 
@@ -231,7 +231,7 @@ async def test_weights_whose_proof_fails_are_not_served_and_others_are_afterward
         await eventually(lambda: pair.served == [1])
         await pair.offer(2, b"bad weights: NaN")
         await eventually(lambda: pair.refused == {"proof": 1})
-        assert pair.generator.figures.policy_version == 1
+        assert pair.generator.state.policy_version == 1
         assert not (tmp_path / "generator/weights/followed/version-00000002").exists()
         assert (tmp_path / "generator/weights/followed/version-00000001").exists()
         await pair.offer(3, b"good again")
@@ -261,7 +261,7 @@ class _Liar:
         self.asked_at: list[float] = []  # for chunks
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        question = open_question(data)
+        question = open_weights_request(data)
         self.pair.given.append(question)
         if question.part is WeightsPart.OFFER:
             yield self.signed
@@ -306,7 +306,7 @@ async def test_a_bad_offer_costs_not_a_byte_of_the_file(
         running.cancel()
         assert pair.refused == {reason: 1}
         assert {question.part for question in pair.given} == {WeightsPart.OFFER}
-        assert pair.generator.figures.peer(LEARNER.peer_id).refused == {f"weights_{reason}": 1}
+        assert pair.generator.registry.seen(LEARNER.peer_id).refused == {f"weights_{reason}": 1}
         assert pair.served == []
 
 
@@ -403,7 +403,7 @@ async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
 
     async def give_slowly(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
         nonlocal num_given
-        question = open_question(data)
+        question = open_weights_request(data)
         if question.part is WeightsPart.CHUNKS:
             asked_from.append(question.first)
         async for item in offers.give(peer_id, data):
@@ -449,11 +449,11 @@ async def test_a_contradiction_is_a_record_error(tmp_path: Path) -> None:
 def test_a_learner_that_is_starting_refuses_no_version_of_its_followers(tmp_path: Path) -> None:
     learner = SimpleNamespace(state=None)
     settings = NodeSettings(model="m", role="learner", learner={"checkpoint_every_steps": 3, "keep_checkpoints": 2})
-    parts: Any = SimpleNamespace(settings=settings, figures=Figures(), learner=learner)
+    parts: Any = SimpleNamespace(settings=settings, **bookkeeping(), learner=learner)
     assert newest_offered(parts) == MAX_INTEGER, "it does not know yet which it had"
     learner.state = SimpleNamespace(policy_version=74)
     assert newest_offered(parts) == 74 + 1 + 6, "before the train loop has noted it"
-    parts.figures.policy_version = 80
+    parts.state.policy_version = 80
     assert newest_offered(parts) == 80 + 1 + 6
     parts.settings = NodeSettings(model="m", role="learner")
     assert newest_offered(parts) == 80 + 1 + 2 * MAX_UNSAVED_STEPS, "checkpoints by the time that they take"
@@ -470,9 +470,9 @@ async def test_weights_for_the_trusted_are_given_to_nobody_else(tmp_path: Path) 
     assert offers._newest is not None
     offer = open_offer(offers._newest.signed)
     questions = [
-        WeightsQuestion(WeightsPart.OFFER),
-        WeightsQuestion(WeightsPart.HASHES, file=offer.sha256),
-        WeightsQuestion(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
+        WeightsRequest(WeightsPart.OFFER),
+        WeightsRequest(WeightsPart.HASHES, file=offer.sha256),
+        WeightsRequest(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
     ]
     for question in questions:
         assert [item async for item in offers.give(GENERATOR.peer_id, question.to_bytes())]

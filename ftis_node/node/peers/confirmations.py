@@ -1,0 +1,37 @@
+"""Ledger of the confirmations of this node's own groups: confirmed, pending and not verified yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
+from ftis_node.swarm.delivery.unverified_confirmations import UnverifiedConfirmations
+
+if TYPE_CHECKING:
+    from ftis_node.node.peers.registry import PeerRegistry
+
+MAX_CONFIRMED = 1 << 16
+REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after this time
+
+
+class Confirmations:
+    """Own groups that peers confirmed. `pending` and `unverified` are the queues of the re-announce loop."""
+
+    def __init__(self, registry: PeerRegistry, *, reannounce_s: float = REANNOUNCE_S) -> None:
+        self._registry = registry
+        self.confirmed_ids: dict[bytes, None] = {}
+        self.num_confirmed = 0
+        self.pending = PendingConfirmations(first_wait_s=reannounce_s)
+        self.unverified = UnverifiedConfirmations()
+
+    def confirm(self, peer_id: str, group_id: bytes) -> bool:
+        """Count that `peer_id` holds the group. Return True if it is the first peer that does."""
+        self._registry.seen(peer_id).confirmed += 1
+        if group_id in self.confirmed_ids:
+            return False
+        self.confirmed_ids[group_id] = None
+        self.pending.confirmed(group_id)
+        self.num_confirmed += 1
+        if len(self.confirmed_ids) > MAX_CONFIRMED:
+            del self.confirmed_ids[next(iter(self.confirmed_ids))]
+        return True

@@ -1,0 +1,114 @@
+"""Registry of the peers that this node has met: their directory records and what each one sent, by peer id."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ftis_node.errors import SchemaRecordError
+from ftis_node.learner.senders import add_up
+from ftis_node.records.parsing import SCHEMA
+from ftis_node.swarm.wire_versions import count_other_versions, describe_peer_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ftis_node.errors import RecordError
+    from ftis_node.learner.senders import SenderFigures
+    from ftis_node.records.envelope import PeerRecord
+    from ftis_node.swarm.wire_versions import OtherVersions
+
+MAX_PEERS = 4096
+RECENT_STEPS = 20  # steps with groups of a peer that its `teaching` averages over
+
+
+@dataclass(slots=True)
+class PeerActivity:
+    """What this node knows of one peer."""
+
+    record: PeerRecord | None = None
+    accepted: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    failed_pulls: int = 0
+    confirmed: int = 0
+    last_seen: float = 0.0
+    wire_schema: int | None = None  # of its last message; None before the first
+    taught: deque[SenderFigures] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    teaching: dict[str, float | None] | None = None  # over `taught`; None before a step took a group of it
+
+    def note_taught(self, figures: SenderFigures) -> None:
+        """Add what its completions contributed to one more step."""
+        self.taught.append(msgspec.structs.replace(figures, positive_log_ratios=(), negative_log_ratios=()))
+        recent = add_up(self.taught)
+        shares = {name: None if value is None else round(value, 6) for name, value in recent.shares().items()}
+        counts = {"steps": len(self.taught), "groups": recent.groups, "completions": recent.completions}
+        self.teaching = {**counts, **shares}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row of `peers --json`, without the peer's id."""
+        record = self.record
+        return {
+            "name": record.name if record else "",
+            "model": record.model if record else "",
+            "parameters": record.parameters if record else 0,
+            "role": record.role if record else "",
+            "domain": record.domain if record else "",
+            "policy_version": record.policy_version if record else None,
+            "groups_accepted": self.accepted,
+            "groups_refused": dict(self.refused),
+            "failed_pulls": self.failed_pulls,
+            "groups_confirmed": self.confirmed,
+            "last_seen": self.last_seen,
+            "wire_schema": self.wire_schema,
+            "wire_words": describe_peer_version(self.wire_schema, ours=SCHEMA),
+            "teaching": self.teaching,
+        }
+
+
+class PeerRegistry:
+    """Bounded table of `PeerActivity`; beyond the bound it drops the peer that was seen longest ago."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, PeerActivity] = {}
+
+    def __contains__(self, peer_id: str) -> bool:
+        return peer_id in self.peers
+
+    def seen(self, peer_id: str) -> PeerActivity:
+        """Return the entry of a peer that is present now, and update its time."""
+        activity = self.entry(peer_id)
+        activity.last_seen = time.time()
+        return activity
+
+    def entry(self, peer_id: str) -> PeerActivity:
+        """Return the entry of a peer; make it at first use."""
+        activity = self.peers.setdefault(peer_id, PeerActivity())
+        if len(self.peers) > MAX_PEERS:
+            del self.peers[min(self.peers, key=lambda known: (known == peer_id, self.peers[known].last_seen))]
+        return activity
+
+    def record_of(self, peer_id: str) -> PeerRecord | None:
+        """Return the directory record of a peer; None where none is known."""
+        activity = self.peers.get(peer_id)
+        return activity.record if activity is not None else None
+
+    def has_sent_groups(self, peer_id: str) -> bool:
+        """Return whether this node has accepted a group of that peer."""
+        activity = self.peers.get(peer_id)
+        return activity is not None and activity.accepted > 0
+
+    def note_refusal(self, peer_id: str, what: str, error: RecordError) -> None:
+        """Count a malformed record of a peer; for another wire version, keep that version too."""
+        activity = self.seen(peer_id)
+        activity.refused[f"{what}_{error.reason}"] += 1
+        if isinstance(error, SchemaRecordError):
+            activity.wire_schema = error.schema
+
+    def other_versions(self, members: Iterable[str]) -> OtherVersions:
+        """Return how many connected members use another wire version than this node."""
+        known = (self.peers.get(peer_id) for peer_id in members)
+        return count_other_versions((peer.wire_schema if peer else None for peer in known), ours=SCHEMA)
