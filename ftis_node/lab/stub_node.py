@@ -224,5 +224,5 @@ def stub_group(identity: Identity, manifest: RunManifest, rng: np.random.Generat
         run_id=manifest.run_id,
         prompt_ref=PromptRef(manifest.task, "train", int(rng.integers(1 << 30))),
         prompt_hash=hash_prompt(PROMPT_IDS),
-        completions=tuple(replace(completion, reward=0.0) for completion in group.completions),
+        rewards=(0.0,) * len(group.rewards),
     )

@@ -155,7 +155,7 @@ def _sampled(parts: Parts) -> Group:
                 reward=reward,
             )
         )
-    return Group(
+    return Group.from_completions(
         run_id=parts.manifest.run_id,
         sender=parts.identity.peer_id,
         number=0,

@@ -11,7 +11,6 @@ Of a group whose sampling went on across an update, the completions that did not
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
@@ -78,4 +77,4 @@ def sampled_by(group: Group, version: int) -> Group | None:
         for completion in group.completions
         if completion.policy_version == completion.policy_version_newest == version
     )
-    return replace(group, completions=completions) if completions else None
+    return group.with_completions(completions) if completions else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -270,7 +269,7 @@ LIMITS = ScoringLimits(time_limit_s=2.0, start_limit_s=60, memory_limit_bytes=1 
 def _hostile(sender: Identity, number: int, *, is_bomb: bool = False) -> bytes:
     group = make_group(sender, number=number, run_id=MANIFEST.run_id, prompt_ref=HostileTask()[0].ref)
     if is_bomb:
-        group = replace(group, completions=(make_completion(12, STUCK), make_completion(13, STUCK)))
+        group = group.with_completions((make_completion(12, STUCK), make_completion(13, STUCK)))
     return seal_group(group, sender).to_bytes()
 
 
