@@ -241,9 +241,8 @@ class StepSection(Section):
         default=None,
         ge=0,
         le=1,
-        description="Of the foreign groups of a step, and of those pulled first, the share from a node's own domain "
-        "(docs/train/domains.md): 1 its own first, 0 others' first. What one side has not got the other fills. Unset: no "
-        "preference.",
+        description="Preferred fraction of a step's foreign groups, and of those pulled first, from the node's own "
+        "domain (docs/train/domains.md). If one side has too few, the other fills the gap. Unset: no preference.",
     )
     task_allocation: Divide = Field(
         default="even",

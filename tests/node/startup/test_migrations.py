@@ -264,5 +264,5 @@ def test_a_ban_on_an_old_home_upgrades_it_first(old: OldHome, capsys: pytest.Cap
 def test_the_run_of_an_old_manifest_has_the_id_that_upgraded_homes_have(schema: int) -> None:
     """Where this fails, a setting of the manifest is new: raise HOME_SCHEMA, with a step in
     node/startup/migrations.py that renews the run id of checkpoints again; else no home of today can be resumed."""
-    manifest = parse_manifest((OLD_HOMES / f"run-{schema}.toml").read_text(), source="run.toml")
+    manifest = parse_manifest((OLD_HOMES / f"run-{schema}.toml").read_text(), source="run.toml", upgrade=True)
     assert manifest.run_id == RUN_IDS[schema]
