@@ -49,7 +49,7 @@ REPEATS, LOOPS = 100, 20  # many short ones: on a shared machine some of them ar
 CODECS = ("exact", "lossless", "lossy")
 
 
-class FreeScorer:
+class StubScorer:
     """Everything is worth what random_group claims least: the rules' cost is measured, not the scorer's."""
 
     async def resolve(self, ref: PromptRef, cost: ScoringCost) -> TaskItem:
@@ -61,7 +61,7 @@ class FreeScorer:
         return [(0.0, CompletionStatus.SCORED) for _ in texts]
 
 
-class FreeTokenizer:
+class StubTokenizer:
     """A tokenizer without text."""
 
     fingerprint = "0" * 32
@@ -149,9 +149,9 @@ def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", 
         reader = ReplayReader(folder / "replay.sqlite")
         context = ValidationContext(
             manifest=manifest,
-            tokenizer=FreeTokenizer(),
-            resolve=FreeScorer().resolve,
-            scorer=FreeScorer(),
+            tokenizer=StubTokenizer(),
+            resolve=StubScorer().resolve,
+            scorer=StubScorer(),
             is_known=reader.is_known,
             has_number=reader.has_number,
         )

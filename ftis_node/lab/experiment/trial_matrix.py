@@ -23,7 +23,7 @@ from ftis_node.lab.experiment.baseline import ALONE, CONTROLS, is_alone, parse_a
 from ftis_node.lab.experiment.byzantine import LIES
 from ftis_node.lab.experiment.delay import delay_alone, parse_delays
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
-from ftis_node.lab.experiment.trial import Member, Trial
+from ftis_node.lab.experiment.trial import Trial, TrialMember
 from ftis_node.records.codec import CODECS
 
 if TYPE_CHECKING:
@@ -135,9 +135,9 @@ class Setting:
         """Yield one swarm, or for `alone` one run for every model of the pairing."""
         if is_alone(self.method):
             for member in self.pair.members:
-                yield self.trial([Member(member.name, member.model, member.lora)], seed)
+                yield self.trial([TrialMember(member.name, member.model, member.lora)], seed)
             return
-        members = [Member(node.name, node.model, node.lora) for node in self.pair.swarm(self.num_nodes)]
+        members = [TrialMember(node.name, node.model, node.lora) for node in self.pair.swarm(self.num_nodes)]
         if self.lie != "none":
             num_honest = self.num_nodes - self.experiment.num_liars
             if num_honest < 1:
@@ -145,11 +145,11 @@ class Setting:
                     f"--liars {self.experiment.num_liars}: one node at least of {self.num_nodes} is honest"
                 )
             for index, node in enumerate(members[num_honest:], start=num_honest):
-                members[index] = Member("liar", node.model, node.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
+                members[index] = TrialMember("liar", node.model, node.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
         members[-1] = self._late(members[-1])
         yield self.trial(members, seed)
 
-    def _late(self, last: Member) -> Member:
+    def _late(self, last: TrialMember) -> TrialMember:
         """Return the last node with its own delay, if any. A copy of another node's model gets its own name."""
         _, delay = parse_delays(self.delay)
         if delay is None:
@@ -159,7 +159,7 @@ class Setting:
         model, mark, _ = last.name.partition(COPY_MARK)
         return replace(last, name=model + LATE_MARK if mark else model, delay=delay)
 
-    def trial(self, members: Sequence[Member], seed: int) -> Trial:
+    def trial(self, members: Sequence[TrialMember], seed: int) -> Trial:
         experiment = self.experiment
         trial = Trial(
             key="",
@@ -298,6 +298,6 @@ def with_key(trial: Trial) -> Trial:
     return Trial(**fields | {"key": f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}"})
 
 
-def _given(member: Member) -> dict[str, Any]:
+def _given(member: TrialMember) -> dict[str, Any]:
     """Return a member's fields. Fields added later are left out if unset, so that old keys stay valid."""
     return {name: value for name, value in asdict(member).items() if value is not None or name == "lie"}

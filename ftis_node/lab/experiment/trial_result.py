@@ -84,7 +84,7 @@ class MemberResult(msgspec.Struct, frozen=True):
         return [point for point in self.evaluations if point.task == task]
 
 
-class ExamResult(msgspec.Struct, frozen=True):
+class FinalEvaluationResult(msgspec.Struct, frozen=True):
     """What the trained members together answer rightly of a task's held-out problems, in one mode of the ensemble."""
 
     task: str
@@ -105,7 +105,7 @@ class TrialResult(msgspec.Struct, frozen=True):
     seed: int
     members: list[MemberResult]
     seconds: float
-    exam: list[ExamResult] = []
+    exam: list[FinalEvaluationResult] = []
     made_by: str = ""
 
 

@@ -11,7 +11,7 @@ from ftis_node.config.node import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.delay import NO_DELAY, Delay
 from ftis_node.lab.experiment.pairs import Pair, PairMember, resolve_pair
-from ftis_node.lab.experiment.trial import Member, _settings
+from ftis_node.lab.experiment.trial import TrialMember, _settings
 from ftis_node.lab.experiment.trial_matrix import Experiment, _given, parse_method
 
 PAIR = Pair("size", (PairMember("s", "/models/s"), PairMember("m", "/models/m")))
@@ -107,8 +107,8 @@ def test_a_node_without_peers_is_not_late_where_a_peer_is_and_runs_once() -> Non
 
 
 def test_what_a_member_does_not_say_is_no_part_of_its_trials_key() -> None:
-    assert set(_given(Member("s", "/models/s"))) == {"name", "model", "lora", "lie"}
-    late = Member("s", "/models/s", delay=Delay(8, 8))
+    assert set(_given(TrialMember("s", "/models/s"))) == {"name", "model", "lora", "lie"}
+    late = TrialMember("s", "/models/s", delay=Delay(8, 8))
     assert _given(late)["delay"] == {"least": 8, "most": 8, "unit": "steps"}
 
 
