@@ -26,7 +26,7 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.sockets import CONTROL_NAME
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.backoff import ExponentialBackoff
+from ftis_node.backoff import ExponentialBackoff
 from nodes.bare import BareNode
 
 if TYPE_CHECKING:
