@@ -79,7 +79,7 @@ class Member:
 
     async def start(self, peers: tuple[str, ...]) -> str:
         self._home.create()
-        settings = NodeSettings(model="none", peers=peers, listen=(ANY_PORT,), swarm=SwarmSection(pull="all"))
+        settings = NodeSettings(model="none", peers=peers, listen=(ANY_PORT,), swarm=SwarmSection(pull_policy="all"))
         network = NetworkSettings(
             sockets_dir=self._home.sockets / "net",
             listen=settings.listen,

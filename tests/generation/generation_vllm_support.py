@@ -27,8 +27,6 @@ from ftis_node.generation.messages import (
     Probe,
     Probed,
     WeightsLoaded,
-    pack_result,
-    unpack_result,
 )
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
@@ -131,7 +129,7 @@ class Holder:
     async def generate(self, request: Group, emit: Emitter) -> Generated:
         asked = request.asked
         sampling = SamplingSettings(asked.temperature, asked.top_p, asked.top_k)
-        return pack_result(
+        return Generated.from_result(
             await self.engine.generate(
                 GenerateRequest(
                     request_id=request.request_id,
@@ -231,7 +229,7 @@ class DistantEngine:
             seed=request.seed,
         )
         group = Group(request_id=request.request_id, eos_ids=tuple(request.eos_ids), asked=asked)
-        return unpack_result(await self._supervisor.call(group, Generated))
+        return (await self._supervisor.call(group, Generated)).to_result()
 
     async def load_weights(self, path: Path, version: int, *, checksums: Mapping[str, int] | None = None) -> str | None:
         """What the engine holds then differs in so much from these checksums."""
