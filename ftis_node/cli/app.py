@@ -46,13 +46,13 @@ from ftis_node.telemetry.terminal_text import one_line
 
 app = typer.Typer(
     name="ftis-node",
-    help="Share the work of GRPO post-training: generate completions, gossip them, learn from everyone's.",
+    help="Share the work of GRPO post-training: generate completions, share them by gossip, train on those of all peers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.command("join", short_help="Generate, share and learn: run a node.")(join.join)
-app.command("bootstrap", short_help="Run a meeting point and relay for nodes.")(bootstrap.bootstrap)
+app.command("bootstrap", short_help="Run a bootstrap and relay node.")(bootstrap.bootstrap)
 app.command("status")(status.status)
 app.command("dashboard")(dashboard.dashboard)
 app.add_typer(peers.app, name="peers")
@@ -60,12 +60,12 @@ app.add_typer(replay.app, name="replay")
 app.command("report")(report.report)
 app.add_typer(identity.app, name="identity")
 app.command("eval")(evaluate.evaluate)
-app.command("ensemble", short_help="Measure several models together on a task.")(ensemble.ensemble)
+app.command("ensemble", short_help="Evaluate several models together on a task.")(ensemble.ensemble)
 app.command("export", short_help="Write the trained model as a model folder.")(export.export)
-app.command("tasks", short_help="List what --task may name.")(tasks.tasks)
-app.command("tiny", short_help="Make a small model to try things with.")(tiny.tiny)
-app.command("doctor", short_help="Check the machine, and say what to do.")(doctor.doctor)
-app.command("demo", short_help="Train two different tiny nodes on this machine.")(demo.demo)
+app.command("tasks", short_help="List the tasks that --task may name.")(tasks.tasks)
+app.command("tiny", short_help="Make a small model for experiments.")(tiny.tiny)
+app.command("doctor", short_help="Check the machine and say what to change.")(doctor.doctor)
+app.command("demo", short_help="Train two different tiny models on this machine.")(demo.demo)
 app.command("compare", short_help="Compare methods over an in-process network.")(compare.compare)
 
 PROGRAM = "ftis-node"
@@ -73,7 +73,7 @@ INTERNAL_FAULT = 1
 MACHINE_CANNOT = 3
 INTERRUPTED = 130
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-LASTING = ("join", "bootstrap")  # commands that run until they are told to end, and then end soon
+LASTING = ("join", "bootstrap")  # commands that run until a signal, and then end soon
 EXIT_LIMIT_S = 5.0  # for what libraries do at exit
 _debug = False
 
@@ -100,7 +100,7 @@ def main() -> None:
     """Run the console script. Exit codes: 0 done, 1 internal fault, 2 wrong use, 3 machine too small, 4 no network."""
     forbid_telemetry()
     sys.excepthook = show_traceback
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: what a command started is ended in order
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C: a command ends its processes cleanly
     open_closed_files()
     if _is_lasting(sys.argv[1:]):
         drop_what_cannot_be_written()
@@ -118,7 +118,7 @@ def _flushed(code: int) -> int:
     """Return the exit code after writing the output; MACHINE_CANNOT if the disk has no space for it."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # `| head` has ended
         discard_output()
     except OSError as error:
         return code or _output_lost(error)
@@ -127,7 +127,7 @@ def _flushed(code: int) -> int:
 
 def _output_lost(error: OSError) -> int:
     discard_output()
-    _complain(f"the output cannot be written ({error.strerror}): make space on its disk")
+    _complain(f"cannot write the output ({error.strerror}): free disk space")
     return MACHINE_CANNOT
 
 
@@ -148,7 +148,7 @@ def run(arguments: list[str]) -> int:
         code = app(arguments, standalone_mode=False, prog_name=PROGRAM)
     except typer.TyperException as error:
         if (message := error.format_message()).startswith("Usage:"):
-            typer.echo(message, err=True)  # a command that is none without a further word
+            typer.echo(message, err=True)  # a command group without a command
         elif message:
             _complain(f"{message.rstrip('.')}: see --help")
         return error.exit_code
@@ -158,7 +158,7 @@ def run(arguments: list[str]) -> int:
         return INTERRUPTED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not _is_lasting(arguments):
-            return 0  # `| head` has read enough
+            return 0  # `| head` has ended
         if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
             return _output_lost(error)
         return _fail(error, f"internal fault ({type(error).__name__}: {error}); run with --debug and report it", 1)
@@ -173,5 +173,5 @@ def _fail(error: Exception, line: str, code: int) -> int:
 
 
 def _complain(line: str) -> None:
-    with contextlib.suppress(OSError):  # standard error on a full disk: the exit code remains
+    with contextlib.suppress(OSError):  # stderr on a full disk: the exit code remains
         typer.echo(f"ftis-node: {one_line(redacted(line))}", err=True)

@@ -59,10 +59,10 @@ def _head(story: GroupHistory) -> Iterator[tuple[str, str]]:
 def _fate(story: GroupHistory) -> Iterator[tuple[str, str]]:
     if story.verdict == "refused":
         reason = str(story.reason)
-        yield "verdict", f"refused ({reason}): {sentence(reason)}. {story.detail}"
+        yield "validation", f"rejected ({reason}): {sentence(reason)}. {story.detail}"
     else:
         at = f" at {_clock(story.summary.admitted_at)}" if story.summary else ""
-        yield "verdict", f"admitted{at}: it passed every rule of the door"
+        yield "validation", f"accepted{at}: it passed all rules"
     yield "used", story.used
     if story.texts_missing:
         yield "note", story.texts_missing
@@ -71,7 +71,7 @@ def _fate(story: GroupHistory) -> Iterator[tuple[str, str]]:
 def _prompt(prompt: PromptDetails) -> Iterator[str]:
     yield f"prompt      {printable(f'{prompt.task}/{prompt.split}/{prompt.index}')}"
     if prompt.text is None:
-        yield from wrapped(f"    its text cannot be made again: {prompt.missing}", WIDTH, indent=4)
+        yield from wrapped(f"    its text is not available: {prompt.missing}", WIDTH, indent=4)
         return
     yield from _quoted(prompt.text)
     if prompt.answer:

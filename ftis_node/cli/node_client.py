@@ -27,7 +27,7 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     if is_starting and not home.status.exists():
         return [] if path == "/peers" else _as_starting("{}")
     if not home.status.exists():
-        raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
+        raise ConfigError(f"no node has run in {home.root}: give its home with --home")
     saved = _last_words(home)
     peers = saved.pop("peers", [])
     if path == "/peers":
@@ -43,7 +43,7 @@ def _last_words(home: Home) -> dict[str, Any]:
         raise ConfigError(f"{home.status} cannot be read: {error.strerror}") from None
     except FileError as error:
         raise ConfigError(
-            f"{home.status} is damaged: remove it; the next start of the node writes it anew ({error})"
+            f"{home.status} is damaged: remove it; the next start of the node writes a new one ({error})"
         ) from None
 
 
@@ -51,7 +51,7 @@ def post_document(home: Home, path: str, asked: dict[str, Any]) -> Any:
     """Send a change to the running node and return its answer. Raises UsageError with the node's message."""
     url = home.running_url()
     if url is None or not home.control_token.exists():
-        raise ConfigError(f"no node that takes changes runs with the home {home.root}")
+        raise ConfigError(f"no running node in {home.root} accepts changes")
     headers = {TOKEN_HEADER: read_text(home.control_token)}
     status, answer = _call(url, "POST", path, json.dumps(asked), headers, TIMEOUT_S)
     if status != OK:
@@ -72,7 +72,7 @@ def _call(
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     except (OSError, ValueError) as error:
-        raise FtisError(f"the node at {url} does not answer ({error}); look into its logs/") from None
+        raise FtisError(f"the node at {url} does not answer ({error}): see its logs/") from None
     finally:
         connection.close()
 

@@ -14,21 +14,23 @@ from ftis_node.config.home_schema import refuse_newer
 HOME_VARIABLE = "FTIS_HOME"
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", help="The node's folder.", envvar=HOME_VARIABLE, show_default="the platform's data folder"),
+    typer.Option(
+        "--home", help="The node's home folder.", envvar=HOME_VARIABLE, show_default="the platform's data folder"
+    ),
 ]
 GpusOption = Annotated[
     int | None,
     typer.Option(
         "--gpus",
         min=1,
-        help="GPUs this node may use. The generator takes one (see --tensor-parallel), the learner the others; one "
-        "alone is for both.",
+        help="GPUs this node may use. The generator takes one (see --tensor-parallel), the learner the others; both "
+        "share a single one.",
         show_default="one for each worker",
     ),
 ]
 TensorParallelOption = Annotated[
     int | None,
-    typer.Option("--tensor-parallel", min=1, help="GPUs that vLLM spreads the generator over.", show_default="1"),
+    typer.Option("--tensor-parallel", min=1, help="Number of GPUs for the generator (vLLM only).", show_default="1"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.telemetry.progress import OnProgress
 
 LOG_PERIOD_S = 10.0
-MIN_FRACTION = 0.005  # done before a time left is worth telling
+MIN_FRACTION = 0.005  # done before a time left is shown
 MINUTE_S, HOUR_S = 60, 3600
 
 

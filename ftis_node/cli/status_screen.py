@@ -189,7 +189,7 @@ def _skew(swarm: Document) -> str:
     skew_s = swarm["clock_skew_s"]
     if skew_s is None or abs(skew_s) < SKEW_WORTH_SAYING_S:
         return ""
-    return f"; the peers' clocks are {skew_s:+.1f} s off ours: switch on time synchronisation"
+    return f"; the peers' clocks are {skew_s:+.1f} s off this machine's: turn on time synchronization"
 
 
 def _weights(swarm: Document) -> str:
@@ -197,7 +197,7 @@ def _weights(swarm: Document) -> str:
     age_s, refused = swarm["weights_age_s"], sum(swarm["weights_refused"].values())
     age = "" if age_s is None else f", those served are {duration(age_s)} old"
     megabytes = f"{swarm['weights_bytes_in'] / 1e6:.1f} MB in, {swarm['weights_bytes_out'] / 1e6:.1f} MB out"
-    return f"{megabytes}, {refused} refused{age}"
+    return f"{megabytes}, {refused} rejected{age}"
 
 
 def _evaluations(evaluations: list[Document]) -> Iterator[tuple[str, str]]:

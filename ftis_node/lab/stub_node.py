@@ -128,7 +128,7 @@ class StubNode:
         self._stack = AsyncExitStack()
         disk, events = Disk(), ObservedEventLog(home.events, on_event)
         buffer, reader = ReplayBuffer(home.replay), ReplayReader(home.replay)
-        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.door, events=events)
+        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
         for part in (events, disk, buffer, reader, peers):
             self._stack.callback(part.close)
         registry = PeerRegistry()

@@ -86,7 +86,7 @@ class TimelineBuilder:
             return self._kind_of_step(event)
         if name == "mismatch":
             return f"mismatch_{'rose' if event.get('change') == 'rose' else 'fell'}"
-        if name == "standing":
+        if name == "reputation_changed":
             return f"standing_{event.get('standing')}" if event.get("standing") in STANDINGS else None
         return name if name in TONES else None
 
@@ -103,8 +103,8 @@ STANDINGS = ("banned", "watched", "good")
 NEVER_MERGED = {"start", "restart", "fell", "stop", "standing_banned"}
 SUBJECT_FIELDS = {
     "refused": "reason",
-    "member_joined": "peer",
-    "member_left": "peer",
+    "peer_joined": "peer",
+    "peer_left": "peer",
     "standing_banned": "peer",
     "standing_watched": "peer",
     "standing_good": "peer",
@@ -123,8 +123,8 @@ TONES = {
     "step_refused": "bad",
     "step_lost": "bad",
     "generation_failed": "bad",
-    "hand_over_failed": "bad",
-    "proof_failed": "bad",
+    "weight_sync_failed": "bad",
+    "weight_check_failed": "bad",
     "check_failed": "bad",
     "checkpoint_skipped": "bad",
     "mismatch_rose": "bad",
@@ -140,16 +140,16 @@ TONES = {
     "learner_back": "good",
     "paused": "bad",
     "resumed": "good",
-    "member_joined": "good",
-    "member_left": "plain",
+    "peer_joined": "good",
+    "peer_left": "plain",
     "caught_up": "good",
     "failed": "bad",
     "loop_blocked": "bad",
     "loop_stuck": "bad",
     "loop_goes_on": "good",
-    "saved": "bad",
-    "buffer_behind": "bad",
-    "fell_back": "bad",
+    "recovered": "bad",
+    "buffer_rolled_back": "bad",
+    "checkpoint_fallback": "bad",
     "steps_unknown": "bad",
     "clock_moved": "bad",
     "understated": "bad",
@@ -176,12 +176,12 @@ def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
             return f"Stopped at step {event.get('step', 0)}"
         case "standing_banned":
             return f"{who} is banned: {clean(without_paths(event.get('why', '')))}"
-        case "saved":
+        case "recovered":
             return f"{clean(event.get('file', '?'))} was damaged: its readable part was recovered"
-        case "buffer_behind":
+        case "buffer_rolled_back":
             lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
             return f"The buffer lost writes: {plural(lost, 'group')} lost, {used:,} already used and not used again"
-        case "fell_back":
+        case "checkpoint_fallback":
             return f"Resumed at step {event.get('step')} from the newest valid checkpoint, not {event.get('done')}"
         case "steps_unknown":
             return f"Resumed at step {event.get('step')} from a checkpoint, not at {event.get('done')} as recorded"
@@ -201,8 +201,8 @@ SENTENCES = {
     "fell": "Restarted after an end without a stop event (killed, or the machine went down)",
     "step_lost": "The learner died in step {step} and was restarted",
     "generation_failed": "A group was not generated",
-    "hand_over_failed": "Weights {version} did not reach the generator, which was restarted",
-    "proof_failed": "The generator does not serve the weights that it received",
+    "weight_sync_failed": "Weights {version} did not reach the generator, which was restarted",
+    "weight_check_failed": "The generator does not serve the weights that it received",
     "check_failed": "Engine and learner could not be compared",
     "checkpoint_skipped": "A checkpoint was skipped",
     "mismatch_rose": "Engine and learner disagree more than allowed, since step {step}",
@@ -216,8 +216,8 @@ SENTENCES = {
     "paused": "Paused generation and fetching: the disk limit was reached",
     "resumed": "Resumed: disk space is available",
     "understated": "Implausible log-probs from {who}",
-    "member_joined": "Joined: {who}",
-    "member_left": "Left: {who}",
+    "peer_joined": "Joined: {who}",
+    "peer_left": "Left: {who}",
     "failed": "Ended with a fault",
     "loop_blocked": "The event loop was blocked",
     "loop_stuck": "A loop made no progress: {who}",

@@ -82,7 +82,7 @@ def weights_offered(envelope: Envelope, group: Group | TextGroup, context: Valid
 def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
     """The group is neither from the future, but for clocks that differ a little, nor older than the run uses it."""
     age_s = context.now() - group.created_at
-    if not -age_s <= context.limits.max_skew_s:
+    if not -age_s <= context.limits.max_clock_skew_s:
         return Refusal("clock", f"made {-age_s:.0f} s from now: a clock is wrong")
     max_age_s = context.manifest.step.max_age_s
     return None if age_s <= max_age_s else Refusal("stale", f"{age_s:.0f} s old, the run uses {max_age_s:.0f}")

@@ -18,18 +18,18 @@ PUBLIC = 0o644
 def bootstrap(
     home: HomeOption = None,
     listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
-    peers: Annotated[list[str] | None, typer.Option("--peers", help="Another bootstrap's multiaddr.")] = None,
+    peers: Annotated[list[str] | None, typer.Option("--peers", help="Multiaddr of another bootstrap node.")] = None,
     announce: Annotated[
         list[str] | None,
         typer.Option(
             "--announce",
             metavar="MADDR",
-            help="Address to tell others instead of what is found, such as /dns4/NAME/tcp/4001. Repeatable.",
+            help="Address to announce instead of the detected ones, such as /dns4/NAME/tcp/4001. Repeatable.",
         ),
     ] = None,
     address_file: Annotated[
         Path | None,
-        typer.Option("--address-file", metavar="FILE", help="Also write the addresses here, for --peers @FILE."),
+        typer.Option("--address-file", metavar="FILE", help="File for the addresses, to use with --peers @FILE."),
     ] = None,
 ) -> None:
     """Run a bootstrap and relay node. Prints one address per line, then serves until stopped.

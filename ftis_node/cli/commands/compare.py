@@ -58,49 +58,46 @@ DelayOption = Annotated[
     str,
     typer.Option(
         "--delay",
-        help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node alone; comma-separated.",
+        help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node only; comma-separated.",
     ),
 ]
 NodesOption = Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")]
 LiesOption = Annotated[
-    str, typer.Option("--lies", help="What the last nodes lie about: none, rewards, logprobs, positives, mimic.")
+    str,
+    typer.Option(
+        "--lies", help="Attack of the last nodes: none, rewards, logprobs, positives, mimic; comma-separated."
+    ),
 ]
-LiarsOption = Annotated[int, typer.Option("--liars", min=1, help="How many nodes lie, where --lies has them lie.")]
-CodecOption = Annotated[
-    str, typer.Option("--codec", help="How groups are packed: exact, lossless, lossy; comma-separated.")
-]
+LiarsOption = Annotated[int, typer.Option("--liars", min=1, help="Number of attackers with --lies.")]
+CodecOption = Annotated[str, typer.Option("--codec", help="Codec of groups: exact, lossless, lossy; comma-separated.")]
 ControlsOption = Annotated[
     bool,
     typer.Option(
         "--controls",
-        help="Add the controls to --methods: the models alone, with a whole update and with a swarm node's own part.",
+        help="Add the controls to --methods: each model alone, with a whole update and with a swarm node's part.",
     ),
 ]
 ModelSeedsOption = Annotated[
-    int, typer.Option("--model-seeds", min=1, help="Starting models of every pairing, made from so many seeds.")
+    int, typer.Option("--model-seeds", min=1, help="Number of seeds for the initial models of every pairing.")
 ]
-SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="The first seed.")]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")]
+SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds for every setting.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="First seed.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each node.")]
 PromptsOption = Annotated[
-    int, typer.Option("--prompts", min=0, help="Prompts in an update, over all nodes; 0: as the run says.")
+    int, typer.Option("--prompts", min=0, help="Prompts of an update, over all nodes; 0: as in --run.")
 ]
-EvalEveryOption = Annotated[
-    int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as the run says.")
-]
+EvalEveryOption = Annotated[int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as in --run.")]
 RunOption = Annotated[
     str | None,
-    typer.Option("--run", help="Preset or TOML file for all that is not given here.", autocompletion=one_of(*PRESETS)),
+    typer.Option("--run", help="Preset or TOML file with all other settings.", autocompletion=one_of(*PRESETS)),
 ]
 TaskOption = Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.", autocompletion=task_specs)]
-OodTaskOption = Annotated[
-    str | None, typer.Option("--ood-task", help="Task SPEC that is evaluated and never trained on.")
-]
-KlEstimatorOption = Annotated[str | None, typer.Option("--kl-estimator", help="What the filter reads.")]
-KlThresholdOption = Annotated[float | None, typer.Option("--kl-threshold", help="Where the filter cuts.")]
+OodTaskOption = Annotated[str | None, typer.Option("--ood-task", help="Task SPEC to evaluate without training on it.")]
+KlEstimatorOption = Annotated[str | None, typer.Option("--kl-estimator", help="KL estimator of the filter.")]
+KlThresholdOption = Annotated[float | None, typer.Option("--kl-threshold", help="KL threshold of the filter.")]
 LoraRankOption = Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")]
-JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Trials side by side; 0: one a core, or one on a GPU.")]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where models run.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Trials in parallel; 0: one per core, or one on a GPU.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Device of the models.")]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")]
 
 
@@ -171,7 +168,7 @@ def compare(
     kind = _hdee(experiment, models, model_seeds) if is_hdee else _usual(experiment)
     typer.echo(kind.fairness, err=True)
     typer.echo(_run(kind, pairs, out, model_seeds=model_seeds, jobs=jobs or _jobs(device)))
-    typer.echo(f"results.json, curves.csv, curves.png and table.md lie in {out}", err=True)
+    typer.echo(f"results.json, curves.csv, curves.png and table.md are in {out}", err=True)
 
 
 class _Kind(NamedTuple):
@@ -217,12 +214,12 @@ def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jo
 def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
     """Raise UsageError for options that do not apply to experts of domains."""
     if pairs != (HDEE,):
-        raise UsageError("--pair hdee is an experiment of its own: run it without other pairings")
+        raise UsageError("--pair hdee is a separate experiment: run it without other pairings")
     for name in NOT_OF_HDEE:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = name.replace("_", "-")
-            raise UsageError(f"--pair hdee has its own domains, nodes and sharing: leave out --{option}")
+            raise UsageError(f"--pair hdee has its own domains, nodes and sharing: omit --{option}")
 
 
 def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
@@ -231,7 +228,7 @@ def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
 
     made_here = (*TINY_PAIRS, HDEE)
     if model_seeds > 1 and not set(pairs) <= set(made_here):
-        raise UsageError(f"--model-seeds is for pairings whose models are made here: {', '.join(made_here)}")
+        raise UsageError(f"--model-seeds applies only to pairings with generated models: {', '.join(made_here)}")
 
 
 def _base(
@@ -246,7 +243,7 @@ def _base(
 
     own_tasks = {TINY_PAIRS.get(name, "") for name in pairs}
     if len(own_tasks) > 1 and not task:
-        raise UsageError(f"{' and '.join(pairs)} are of unlike tasks: compare them apart, or give a --task")
+        raise UsageError(f"{' and '.join(pairs)} have different tasks: compare them separately, or give a --task")
     own_task = own_tasks.pop() if len(own_tasks) == 1 else ""
     is_tiny = own_task and (task or own_task).startswith(own_task)
     manifest = load_manifest(run or (TINY_PRESETS[own_task] if is_tiny else preset_for_task(task or "")))
@@ -294,7 +291,7 @@ def _fairness(experiment: Experiment) -> str:
 def _split(text: str) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in text.split(",") if part.strip())
     if not parts:
-        raise UsageError("an option with an empty list: give at least one value")
+        raise UsageError("an option has an empty list: give at least one value")
     return parts
 
 

@@ -26,7 +26,7 @@ LOG_PERIOD_S = 10.0
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for models, homes, logs and results.")] = Path("demo-out"),
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")] = DEFAULT_STEPS,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each node.")] = DEFAULT_STEPS,
     engine: Annotated[
         str, typer.Option("--engine", help="Generation engine: torch (tiny models need no vLLM), vllm or auto.")
     ] = "torch",
@@ -43,7 +43,7 @@ def demo(
         result = run_demo(DemoPlan(out=out, steps=steps, engine=engine, seed=seed), watch=watch)
     _print_result(result, out)
     if failures := result.failures():
-        raise FtisError("the demo did not show what it should: " + "; ".join(failures))
+        raise FtisError("the demo did not reach its goals: " + "; ".join(failures))
 
 
 @contextmanager
@@ -127,4 +127,4 @@ def _print_result(result: DemoResult, out: Path) -> None:
         typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     for line in result.wire_lines():
         typer.echo(line)
-    typer.echo(f"{result.seconds:.0f} s; curves in {out / 'curves.png'}, figures in {out / 'results.json'}")
+    typer.echo(f"{result.seconds:.0f} s; curves in {out / 'curves.png'}, values in {out / 'results.json'}")

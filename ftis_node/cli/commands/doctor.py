@@ -35,7 +35,7 @@ UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def doctor(
-    model: Annotated[str | None, typer.Option("--model", help="Also look for this model and plan its memory.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Also check this model and plan its memory.")] = None,
     run: Annotated[
         str | None,
         typer.Option(
@@ -45,10 +45,14 @@ def doctor(
             autocompletion=one_of(*PRESETS),
         ),
     ] = None,
-    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Plan for an adapter, or for all weights.")] = None,
+    lora: Annotated[
+        bool | None, typer.Option("--lora/--full", help="Plan for a LoRA adapter, or for all weights.")
+    ] = None,
     gpu_memory: Annotated[
         list[float] | None,
-        typer.Option("--gpu-memory", metavar="GIB", help="Plan for a GPU of this size instead; again for each more."),
+        typer.Option(
+            "--gpu-memory", metavar="GIB", help="Plan for a GPU of this size in GiB instead; repeat it for each GPU."
+        ),
     ] = None,
     gpus: GpusOption = None,
     tensor_parallel: TensorParallelOption = None,
@@ -64,12 +68,12 @@ def doctor(
         int | None, typer.Option("--status-port", help="Local port that should be free.", show_default="the home's")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help=f"Check this alone: {', '.join(CHECKS)}. Repeatable.")
+        list[str] | None, typer.Option("--only", help=f"Run only this check: {', '.join(CHECKS)}. Repeatable.")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each change of it.")
+        bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each suggested change.")
     ] = False,
 ) -> None:
     """Check the machine. Each finding says what to do (docs/reference/doctor.md lists them all).
@@ -82,13 +86,13 @@ def doctor(
     """
     if model is None and (run is not None or lora is not None or gpu_memory or gpus or tensor_parallel):
         raise ConfigError(
-            "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: name it with "
+            "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: give it with "
             "--model"
         )
     if any(not 0 < gib < float("inf") for gib in gpu_memory or ()):
-        raise ConfigError("--gpu-memory is a number of GiB above 0")
+        raise ConfigError("--gpu-memory needs a number of GiB above 0")
     if unknown := set(only or ()) - set(CHECKS):
-        raise ConfigError(f"--only {min(unknown)}: there is no such check, but {', '.join(CHECKS)}")
+        raise ConfigError(f"--only {min(unknown)}: unknown check; known are {', '.join(CHECKS)}")
 
     from ftis_node.config.node import load_node_settings
     from ftis_node.doctor.doctor import Patient, examine, exit_code_of

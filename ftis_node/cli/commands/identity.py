@@ -16,9 +16,7 @@ from ftis_node.files import read_text
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Show, back up and restore the key that a node is known by."
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show, back up or restore a node's key.")
 
 PassphraseFileOption = Annotated[
     Path | None,
@@ -56,7 +54,7 @@ def backup(
     home: HomeOption = None,
     encrypt: Annotated[bool, typer.Option("--encrypt", help="Ask for a passphrase and encrypt the file.")] = False,
     passphrase_file: PassphraseFileOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write the identity to one file. Works while the node runs. Keep the file on another disk."""
     from ftis_node.node.storage.identity_backup import back_up_identity
@@ -65,7 +63,9 @@ def backup(
     peer_id = back_up_identity(home_at(home), out, passphrase=passphrase, replace=force)
     typer.echo(f"{out}: the identity {peer_id}")
     if passphrase is None:
-        typer.echo("who has this file can speak as this node: keep it private, or encrypt it by --encrypt", err=True)
+        typer.echo(
+            "anyone with this file can act as this node: keep it private, or encrypt it with --encrypt", err=True
+        )
 
 
 @app.command("restore")
@@ -85,7 +85,7 @@ def restore(
     )
     typer.echo(f"the node is {done.peer_id}" if done.changed else f"the node is {done.peer_id} already")
     if done.kept is not None:
-        typer.echo(f"the key that was there: {done.kept}")
+        typer.echo(f"the former key: {done.kept}")
 
 
 def _passphrase(file: Path | None, *, again: bool) -> str:
@@ -96,7 +96,7 @@ def _passphrase(file: Path | None, *, again: bool) -> str:
         except (OSError, FileError):
             raise UsageError(f"cannot read a passphrase from {file}") from None
     elif not sys.stdin.isatty():
-        raise UsageError("a passphrase is needed and nobody is there to ask: give --passphrase-file")
+        raise UsageError("a passphrase is needed, but there is no terminal to ask: give --passphrase-file")
     else:
         passphrase = typer.prompt("passphrase", hide_input=True, confirmation_prompt=again, err=True)
     if not passphrase:

@@ -18,9 +18,7 @@ from ftis_node.telemetry.terminal_text import printable
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-app = typer.Typer(
-    rich_markup_mode=None, help="Who the node knows, and who is refused or trusted.", invoke_without_command=True
-)
+app = typer.Typer(rich_markup_mode=None, help="List peers; ban, unban or trust them.", invoke_without_command=True)
 
 PeerArgument = Annotated[
     str,
@@ -76,7 +74,7 @@ def ban(
     context: typer.Context,
     peer: PeerArgument,
     length: Annotated[
-        str | None, typer.Option("--for", help="How long: 90s, 30m, 2h, 7d.", show_default="door.ban_longest_s")
+        str | None, typer.Option("--for", help="Duration: 90s, 30m, 2h, 7d.", show_default="access.ban_max_s")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
@@ -96,7 +94,7 @@ def unban(context: typer.Context, peer: PeerArgument, home: HomeOption = None, a
 def trust(
     context: typer.Context,
     peer: PeerArgument,
-    off: Annotated[bool, typer.Option("--off", help="Trust it no longer.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="End the trust.")] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -108,7 +106,7 @@ def parse_length_s(text: str) -> float:
     """Return the seconds of `90s`, `30m`, `2h` or `7d`. Raises UsageError for anything else."""
     match = LENGTH.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
-        raise UsageError(f"--for {text!r} is no length of time: write 90s, 30m, 2h or 7d")
+        raise UsageError(f"--for {text!r} is not a duration: write 90s, 30m, 2h or 7d")
     return float(match[1]) * UNIT_S[match[2]]
 
 
@@ -130,7 +128,7 @@ def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[st
     from ftis_node.node.peers.operator_actions import stopped_peers
 
     if not home.peers.exists() and not home.settings.exists():
-        raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
+        raise ConfigError(f"no node has run in {home.root}: give its home with --home")
     with stopped_peers(home) as control:
         return control.change(action, {"peer": peer, **asked})
 

@@ -22,7 +22,7 @@ DEFAULT_OUT = Path("report.html")
 
 def report(
     home: HomeOption = None,
-    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = DEFAULT_OUT,
+    out: Annotated[Path, typer.Option("--out", help="File to write.")] = DEFAULT_OUT,
 ) -> None:
     """Write one page about a run: values, curves, peers, notable events. Works for a running or a stopped node.
 
@@ -54,4 +54,4 @@ def _write(out: Path, page: str) -> None:
     try:
         replace_file(out, page.encode())
     except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}; choose another --out") from None
+        raise UsageError(f"cannot write {out}: {error.strerror}; give another --out") from None

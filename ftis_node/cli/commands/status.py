@@ -30,9 +30,9 @@ REST_OF_SCREEN = "\x1b[J"
 def status(
     home: HomeOption = None,
     as_json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again until ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.1, max=86400, metavar="SECONDS", help="Between two looks.")
+        float, typer.Option("--interval", min=0.1, max=86400, metavar="SECONDS", help="Seconds between updates.")
     ] = 2.0,
 ) -> None:
     """Show what a node does, or last did: is it contributing, learning, healthy?
@@ -93,10 +93,10 @@ def _repaint(look: dict[str, Any] | FtisError) -> None:
 
     size = get_terminal_size()
     clock = time.strftime("%H:%M:%S")
-    lines = wrapped(f"{look}; looking again", size.columns - 1) if isinstance(look, FtisError) else []
+    lines = wrapped(f"{look}; trying again", size.columns - 1) if isinstance(look, FtisError) else []
     if not isinstance(look, FtisError):
         lines = screen(look, now=time.time(), width=min(size.columns, 100) - 1)
-    shown = [*lines[: size.lines - 2], f"{clock}, again and again until ctrl-C"]
+    shown = [*lines[: size.lines - 2], f"{clock}, updated until ctrl-C"]
     sys.stdout.write(REPAINT + "".join(f"{line}{REST_OF_LINE}\n" for line in shown) + REST_OF_SCREEN)
 
 

@@ -87,7 +87,7 @@ def _problem_lines(document: dict[str, Any]) -> list[str]:
         f"{document['name']}, split {document['split']}: {document['num_problems']:,} problems; the first:",
         *(_printable(f"{message['role']}: {message['content']}") for message in document["prompt"]),
         _printable(f"answer: {document['answer']}"),
-        f"reward of the answer alone: {'scoring it failed' if reward is None else reward}",
+        f"reward of the answer alone: {'scoring failed' if reward is None else reward}",
     ]
 
 

@@ -27,9 +27,11 @@ class TinyTask(StrEnum):
 
 
 def tiny(
-    size: Annotated[Size, typer.Option("--size", help="s: about 0.2M parameters; m: 0.8M; l, of sums alone: 3.1M.")],
+    size: Annotated[Size, typer.Option("--size", help="s: about 0.2M parameters; m: 0.8M; l (task sums only): 3.1M.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write the model to.")],
-    task: Annotated[TinyTask, typer.Option("--task", help="What it is partly competent in.")] = TinyTask.ARITHMETIC,
+    task: Annotated[
+        TinyTask, typer.Option("--task", help="Task in which the model is partly competent.")
+    ] = TinyTask.ARITHMETIC,
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same model.")] = 0,
 ) -> None:
     """Make a small Qwen2-architecture model and tokenizer, partly competent in one task."""

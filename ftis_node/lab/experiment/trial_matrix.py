@@ -180,7 +180,7 @@ class Setting:
     def _manifest(self) -> RunManifest:
         base = self.experiment.base
         step = base.step.model_dump() | {
-            "steps_ahead": 0,
+            "max_async_level": 0,
             "max_version_lag": FOREVER_VERSIONS,
             "max_age_s": FOREVER_S,
         }
@@ -189,7 +189,14 @@ class Setting:
         self._share_out(step, sampling)
         if is_alone(self.method):
             own = step.pop("generated_groups", None) or step["own_groups"]
-            step.update(own_groups=own, foreign_groups=0, share="vertical", choice="newest", fill=False, divide="even")
+            step.update(
+                own_groups=own,
+                foreign_groups=0,
+                prompt_sharing="vertical",
+                group_selection="newest",
+                backfill_with_own=False,
+                task_allocation="even",
+            )
             optimizer["updates_per_batch"] = parse_alone(self.method).updates or base.optimizer.updates_per_batch
         document = base.model_dump() | {
             "step": step,
@@ -210,7 +217,7 @@ class Setting:
         if match := SAPO.fullmatch(self.share):
             if int(match[1]) == 0:
                 raise UsageError(f"{self.share}: every node must generate something, so I is at least 1")
-            step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), choice="sapo")
+            step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), group_selection="sapo")
             if match[3]:
                 step.update(generated_groups=int(match[3]))
         elif match := CHOICE.fullmatch(self.share):
@@ -218,16 +225,16 @@ class Setting:
             made, wanted = step["foreign_groups"], int(match[2] or step["foreign_groups"])
             if wanted > made:
                 raise UsageError(f"{self.share}: the others of {nodes} nodes make {made} groups an update")
-            step.update(foreign_groups=wanted, choice=match[1])
+            step.update(foreign_groups=wanted, group_selection=match[1])
         elif self.share == "horizontal":
             if sampling["group_size"] % nodes:
                 raise UsageError(f"{nodes} nodes cannot share groups of {sampling['group_size']} completions evenly")
             sampling["group_size"] //= nodes
-            step.update(own_groups=total, foreign_groups=total * (nodes - 1), share="horizontal")
+            step.update(own_groups=total, foreign_groups=total * (nodes - 1), prompt_sharing="horizontal")
         elif self.share in ("vertical", FILLED, DIVIDED):
             self._share_evenly(step)
-            divide = "advantage" if self.share == DIVIDED else base.step.divide
-            step.update(fill=base.step.fill or self.share == FILLED, divide=divide)
+            divide = "advantage" if self.share == DIVIDED else base.step.task_allocation
+            step.update(backfill_with_own=base.step.backfill_with_own or self.share == FILLED, task_allocation=divide)
         else:
             known = f"vertical, {FILLED}, {DIVIDED}, horizontal, newest:J, useful:J or sapo:I/J[/G]"
             raise UsageError(f"no sharing {self.share!r}: use {known}")

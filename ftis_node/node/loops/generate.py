@@ -152,6 +152,6 @@ def groups_in_flight(parts: Parts) -> int:
 
 def prompt_order(parts: Parts) -> PromptOrder:
     """Vertical: this node's own order through its domain. Horizontal: the run's, for all answer the same problems."""
-    if parts.manifest.step.share == "horizontal":
+    if parts.manifest.step.prompt_sharing == "horizontal":
         return PromptOrder(len(parts.domain), seed=0, peer_id=parts.manifest.run_id)
     return PromptOrder(len(parts.domain), parts.settings.seed, parts.identity.peer_id)

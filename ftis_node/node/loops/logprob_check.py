@@ -63,7 +63,7 @@ class CheckLoop:
         try:
             with waiting_for("the learner's measurement"):  # after the step that is under way
                 await self._parts.learner.check(
-                    train_group(stored, share=self._parts.manifest.step.share, of_own_weights=True)
+                    train_group(stored, share=self._parts.manifest.step.prompt_sharing, of_own_weights=True)
                 )
         except WorkerError as error:  # the train loop sees to the learner; the next version has its own check
             self._parts.events.write("check_failed", group=stored.id, error=str(error))

@@ -201,9 +201,9 @@ class PullLoop:
         _, num_ready = parts.reader.ready_counts()
         known = await parts.gossip.known_members()
         wanted = pull_demand(
-            parts.settings.swarm.pull,
+            parts.settings.swarm.pull_policy,
             num_members=len(known),
-            small_swarm=parts.settings.swarm.small_swarm,
+            small_swarm=parts.settings.swarm.pull_all_max_peers,
             per_step=shares_of_next_step(parts)[1],
             num_ready=num_ready,
             num_in_flight=self._wants.num_in_flight,

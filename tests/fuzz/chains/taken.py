@@ -137,7 +137,7 @@ def _learn(groups: list[TrainGroup], *, method: str) -> None:
         make_packed_micro_batches(batch, max_tokens=num_tokens)
     torch.manual_seed(0)
     guess = (-torch.rand(batch.mask.shape)).requires_grad_()
-    objective = make_objective(method, _parameters(method), max_gain_nats=8.0)
+    objective = make_objective(method, _parameters(method), max_logprob_gap_nats=8.0)
     loss, _ = objective.loss(guess, batch, objective.advantages(batch), anchor=None)
     loss.backward()
     assert bool(torch.isfinite(loss)), (method, loss)

@@ -77,7 +77,7 @@ def test_horizontal_controls_answer_all_prompts_with_fewer_completions() -> None
     experiment = replace(EXPERIMENT, methods=("alone:own",), shares=("horizontal",), num_nodes=(2,), seeds=range(1))
     trial = experiment.trials()[0]
     step = trial.manifest.step
-    assert (step.own_groups, step.foreign_groups, step.share) == (32, 0, "vertical")
+    assert (step.own_groups, step.foreign_groups, step.prompt_sharing) == (32, 0, "vertical")
     assert trial.manifest.sampling.group_size == 4
 
 

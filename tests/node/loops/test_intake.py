@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ftis_node.config.door import DoorSection
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
@@ -32,6 +31,7 @@ from ftis_node.telemetry.events import EventTrail
 from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
 from tests.node.bookkeeping import bookkeeping
+from tests.node.support import admission_of
 from tests.tasks.hostile_task import HostileTask
 from tests.validation.test_door import MANIFEST, _context, _resolve, _Scorer, _Tokenizer
 
@@ -67,7 +67,7 @@ def parts_on(
         buffer = ReplayBuffer(folder / "replay.sqlite")
         reader = ReplayReader(folder / "replay.sqlite")
         events = EventTrail(folder / "events.jsonl")
-        section = DoorSection.model_validate({"trust": trust, **door})
+        section = admission_of(trust=trust, **door)
         peers = PeerBook(folder / "peers.sqlite", own_id=ME.peer_id, settings=section, events=events)
         for part in (buffer, reader, events, peers):
             stack.callback(part.close)
@@ -283,7 +283,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
     ):
         for scorer in (known, other):
             await scorer.score(HostileTask()[0], ["1"])  # its process is up
-        with parts_on(tmp_path, open_disk(), scoring_s_a_minute=1.5) as parts:
+        with parts_on(tmp_path, open_disk(), scoring_s_per_minute=1.5) as parts:
             parts.tokenizer, parts.scorer, parts.strangers_scorer = _HostileTokenizer(), known, other
             for _ in range(12):
                 parts.peers.note(identity.peer_id, Behaviour.TAUGHT)
