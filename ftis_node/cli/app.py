@@ -46,7 +46,7 @@ from ftis_node.telemetry.terminal_text import one_line
 
 app = typer.Typer(
     name="ftis-node",
-    help="Share the work of GRPO post-training: generate completions, share them by gossip, train on those of all peers.",
+    help="Share the work of GRPO post-training: generate, gossip and train on completions of all peers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

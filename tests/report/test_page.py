@@ -132,8 +132,8 @@ def test_what_happened_is_told_in_order(page: Page) -> None:
         "No signal: steps 12 to 17 had no effect",
         "38 groups rejected: reward 37, &lt;script&gt;",
     ]
-    wanted += [" is banned: &lt;script&gt;", "before that it had ended without saying so"]
-    wanted += ["The learner died in step 45 and was started again: see …/learner.log &lt;script&gt;"]
+    wanted += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
+    wanted += ["The learner died in step 45 and was restarted: see …/learner.log &lt;script&gt;"]
     wanted += ["Log-probs that no honest sampling brings about, from &lt;script&gt;", "&lt;script&gt;"]
     wanted += ["The buffer had lost writes: 2 groups lost, 1 used before and not again"]
     wanted += ["Went on at step 43 of the newest good checkpoint, after step 44"]
@@ -170,7 +170,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     home = write_home(tmp_path / "home")
     assert run(["report", "--home", str(home.root), "--out", str(tmp_path / "no/where.html")]) == 2
     first, second = capsys.readouterr().err.splitlines()
-    assert "no node has run with the home" in first
+    assert "no node has run in" in first
     assert "cannot write" in second
 
 

@@ -64,9 +64,7 @@ DelayOption = Annotated[
 NodesOption = Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")]
 LiesOption = Annotated[
     str,
-    typer.Option(
-        "--lies", help="Attack of the last nodes: none, rewards, logprobs, positives, mimic; comma-separated."
-    ),
+    typer.Option("--lies", help="Attack of the last nodes: none, rewards, logprobs, positives, mimic."),
 ]
 LiarsOption = Annotated[int, typer.Option("--liars", min=1, help="Number of attackers with --lies.")]
 CodecOption = Annotated[str, typer.Option("--codec", help="Codec of groups: exact, lossless, lossy; comma-separated.")]

@@ -63,9 +63,7 @@ def backup(
     peer_id = back_up_identity(home_at(home), out, passphrase=passphrase, replace=force)
     typer.echo(f"{out}: the identity {peer_id}")
     if passphrase is None:
-        typer.echo(
-            "anyone with this file can act as this node: keep it private, or encrypt it with --encrypt", err=True
-        )
+        typer.echo("anyone with this file can act as this node: keep it private, or use --encrypt", err=True)
 
 
 @app.command("restore")
