@@ -47,8 +47,8 @@ def test_hostile_members_in_short_lives() -> None:
 def test_a_hostile_member_in_one_longer_life() -> None:
     battle = play(STEPS_IN_ONE_LIFE, seed=4, quiet=True)
     assert battle.num_steps == STEPS_IN_ONE_LIFE
-    assert battle.admitted[battle.honest.parts.identity.peer_id] >= STEPS_IN_ONE_LIFE // 5
-    assert sum(battle.admitted.values()) > battle.admitted[battle.honest.parts.identity.peer_id]
+    assert battle.admitted[battle.honest.parts.context.peer_id] >= STEPS_IN_ONE_LIFE // 5
+    assert sum(battle.admitted.values()) > battle.admitted[battle.honest.parts.context.peer_id]
     assert battle.victim.parts.counters.refused.total() > 0
 
 

@@ -24,9 +24,9 @@ from ftis_node.errors import WorkerTaskError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.node.daemon import run_loops
 from ftis_node.node.startup.assemble import built_parts
 from ftis_node.node.startup.factories import ProcessMakers
+from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
@@ -113,8 +113,8 @@ async def _live(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[
     plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
     async with built_parts(settings, plan, home, makers) as parts:
         parts.buffer.admit_many(foreign)
-        await run_loops(parts, steps=steps)
-        return parts.state.step
+        await run_node(parts, steps=steps)
+        return parts.context.state.step
 
 
 def _assert_let_go(home: Home, makers: _Poisoned) -> None:

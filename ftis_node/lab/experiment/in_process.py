@@ -24,7 +24,7 @@ from ftis_node.ipc.weights import WEIGHTS_FILE, find_difference
 from ftis_node.learner.messages import AuditReply
 from ftis_node.memory.placement import Arrangement
 from ftis_node.node.startup.factories import generation_boot, learner_boot
-from ftis_node.node.startup.worker_settings import dtype_of
+from ftis_node.node.worker_settings import dtype_of
 from ftis_node.swarm.transit import VersionsInTransit
 
 if TYPE_CHECKING:

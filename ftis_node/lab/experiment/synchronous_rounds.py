@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftis_node.lab.experiment.rounds import Rounds
-    from ftis_node.node.context import Parts
+    from ftis_node.node.components import NodeComponents
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeState
 
@@ -113,7 +113,7 @@ class RoundGate:
     If the run has `step.fill` it compensates for rejected groups: `quota` says what it generates in each round.
     """
 
-    def __init__(self, lockstep: SynchronousRounds, parts: Parts, *, quota: Quota | None = None) -> None:
+    def __init__(self, lockstep: SynchronousRounds, parts: NodeComponents, *, quota: Quota | None = None) -> None:
         self._lockstep = lockstep
         self._parts = parts
         self._quota = quota or Quota(lockstep.rounds)
@@ -126,11 +126,11 @@ class RoundGate:
         Its groups are generated once every node has finished the previous step. A node that takes that step late would
         otherwise count them in its own round.
         """
-        self._lockstep.arrive(self._parts.identity.peer_id, step)
+        self._lockstep.arrive(self._parts.context.peer_id, step)
         await self._lockstep.begin(step)
         self._parts.slots.resize(self._made(step))
         await self._lockstep.wait(step)
-        if self._parts.manifest.step.fill:
+        if self._parts.context.manifest.step.fill:
             self._plan(step)
         self._parts.slots.resize(0)
         return True
@@ -138,7 +138,7 @@ class RoundGate:
     def shares(self, step: int) -> tuple[int, int]:
         """Return the round's own and remote groups that the step takes."""
         own, foreign = self._quota.shares(step)
-        drawn = self._parts.manifest.step
+        drawn = self._parts.context.manifest.step
         return (own, foreign) if drawn.generated_groups is None else (min(own, drawn.own_groups), foreign)
 
     def _made(self, step: int) -> int:

@@ -114,6 +114,13 @@ class PeerBook:
         """Whether the operator trusts it, by the settings or by `peers trust`."""
         return peer_id in self._trusted or self._standings.reputation(peer_id).trusted
 
+    def is_of_own_weights(self, group: Group) -> bool:
+        """Return whether a trusted peer says that this node's weights sampled its group.
+
+        The same statement of any other peer is only a claim: it changes no counter and no check.
+        """
+        return group.weights_of == self._own_id and self.is_trusted(group.sender)
+
     def is_known(self, peer_id: str) -> bool:
         """Whether it is no stranger: it is trusted, or has shown something by good groups."""
         return self.is_trusted(peer_id) or not self._is_stranger(peer_id)

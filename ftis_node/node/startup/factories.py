@@ -27,7 +27,7 @@ from ftis_node.learner.schedule import Schedule
 from ftis_node.memory.components import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import Arrangement, arrange, arrange_alone, visible_gpus
 from ftis_node.models import pick_device
-from ftis_node.node.startup.worker_settings import dtype_of, serves_adapters
+from ftis_node.node.worker_settings import dtype_of, serves_adapters
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.ipc.supervisor import MakeRoom
     from ftis_node.learner.messages import CheckpointSkipped
     from ftis_node.models import ModelSource, PromptTokenizer
-    from ftis_node.node.context import Generation, Learning
+    from ftis_node.node.protocols import Generation, Learning
     from ftis_node.records.identity import Identity
     from ftis_node.telemetry.events import EventTrail
 

@@ -24,29 +24,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.node.context import Parts
     from ftis_node.node.storage.usage import HomeUse
+    from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.replay.buffer import ReplayBuffer
 
 CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
 DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 
 
-async def tidied(
-    parts: Parts, missing_bytes: int, *, look: Callable[[], Awaitable[HomeUse]]
+async def reclaim(
+    missing_bytes: int,
+    *,
+    home: Home,
+    buffer: ReplayBuffer,
+    disk: Disk,
+    learns: bool,
+    look: Callable[[], Awaitable[HomeUse]],
 ) -> AsyncIterator[tuple[str, int]]:
     """Removes until `missing_bytes` are free or nothing more may go; gives what went and how many bytes that made free.
 
     `look` says how the home stands.
     """
     wanted_bytes = (await look()).used_bytes - missing_bytes
-    saved_step = _saved_step(parts.home) if parts.settings.learns else None
+    saved_step = _saved_step(home) if learns else None
     steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
-        ("free pages", lambda _: parts.disk(parts.buffer.shrink)),
-        ("used groups", lambda num_bytes: parts.disk(parts.buffer.give_up, num_bytes, saved_step=saved_step)),
-        ("old logs", lambda num_bytes: in_background(_remove_first, _old_logs(parts.home), num_bytes)),
-        ("old events", lambda num_bytes: _remove_old_events(parts.home, num_bytes)),
-        ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, parts.home)),
+        ("free pages", lambda _: disk(buffer.shrink)),
+        ("used groups", lambda num_bytes: disk(buffer.give_up, num_bytes, saved_step=saved_step)),
+        ("old logs", lambda num_bytes: in_background(_remove_first, _old_logs(home), num_bytes)),
+        ("old events", lambda num_bytes: _remove_old_events(home, num_bytes)),
+        ("old checkpoints", lambda _: in_background(_remove_old_checkpoints, home)),
     )
     for what, remove in steps:
         before = (await look()).used_bytes

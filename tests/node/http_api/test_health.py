@@ -11,8 +11,8 @@ import pytest
 from aiohttp import ClientSession
 
 from ftis_node.errors import UsageError
-from ftis_node.node.http_api.health import LoopWatch, RunningLoops, Turn, not_ready, worker_problems
 from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
+from ftis_node.node.supervision.health import LoopWatch, RunningLoops, Turn, not_ready, worker_problems
 from ftis_node.telemetry.status import HealthStatus, Status
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
 from ftis_node.memory.placement import Arrangement
-from ftis_node.node.daemon import run_loops
-from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.startup.assemble import built_parts
 from ftis_node.node.startup.factories import ProcessMakers
+from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.wiring import Wiring
 from tests.cpu_sharing import REFUSAL_FILE, site_folder
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model
@@ -95,9 +95,9 @@ async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
     )
     plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
     async with built_parts(settings, plan, home, _Makers(settings, home)) as parts:
-        await run_loops(parts, steps=4)
-        assert (parts.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
-        status = await StatusLoop(parts).refresh()
+        await run_node(parts, steps=4)
+        assert (parts.context.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
+        status = await Wiring(parts).status_loop().refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
     ways = [event["way"] for event in events if event["event"] == "served"]
     reasons = [event["reason"] for event in events if event["event"] == "hand_over_fell_back"]

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ftis_node.config.manifest import parse_manifest
-from ftis_node.config.node import NodeSettings
+from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.prompt_order import PromptOrder
 from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.state import NodeState
+from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.training.foreign_shortfall import Fill
 from ftis_node.node.training.slots import Slots
-from ftis_node.node.training.step_gate import PatientGate
 from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, shares_of_step, stand_in
-from ftis_node.node.training.token_budget import GenerateBudget
+from ftis_node.records.identity import Identity
+from tests.node.nodes import ME, components
 from tests.node.support import manifest_text
+from tests.replay.test_buffer import accepted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ftis_node.node.components import NodeComponents
+
+ANN = Identity.from_seed(bytes([2]) * 32)
 
 
 async def test_no_more_is_under_way_than_there_are_slots() -> None:
@@ -188,68 +197,63 @@ def test_a_stock_that_lies_there_is_no_plenty() -> None:
     assert fill.extra == 2, "they lay there before"
 
 
-def _gate_parts(**changes: Any) -> Any:
-    async def at_once(work: Any, *arguments: Any, **options: Any) -> Any:
-        return work(*arguments, **options)
-
-    parts = {
-        "manifest": parse_manifest(manifest_text(patience_s=60), source="test"),
-        "state": NodeState(),
-        "identity": SimpleNamespace(peer_id="me"),
-        "settings": NodeSettings(model="m"),
-        "disk": at_once,
-        "buffer": SimpleNamespace(release_stale=lambda freshness: [], evict_foreign=lambda keep, keep_bytes, cap: []),
-        "peers": SimpleNamespace(share_cap=lambda: None),
-        "reader": SimpleNamespace(ready_counts=lambda: (0, 0)),
-        "budget": GenerateBudget(),
-        "slots": Slots(8),
-        "gossip": SimpleNamespace(members=partial(asyncio.sleep, 0, [])),
-    }
-    return SimpleNamespace(**parts | changes)
+@asynccontextmanager
+async def _node(
+    folder: Path, *, patience_s: float, has_peer: bool = False, fills: bool = False
+) -> AsyncIterator[NodeComponents]:
+    """A node in a swarm, with another member or without."""
+    text = manifest_text(patience_s=patience_s)
+    text = text.replace("patience_s", "fill = true\npatience_s") if fills else text
+    manifest, swarm = parse_manifest(text, source="test"), LoopbackSwarm()
+    gossip, peer = (swarm.join(one.peer_id, run_id=manifest.run_id) for one in (ME, ANN))
+    with components(folder, manifest=manifest, gossip=gossip) as node:
+        await gossip.start()
+        if has_peer:
+            await peer.start()
+        yield node
 
 
-async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step() -> None:
-    ready: dict[str, Any] = {"own": 4, "foreign": ["a"]}
-    reader = SimpleNamespace(
-        ready_counts=lambda: (ready["own"], len(ready["foreign"])),
-        ready_foreign=lambda: [(sender, number) for number, sender in enumerate(ready["foreign"])],
-    )
-    text = manifest_text(patience_s=0).replace("patience_s", "fill = true\npatience_s")
-    parts = _gate_parts(
-        manifest=parse_manifest(text, source="test"),
-        reader=reader,
-        gossip=SimpleNamespace(members=lambda: asyncio.sleep(0, ["a"])),
-    )
-    gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]
-    assert await asyncio.wait_for(gate.wait(1), 30)
-    assert gate.shares(1) == (4, 4), "this step is smaller"
-    assert parts.slots.capacity == 2 * 6, "3 are missing, and two make more"
-    ready.update(own=5, foreign=["a", "a"])
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(gate.wait(2), 0.05)
-    ready.update(own=6)
-    assert await asyncio.wait_for(gate.wait(2), 30)
-    assert gate.shares(2) == (6, 2)
+def _store(node: NodeComponents, identity: Identity, *numbers: int) -> None:
+    for number in numbers:
+        group = accepted(identity, number, created_at=time.time())
+        assert node.buffer.admit(group, own=identity is ME)
 
 
-async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says() -> None:
-    parts = _gate_parts(
-        manifest=parse_manifest(manifest_text(patience_s=0), source="test"),
-        reader=SimpleNamespace(ready_counts=lambda: (4, 1)),
-    )
-    gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]
-    for step in (1, 2):
-        assert await asyncio.wait_for(gate.wait(step), 30)
-        assert (gate.shares(step), parts.slots.capacity) == ((4, 4), 8)
+async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step(tmp_path: Path) -> None:
+    async with _node(tmp_path, patience_s=0, has_peer=True, fills=True) as node:
+        _store(node, ME, 1, 2, 3, 4)
+        _store(node, ANN, 1)
+        gate = Wiring(node).step_gate()
+        assert await asyncio.wait_for(gate.wait(1), 30)
+        assert gate.shares(1) == (4, 4), "this step is smaller"
+        assert node.slots.capacity == 2 * 6, "3 are missing, and two make more"
+        _store(node, ME, 5)
+        _store(node, ANN, 2)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(gate.wait(2), 0.2)
+        _store(node, ME, 6)
+        assert await asyncio.wait_for(gate.wait(2), 30)
+        assert gate.shares(2) == (6, 2)
 
 
-async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled() -> None:
+async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says(tmp_path: Path) -> None:
+    async with _node(tmp_path, patience_s=0) as node:
+        _store(node, ME, 1, 2, 3, 4)
+        _store(node, ANN, 1)
+        gate = Wiring(node).step_gate()
+        for step in (1, 2):
+            assert await asyncio.wait_for(gate.wait(step), 30)
+            assert (gate.shares(step), node.slots.capacity) == ((4, 4), 8)
+
+
+async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled(tmp_path: Path) -> None:
     """Both in the same step of the loop, as when a signal meets an admission."""
-    stored, parts = asyncio.Event(), _gate_parts()
-    waiting = asyncio.create_task(PatientGate(parts, SimpleNamespace(stored=stored)).wait(1))  # type: ignore[arg-type]
-    await asyncio.sleep(0.01)
-    stored.set()
-    await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.wait({waiting}, timeout=30)
-    assert waiting.cancelled()
+    async with _node(tmp_path, patience_s=60) as node:
+        wiring = Wiring(node)
+        waiting = asyncio.create_task(wiring.step_gate().wait(1))
+        await asyncio.sleep(0.1)
+        wiring.intake.stored.set()
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=30)
+        assert waiting.cancelled()

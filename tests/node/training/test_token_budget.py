@@ -18,8 +18,8 @@ from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.node.daemon import run_loops
 from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, never_starts, shares_of_step, stand_in
 from ftis_node.node.training.token_budget import GenerateBudget, generate_budget
@@ -160,10 +160,10 @@ async def live(
         for scorer in (parts.scorer, parts.strangers_scorer):  # a peer's group about a problem of the evaluation
             with pytest.raises(KeyError):
                 await scorer.resolve(parts.eval_tasks[0][0].ref)
-        await run_loops(parts, steps=made.budget.learn_steps)
-        from ftis_node.node.loops.status import StatusLoop
+        await run_node(parts, steps=made.budget.learn_steps)
+        from ftis_node.node.startup.wiring import Wiring
 
-        return await StatusLoop(parts).refresh()
+        return await Wiring(parts).status_loop().refresh()
 
 
 async def test_a_lone_node_generates_its_budget_trains_on_it_and_ends_for_good(
