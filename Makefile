@@ -97,8 +97,8 @@ $(BENCH_STAMP): $(VLLM_STAMP)
 bench: $(BENCH_STAMP)
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
 
-# The tables of docs/results.md, by their names in bench/results/tables.py; without TABLES all of them, which takes hours.
-## make results        the tables of docs/results.md again; QUICK=1: the first seed of each
+# The tables of docs/research/results.md, by their names in bench/results/tables.py; without TABLES all of them, which takes hours.
+## make results        the tables of docs/research/results.md again; QUICK=1: the first seed of each
 results: $(STAMP)
 	$(BIN)/python bench/results/run.py $(TABLES) $(if $(QUICK),--quick)
 
@@ -108,23 +108,24 @@ fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[fuzz]"
 	$(BIN)/python -m tests.fuzz.run --minutes $(FUZZ_MINUTES)
 
-# By hand: a small real swarm, and faults on it by the schedule of a seed (docs/reliability.md).
+# By hand: a small real swarm, and faults on it by the schedule of a seed (docs/develop/testing.md).
 ## make chaos          CHAOS_MINUTES=60 of faults on a small real swarm, by CHAOS_SEED
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos --seed $(CHAOS_SEED) --minutes $(CHAOS_MINUTES)
 
-# By hand: all attackers at once on one real node, beside two honest senders (docs/attacks.md).
+# By hand: all attackers at once on one real node, beside two honest senders (docs/develop/threat-model.md).
 ## make hostile        MINUTES=60 of all attackers at once on one real node, by SEED
 hostile: $(STAMP)
 	$(BIN)/python -m tests.attacks.endurance --minutes $(MINUTES) --seed $(SEED)
 
-## make proto          the Python code of proto/rollout.proto
+## make proto          the Python code of proto/*.proto
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=ftis_node/records --pyi_out=ftis_node/records proto/rollout.proto
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=ftis_node/gossip/p2pd --pyi_out=ftis_node/gossip/p2pd proto/circuit.proto
 
-## make docs           docs/configuration.md, from the settings
+## make docs           docs/reference/configuration.md, from the settings
 docs: $(STAMP)
-	$(BIN)/python -m ftis_node.config.reference > docs/configuration.md
+	$(BIN)/python -m ftis_node.config.reference > docs/reference/configuration.md
 
 ## make clean          removes what the others made
 clean:

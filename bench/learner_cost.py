@@ -1,6 +1,6 @@
 """What a step of the learner costs: seconds and peak memory against tokens a step, and against the vocabulary.
 
-    python bench/learner_cost.py [--quick] [--plot docs/learner-cost.png] [--threads 2]
+    python bench/learner_cost.py [--quick] [--plot docs/assets/learner-cost.png] [--threads 2]
 
 A 12M-parameter Qwen2 shape, groups of 6 completions with 1,024 tokens together and a prompt of 112 tokens, full
 training in float32. Tokens go from 1k to 64k (the number of groups), the vocabulary from 8k to 128k. Each point is a

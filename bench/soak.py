@@ -1,7 +1,7 @@
 """Does a node stay as it is? Real nodes at work for an hour, and what grows meanwhile.
 
-    python bench/soak.py --minutes 60 --plot docs/soak.png
-    python bench/soak.py --minutes 60 --rate 10 --plot docs/soak-10x.png   # ten times the normal inbound groups
+    python bench/soak.py --minutes 60 --plot docs/assets/soak.png
+    python bench/soak.py --minutes 60 --rate 10 --plot docs/assets/soak-10x.png   # ten times the normal inbound groups
     python bench/soak.py --read DIR/samples.csv --plot FILE   # another look at an earlier soak
 
 A bootstrap node and four nodes of `ftis-node join` with two unlike tiny models. Looked at every few seconds, from

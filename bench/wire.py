@@ -35,13 +35,13 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.base import TaskItem
-from ftis_node.validation import DoorContext, judge
+from ftis_node.validation import ValidationContext, validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.records.group import Group
-    from ftis_node.tasks.cost import ScoringCost
+    from ftis_node.tasks.scoring.cost import ScoringCost
 
 NUM_GROUPS = 300
 NUM_RUNS = 5
@@ -147,7 +147,7 @@ def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", 
     async def run(folder: Path) -> float:
         buffer = ReplayBuffer(folder / "replay.sqlite")
         reader = ReplayReader(folder / "replay.sqlite")
-        context = DoorContext(
+        context = ValidationContext(
             manifest=manifest,
             tokenizer=FreeTokenizer(),
             resolve=FreeScorer().resolve,
@@ -157,7 +157,7 @@ def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", 
         )
         started = time.perf_counter()
         for begin in range(0, len(sealed), per_commit):
-            verdicts = [await judge(data, context) for data in sealed[begin : begin + per_commit]]
+            verdicts = [await validate(data, context) for data in sealed[begin : begin + per_commit]]
             assert all(isinstance(verdict, Accepted) for verdict in verdicts), verdicts
             assert all(buffer.admit_many([(verdict, False) for verdict in verdicts]))
         took = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""`make results`: makes the tables of docs/results.md again, one `ftis-node compare` each. The last line is JSON.
+"""`make results`: make the tables of docs/research/results.md again by `ftis-node compare`. The last line is JSON.
 
     python bench/results/run.py [TABLE ...] [--quick] [--out results-out] [--publish]
 
@@ -24,7 +24,7 @@ FILES = ("table.md", "curves.csv", "curves.png", "sweep.png", "methods.png")
 
 def main() -> int:
     """Returns the exit code of the first command that failed, else 0."""
-    parser = argparse.ArgumentParser(description="Makes the tables of docs/results.md again.")
+    parser = argparse.ArgumentParser(description="Makes the tables of docs/research/results.md again.")
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"default: all. {', '.join(TABLES)}")
     parser.add_argument("--quick", action="store_true", help="the first seed of each table")
     parser.add_argument("--out", type=Path, default=Path("results-out"))

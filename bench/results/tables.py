@@ -1,4 +1,4 @@
-"""The tables of docs/results.md: for each its question and the `ftis-node compare` that answers it."""
+"""The tables of docs/research/results.md: for each its question and the `ftis-node compare` that answers it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ TABLES: Final = {
         " --methods swarm_sapo:agg=token_mean,f-nois:agg=token_mean",
         model_seeds=3,
     ),
-    "experts": Table("Experts of unlike domains at equal compute", "--pair hdee --steps 24", model_seeds=1, seeds=5),
+    "experts": Table(
+        "Experts of unlike domains at equal compute", f"--pair hdee --run {RUNS}/experts.toml --steps 24", model_seeds=3
+    ),
     "liars": Table(
         "What does a liar do whose log-probs are as a learner would have them?",
         "--pair size --nodes 4 --lies none,mimic --methods ftis,ftis:peer_weights=agreement",

@@ -13,7 +13,7 @@ MAX_LISTED = 4096
 
 
 class DoorSection(Section):
-    """The door's limits for peers (docs/door.md), and the operator's lists."""
+    """The door's limits for peers (docs/reference/rejections.md), and the operator's lists."""
 
     allow: tuple[PeerId, ...] = Field(
         default=(),

@@ -22,7 +22,7 @@ MIN_THREADS = 2
 
 
 class LimitsSection(Section):
-    """What the node may use of its machine. It keeps inside, and says in `status` where it has to wait (limits.md)."""
+    """Limits on what the node may use of its machine; `status` reports what waits (docs/operate/resources.md)."""
 
     home_bytes: int = Field(
         default=0,

@@ -158,7 +158,7 @@ class MethodSection(Section):
     peer_weights: Literal["agreement"] | None = Field(
         default=None,
         description="`agreement`: each peer's advantages count by how far the gradient of its completions agrees with "
-        "that of own ones (docs/learner.md). Unset: all count fully, and no part of the run id.",
+        "that of own ones (docs/develop/workers.md). Unset: all count fully, and no part of the run id.",
     )
 
     @model_validator(mode="after")
@@ -203,7 +203,7 @@ class StepSection(Section):
         default="newest",
         description="`newest`: waiting own groups and the newest of each peer. `sapo`: groups whose rewards are all "
         "equal are discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721). `useful`: waiting own groups, "
-        "and the foreign ones that promise most (docs/how-it-works.md); other foreign ones are discarded.",
+        "and the foreign ones that promise most (docs/get-started/concepts.md); other foreign ones are discarded.",
     )
     patience_s: float = Field(
         default=120.0, ge=0, le=86400,
@@ -231,8 +231,8 @@ class StepSection(Section):
     fill: bool = Field(
         default=False,
         description="Whether own groups stand in for foreign ones that did not come or were refused, so that a step "
-        "keeps its size: what was missing in one step is generated for the next (docs/how-it-works.md). False is no "
-        "part of the run id.",
+        "keeps its size: what was missing in one step is generated for the next "
+        "(docs/get-started/concepts.md). False is no part of the run id.",
     )
     generated_groups: int | None = Field(
         default=None,
@@ -246,14 +246,14 @@ class StepSection(Section):
         ge=0,
         le=1,
         description="Of the foreign groups of a step, and of those pulled first, the share from a node's own domain "
-        "(docs/domains.md): 1 its own first, 0 others' first. What one side has not got the other fills. Unset: no "
-        "preference, and no part of the run id.",
+        "(docs/train/domains.md): 1 its own first, 0 others' first. What one side has not got the other fills. Unset: "
+        "no preference, and no part of the run id.",
     )
     divide: Divide = Field(
         default="even",
         description="How a node's own groups are divided over the parts of a mixture. `even`: in the mixture's "
         "proportions, and no part of the run id. `advantage`: more for those where its groups have a signal and its "
-        "peers' have not (docs/how-it-works.md). With one task they are the same.",
+        "peers' have not (docs/get-started/concepts.md). With one task they are the same.",
     )
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """The configuration reference, made from the settings themselves: `python -m ftis_node.config.reference`.
 
-A test compares it with `docs/configuration.md`, so that every setting has its line there and no line is out of date.
+A test compares it with `docs/reference/configuration.md`: every setting has its line, and no line is out of date.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from ftis_node.config.home import Home
-    from ftis_node.dashboard.reading import Reading
     from ftis_node.dashboard.screens.page import Page
+    from ftis_node.dashboard.snapshot import Reading
     from ftis_node.models.decoder import Decoder
 
 PERIOD_S = 1.0
@@ -115,7 +115,7 @@ class DashboardApp(App[None]):
     def _list(self, asker: Screen[None], sender: str | None) -> None:
         import sqlite3
 
-        from ftis_node.dashboard.groups import list_groups
+        from ftis_node.dashboard.buffer_reader import list_groups
 
         try:
             asker.post_message(GroupsListed(list_groups(self._home, sender=sender)))
@@ -129,7 +129,7 @@ class DashboardApp(App[None]):
     def _open(self, asker: Screen[None], group_id: str) -> None:
         import sqlite3
 
-        from ftis_node.dashboard.groups import open_group
+        from ftis_node.dashboard.buffer_reader import open_group
         from ftis_node.models.decoder import Decoder
 
         if self._decoder is None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.groups import OpenGroup
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.buffer_reader import OpenGroup
+    from ftis_node.dashboard.snapshot import Reading
     from ftis_node.replay.reader import GroupSummary
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from ftis_node.dashboard.machine import MachineMeter, running_process
-from ftis_node.dashboard.reading import Phase, Reading
+from ftis_node.dashboard.machine_usage import MachineMeter, running_process
+from ftis_node.dashboard.snapshot import Phase, Reading
 from ftis_node.errors import FileError, FtisError
 from ftis_node.files import read_object
 from ftis_node.telemetry.history import HistoryFollower

@@ -1,5 +1,6 @@
-"""Every finding of `doctor` by its id: what it means and what to do. `docs/doctor.md` shows this table, and a test
-compares the two.
+"""Every finding of `doctor` by its id: what it means and what to do.
+
+`docs/reference/doctor.md` shows this table, and a test compares the two.
 
     python -m ftis_node.doctor.table      prints the table for the document
 """
@@ -37,7 +38,8 @@ FINDINGS: dict[str, Entry] = {
         "in a container: `docker run --shm-size 8g`; else the home is used, which is slower",
     ),
     "limits.disk": Entry(
-        "whether the disk has what the home may take (docs/limits.md)", "make room, or a lower `limits.home_bytes`"
+        "whether the disk has what the home may take (docs/operate/resources.md)",
+        "make room, or a lower `limits.home_bytes`",
     ),
     "limits.files": Entry("how many files a process may open", "raise `ulimit -Hn`, or LimitNOFILE of the unit"),
     "engine.torch": Entry("torch, imported in a process of its own", "install the build of torch for this machine"),
@@ -75,7 +77,7 @@ FINDINGS: dict[str, Entry] = {
     "model.licence": Entry("the licence that the model's card names", "read it before you share what you train"),
     "hub.reached": Entry("a model that is not on this machine yet, looked for on the hub", "the finding says"),
     "hub.token": Entry("whether an access token is set, and is taken", "set HF_TOKEN to a token of your account"),
-    "memory.plan": Entry("whether the model's two workers fit, and the plan (docs/memory.md)", "as it says"),
+    "memory.plan": Entry("whether the model's two workers fit, and the plan (docs/operate/resources.md)", "as it says"),
     "memory.option": Entry(
         "what may be trained on the GPU, in the order in which `join` prefers it, what it needs, and whether it fits",
         "nothing; `--full` and `--lora` insist on one",

@@ -16,7 +16,7 @@ import numpy as np
 
 from ftis_node.errors import NetworkError
 from ftis_node.gossip.settings import NetworkSettings
-from ftis_node.lab.traffic import loopback_bytes
+from ftis_node.lab.loopback_counter import loopback_bytes
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import announce_group, open_announcement, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings

@@ -1,4 +1,4 @@
-"""Which Qwen2.5 models a card trains, and how, by the memory plan: the table of README.md and docs/memory.md.
+"""Which Qwen2.5 models a card trains, by the memory plan: the table of README.md and docs/operate/resources.md.
 
     python -m ftis_node.memory.cards      prints it
 

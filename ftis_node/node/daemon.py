@@ -29,7 +29,7 @@
 | status    | gauges                 | snapshot, metrics                     | clock                | time         |
 
 That is a node that generates and learns. Two roles do one of the two, and weights cross the network between them
-(docs/roles.md); the part that a role lacks is a null object (`null_workers.py`), so that the loops need not know:
+(docs/train/roles.md); the part that a role lacks is a null object (`null_workers.py`), so that the loops need not know:
 
     learner     peers --bodies--> [pull] --> [intake] --READY--> [train] --weights n+1--> [offer] --chunks--> generators
     generator   learner --offer, chunks--> [follow] --> engine; task --> [generate] --> [publish] --> [intake], gossip

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.generation.client import ProofToCome
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 
 class Generation(Generator, Protocol):

@@ -27,7 +27,7 @@ from ftis_node.records.bounds import HASH_BYTES
 from ftis_node.records.compact import pack_ids, pack_logprobs, require_compact_size, unpack_ids, unpack_logprobs
 from ftis_node.records.group import Completion, Group
 from ftis_node.records.header import FINISH_FROM_WIRE, make_body, read_header, require_header, settle
-from ftis_node.records.reading import read_body
+from ftis_node.records.parsing import read_body
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import MAX_COMPLETIONS, MAX_INTEGER, MAX_NAME_BYTES, milliseconds, seconds
 from ftis_node.records.group import FinishReason, PromptRef, SamplingSettings
 from ftis_node.records.identity import peer_id_from_text, peer_id_text
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

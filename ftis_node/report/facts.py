@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import FileError
 from ftis_node.files import read_object, read_text
-from ftis_node.report.chronicle import Chronicle
+from ftis_node.report.event_totals import Chronicle
+from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.samples import Sample, read_samples
-from ftis_node.report.words import clean, short_id
 from ftis_node.telemetry.events import EventReader
 from ftis_node.telemetry.history import History, HistoryBuilder
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.report.moments import Moment
+    from ftis_node.report.timeline import Moment
     from ftis_node.telemetry.status import Status
 
     OnProgress = Callable[[float, str], None]

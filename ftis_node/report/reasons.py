@@ -1,4 +1,4 @@
-"""A sentence for each name under which the door refuses a group, as docs/door.md explains it."""
+"""A sentence for each name under which the door refuses a group, as docs/reference/rejections.md explains it."""
 
 from __future__ import annotations
 

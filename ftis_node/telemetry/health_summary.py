@@ -173,7 +173,7 @@ def _healthy(document: Document, now: float, patience: Patience) -> Answer:
     if judged >= patience.judged_groups and refused > patience.refused_share * judged:
         reason = max(swarm["groups_refused"], key=swarm["groups_refused"].get)
         why = f"{refused} of {judged} groups were refused, most for {reason!r}"
-        return Answer(Word.NO, why, "ftis-node peers shows whose; docs/door.md says why")
+        return Answer(Word.NO, why, "ftis-node peers shows whose; docs/reference/rejections.md says why")
     return Answer(Word.YES, "both workers are up" if _has_both(document) else "its worker is up")
 
 

@@ -1,6 +1,6 @@
 """The page on metrics, made from their table: `python -m ftis_node.telemetry.reference`.
 
-A test compares it with `docs/metrics.md`, so that every metric has its line there and no line is out of date.
+A test compares it with `docs/reference/metrics.md`, so that every metric has its line there and no line is out of date.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ Those of `deploy/prometheus/alerts.yaml`. *page*: the node does nothing any more
 | `FtisNodeDown` | page | it answered nothing for 5 minutes | `ftis-node status` tells how it ended; start it again |
 | `FtisNodeUnhealthy` | page | `/healthz` says 503 for 2 minutes | it says which worker or loop; start the node again |
 | `FtisNodeNotReady` | look | `/readyz` says 503 for 45 minutes | it says what is missing; `logs/` in the home |
-| `FtisWorkerRestarts` | look | workers died more than three times in an hour | `logs/`; most often memory (memory.md) |
-| `FtisNoPeers` | look | nobody was connected for 15 minutes | `ftis-node doctor --peers ADDRESS` (network.md) |
-| `FtisPaused` | look | its home or its disk was full for 15 minutes | make room; `status` says how much (limits.md) |
+| `FtisWorkerRestarts` | look | over 3 worker deaths in an hour | `logs/`; often memory (docs/operate/resources.md) |
+| `FtisNoPeers` | look | nobody was connected for 15 minutes | `ftis-node doctor` (docs/operate/networking.md) |
+| `FtisPaused` | look | its disk was full for 15 minutes | free disk space (docs/operate/resources.md) |
 | `FtisNotContributing` | look | ready, it contributed nothing for 30 minutes | the first lines of `ftis-node status` |
 | `FtisUnconfirmed` | look | connected peers confirmed nothing for an hour | compare versions, clocks, reachability |
 | `FtisNotLearning` | look | ready, it learnt nothing for 2 hours | the first lines of `ftis-node status` |
-| `FtisManyRefused` | look | more groups are refused than taken | `ftis-node peers`; the reasons are in door.md |
-| `FtisMismatch` | look | engine and learner disagree about most tokens | another engine or dtype (generation.md) |
+| `FtisManyRefused` | look | more groups are refused than taken | `ftis-node peers`; docs/reference/rejections.md |
+| `FtisMismatch` | look | engine and learner disagree about most tokens | another engine or dtype |
 | `FtisClockSkew` | look | peers' clocks are more than 10 s off | switch on time synchronisation |
-| `FtisWeightsOld` | look | a generator's weights are older than 2 hours | look after its learner (roles.md) |
+| `FtisWeightsOld` | look | a generator's weights are older than 2 hours | check its learner (docs/train/roles.md) |
 """
 
 

@@ -110,7 +110,7 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     """Traffic with peers. `bytes_per_token`: envelope bytes received over completion tokens received.
 
     `fetch_errors`: requests to peers that did not complete, by outcome. `serve_errors`: streams of peers that were
-    refused or ended early, by reason (docs/gossip.md).
+    refused or ended early, by reason (docs/develop/network-protocol.md).
     `announcements_refused`: those that were too large or sealed otherwise. `confirmations_unproven`: those of
     own groups by peers to which the group was not sent. `non_ed25519`: connections, messages and streams of peers whose
     key is of another type; they are ignored.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ftis_node.models import PromptTokenizer
     from ftis_node.records.group import CompletionStatus, Group, PromptRef
     from ftis_node.tasks.base import TaskItem
-    from ftis_node.tasks.cost import ScoringCost
+    from ftis_node.tasks.scoring.cost import ScoringCost
 
 
 class Scorer(Protocol):
@@ -27,7 +27,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
+class ValidationLimits:
     """This node's own bounds; what the whole run agreed on stands in its manifest."""
 
     max_skew_s: float = 60.0
@@ -35,7 +35,7 @@ class DoorLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorContext:
+class ValidationContext:
     """All that the door may ask about the world."""
 
     manifest: RunManifest
@@ -59,7 +59,7 @@ class DoorContext:
     """The name of the refusal where completions were here before: `copy` or `copy_ours`."""
     now: Callable[[], float] = time.time
     """Unix time in seconds."""
-    limits: DoorLimits = DoorLimits()
+    limits: ValidationLimits = ValidationLimits()
     own_id: str = ""
     """This node's peer id."""
     newest_offered: Callable[[], int | None] = lambda: None

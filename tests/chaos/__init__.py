@@ -4,5 +4,5 @@
     *_faults.py ---- how it is done ---------------->    |      <---- invariants.py: what must hold
     swarm.py ------- three nodes and a meeting point ----+----> report.py: a line per fault, the count at the end
 
-By hand: `python -m tests.chaos --seed 1 --minutes 60`; what it promises and how it is read: docs/reliability.md.
+By hand: `python -m tests.chaos --seed 1 --minutes 60`; what it promises and how it is read: docs/develop/testing.md.
 """

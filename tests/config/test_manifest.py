@@ -166,4 +166,4 @@ def test_a_task_has_its_preset(task: str, preset: str) -> None:
 
 
 def test_the_reference_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "configuration.md").read_text() == render_reference(), "run `make docs`"
+    assert (ROOT / "docs/reference/configuration.md").read_text() == render_reference(), "run `make docs`"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ftis_node.dashboard.groups import OpenCompletion, OpenGroup
-from ftis_node.dashboard.reading import GpuFigures, MachineFigures, Phase, Reading
+from ftis_node.dashboard.buffer_reader import OpenCompletion, OpenGroup
+from ftis_node.dashboard.snapshot import GpuFigures, MachineFigures, Phase, Reading
 from ftis_node.replay.reader import GroupSummary
 from ftis_node.telemetry.history import EvaluationPoint, History, StepPoint
 from ftis_node.telemetry.status import (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
 from ftis_node.dashboard.app import DashboardApp
-from ftis_node.dashboard.groups import list_groups, open_group
-from ftis_node.dashboard.reading import Phase
+from ftis_node.dashboard.buffer_reader import list_groups, open_group
+from ftis_node.dashboard.snapshot import Phase
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.models.decoder import Decoder
 from tests.dashboard.svg_text import text_of_rows

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.dashboard.reading import MachineFigures, Phase, Reading
+from ftis_node.dashboard.snapshot import MachineFigures, Phase, Reading
 from ftis_node.dashboard.view.answers import answer_lines, complaints, next_lines, trend
-from ftis_node.dashboard.view.curves import curve_rows, thinned
 from ftis_node.dashboard.view.events import event_line, worth_a_look
-from ftis_node.dashboard.view.figures import figure_lines, head_line
 from ftis_node.dashboard.view.groups import group_lines, use_line
+from ftis_node.dashboard.view.metric_lines import figure_lines, head_line
 from ftis_node.dashboard.view.peers import peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.plain import Tone, ago, count, duration, harmless, text_of
+from ftis_node.dashboard.view.spans import Tone, ago, count, duration, harmless, text_of
+from ftis_node.dashboard.view.terminal_plot import curve_rows, thinned
 from ftis_node.telemetry.history import History
 from ftis_node.telemetry.sizes import size
 from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, RUNNING, STOPPED, SUMMARY
@@ -23,7 +23,7 @@ from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftis_node.dashboard.view.plain import Line
+    from ftis_node.dashboard.view.spans import Line
 
 
 def _texts(lines: Iterable[Line]) -> str:

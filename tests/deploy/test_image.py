@@ -1,4 +1,5 @@
-"""The Dockerfile: what it copies is there, what it sets is real, and the images are what docs/operate.md says of them.
+"""The Dockerfile: what it copies is there, what it sets is real, and the images are as
+docs/operate/deploy.md describes them.
 
 `test_image_runs.py` carries its steps out.
 """

@@ -151,7 +151,7 @@ def test_an_overlay_may_take_the_pod_monitor(tmp_path: Path) -> None:
 
 
 def test_the_objects_that_must_be_there_first_are_told(objects: list[dict[str, Any]]) -> None:
-    told = (ROOT / "docs" / "operate.md").read_text()
+    told = (ROOT / "docs/operate/deploy.md").read_text()
     pod_list = pods(objects).values()
     secrets = [volume["secret"]["secretName"] for pod in pod_list for volume in pod["volumes"] if "secret" in volume]
     maps = [

@@ -42,7 +42,7 @@ def told(findings: Iterable[Finding]) -> list[tuple[str, str]]:
 
 
 def test_the_document_has_every_finding_and_the_code_no_other() -> None:
-    assert as_markdown() in (ROOT / "docs" / "doctor.md").read_text()
+    assert as_markdown() in (ROOT / "docs/reference/doctor.md").read_text()
     sources = [path for path in (ROOT / "ftis_node/doctor").glob("*.py") if path.name != "table.py"]
     text = "\n".join(path.read_text() for path in sources)
     checks = "|".join({key.split(".")[0] for key in FINDINGS})
@@ -93,7 +93,7 @@ def test_the_exit_code_is_the_machines_before_the_networks(failed: list[str], co
 
 
 def test_the_command_line_names_the_checks_that_there_are(tmp_path: Path) -> None:
-    from ftis_node.cli.doctor import CHECKS as OFFERED
+    from ftis_node.cli.commands.doctor import CHECKS as OFFERED
 
     assert tuple(check.name for check in checks_of(Patient(Home(tmp_path), ()))) == CHECKS == OFFERED
 

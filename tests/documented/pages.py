@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent != ROOT / "docs/results"),
+]
 PROGRAMS = frozenset(
     "apt-get bash cd chmod chown cp crontab curl docker export for ftis-node git helm journalctl kubectl kustomize ln "
     "loginctl make mkdir mv nvidia-smi openssl pip podman promtool python python3 rm scp source ssh sudo systemctl "

@@ -48,18 +48,19 @@ def test_links_and_anchors_lead_somewhere() -> None:
 
 
 def test_the_index_reaches_every_page() -> None:
-    linked = set(LINK.findall((ROOT / "docs" / "index.md").read_text()))
-    assert {page.name for page in PAGES[1:]} - {"index.md"} <= linked
+    index = ROOT / "docs/index.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
+    assert {*PAGES[1:]} - {index} <= linked
     assert "docs/index.md" in LINK.findall(PAGES[0].read_text())
 
 
 def test_a_wrong_anchor_would_be_seen() -> None:
-    assert "a-reward-of-your-own" in _anchors(ROOT / "docs" / "tasks.md")
-    assert "no-such-heading" not in _anchors(ROOT / "docs" / "tasks.md")
+    assert "a-reward-of-your-own" in _anchors(ROOT / "docs/train/tasks.md")
+    assert "no-such-heading" not in _anchors(ROOT / "docs/train/tasks.md")
 
 
 def test_code_that_is_shown_is_the_code_that_is_there() -> None:
-    shown = re.findall(r"<!-- same: (\S+) -->\n```\w+\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
+    shown = re.findall(r"<!-- same: (\S+) -->\n```\w+\n(.*?)```", (ROOT / "docs/train/tasks.md").read_text(), re.DOTALL)
     assert len(shown) == 2
     for path, code in shown:
         assert code == (ROOT / path).read_text(), path
@@ -68,7 +69,7 @@ def test_code_that_is_shown_is_the_code_that_is_there() -> None:
 def test_the_drawing_is_one() -> None:
     readme, how_it_works = (
         next(block.lines for block in blocks(page) if "your node" in block.lines[0])
-        for page in (PAGES[0], ROOT / "docs" / "how-it-works.md")
+        for page in (PAGES[0], ROOT / "docs/get-started/concepts.md")
     )
     assert readme == how_it_works
 
@@ -97,7 +98,7 @@ def test_no_path_of_a_machine() -> None:
 
 
 def test_troubleshooting_has_every_error_and_exit_code() -> None:
-    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    text = (ROOT / "docs/operate/troubleshooting.md").read_text()
     classes = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.FtisError)]
     for one in classes:
         told = re.findall(rf"\| {one.__name__}, (\d)", text)
@@ -110,7 +111,7 @@ def test_troubleshooting_has_every_error_and_exit_code() -> None:
 def test_the_messages_of_troubleshooting_stand_in_the_code() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "ftis_node").rglob("*.py"))
     code = re.sub(r"[\"']\s*\n\s*f?[\"']", "", sources)  # literals that go on in the next line
-    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    text = (ROOT / "docs/operate/troubleshooting.md").read_text()
     messages = re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
     assert len(messages) > 25
     for message in messages:

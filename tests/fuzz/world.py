@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
+from ftis_node.cli.commands.peers import _line
 from ftis_node.cli.peer_screen import peer_document, screen
-from ftis_node.cli.peers import _line
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.plain import text_of
+from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import FreeTask, StubNode
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
-from ftis_node.records.question import open_question
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, SpeakingTokenizer
@@ -135,7 +135,7 @@ class World:
 
     def _arm(self, member: LoopbackGossip) -> None:
         async def answer(peer_id: str, question: bytes) -> Sequence[bytes]:
-            open_question(question)  # what this node asks, an honest peer takes
+            open_backfill_request(question)  # what this node asks, an honest peer takes
             return self.answers[member.peer_id]
 
         async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:

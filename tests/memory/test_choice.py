@@ -280,7 +280,7 @@ def test_the_table_of_cards_in_the_documents_is_what_the_command_prints() -> Non
     assert [row[0] for row in rows[2:]] == [f"{size} GB" for size in (8, 12, 16, 24, 32, 48, 80, 141)]
     by_card = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
     assert (by_card["24 GB"]["Qwen2.5-3B"], by_card["8 GB"]["Qwen2.5-14B"]) == ("LoRA 128", "-")
-    for page in ("README.md", "docs/memory.md"):
+    for page in ("README.md", "docs/operate/resources.md"):
         assert f"\n\n{table}\n\n" in (ROOT / page).read_text(), f"{page}: python -m ftis_node.memory.cards"
 
 

@@ -1,15 +1,15 @@
-"""The objects behind the bytes that docs/wire-format.md shows, made by this package."""
+"""The objects behind the bytes that docs/reference/wire-format.md shows, made by this package."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Envelope, announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
-from ftis_node.records.question import Question
 
 IDENTITY = Identity.from_seed(bytes(range(32)))
 RUN_ID = "ab" * 16
@@ -59,7 +59,7 @@ def announcement() -> bytes:
 
 def question() -> bytes:
     """Which groups of this sender, from its number 2 to 9, do you hold?"""
-    return Question(sender=IDENTITY.peer_id, first_number=2, last_number=9).to_bytes()
+    return BackfillRequest(sender=IDENTITY.peer_id, first_number=2, last_number=9).to_bytes()
 
 
 def member() -> bytes:

@@ -11,10 +11,10 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.report.curves import ticks
-from ftis_node.report.figures import mean
-from ftis_node.report.moments import MAX_FIRST, MAX_LAST, MomentLog
 from ftis_node.report.reasons import REASONS
+from ftis_node.report.run_summary import mean
+from ftis_node.report.series import ticks
+from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, MomentLog
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
 from tests.validation.test_reasons import ROWS
 

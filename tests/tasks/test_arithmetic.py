@@ -50,7 +50,15 @@ def test_every_spec_keeps_its_problems(parts: str, split: str, digest: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("parts", "kind", "crosses"), [("easy", "add", False), ("medium", "add", True), ("hard", "sub", True)]
+    ("parts", "kind", "crosses"),
+    [
+        ("easy", "add", False),
+        ("medium", "add", True),
+        ("hard", "sub", True),
+        ("no-carry", "add", False),
+        ("carry", "add", True),
+        ("borrow", "sub", True),
+    ],
 )
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_parts_by_how_hard_they_are(parts: str, kind: str, crosses: bool, split: str) -> None:
@@ -84,8 +92,15 @@ def test_another_process_makes_the_same_problems() -> None:
 def test_no_held_out_problem_is_ever_trained_on_not_even_turned_round(parts: str) -> None:
     held_out = {problem.canonical for problem in _problems("test", "both")}
     trained = {problem.canonical for problem in _problems("train", parts)}
-    assert len(trained) > 500
+    assert len(trained) > 350
     assert not held_out & trained
+    assert not {problem.canonical for problem in _problems("test", parts)} & trained
+
+
+@pytest.mark.parametrize("parts", ["no-carry", "carry", "borrow"])
+def test_a_part_with_its_own_test_split_has_500_different_problems(parts: str) -> None:
+    problems = _problems("test", parts)
+    assert len(set(problems)) == len(problems) == 500
 
 
 def test_the_held_out_problems_are_distinct_and_the_parts_share_them() -> None:

@@ -81,7 +81,7 @@ def test_votes_are_for_answers() -> None:
 
 
 def test_the_page_describes_the_problems() -> None:
-    """docs/tasks.md, followed to the letter."""
+    """docs/train/tasks.md, followed to the letter."""
 
     def number(text: str) -> int:
         return int.from_bytes(blake2b(text.encode("ascii"), digest_size=8).digest(), "little")
@@ -99,7 +99,9 @@ def test_the_page_describes_the_problems() -> None:
     drawn_for_test = (draw(f"test/{attempt}") for attempt in range(20_000))
     held_out = list(dict.fromkeys(pair for pair in drawn_for_test if is_held_out(*pair)))
     assert [tuple(test.problem(index)[:2]) for index in range(NUM_TEST)] == held_out[:NUM_TEST]
-    row = next(line for line in (ROOT / "docs/tasks.md").read_text().splitlines() if line.startswith("| `sums` | 5"))
+    row = next(
+        line for line in (ROOT / "docs/train/tasks.md").read_text().splitlines() if line.startswith("| `sums` | 5")
+    )
     assert row.split(" | ")[1:8] == [train.problem(index).text for index in range(7)]
 
 

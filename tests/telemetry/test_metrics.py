@@ -103,5 +103,5 @@ def test_a_role_without_a_learner_has_no_answer_about_learning() -> None:
 
 
 def test_the_page_is_made_from_the_table() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert page == render_reference(), "python -m ftis_node.telemetry.reference > docs/metrics.md"
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    assert page == render_reference(), "python -m ftis_node.telemetry.reference > docs/reference/metrics.md"

@@ -1,4 +1,4 @@
-"""Every name under which the node refuses a group has its row in docs/door.md, and the row says whose fault it is."""
+"""Every rejection reason has its row in docs/reference/rejections.md, and the row says whose fault it is."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ SOURCES = [
     path
     for room in ("validation", "records")
     for path in (ROOT / "ftis_node" / room).glob("*.py")
-    if not path.name.startswith("weights")  # offers of weights are refused in a place of their own (docs/roles.md)
+    if not path.name.startswith("weights")  # offers of weights have their own reasons (docs/train/roles.md)
 ]
 NOT_AT_THE_DOOR = {"stale_record", "expired"}  # of directory records
-ROWS = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", (ROOT / "docs/door.md").read_text(), flags=re.MULTILINE))
+ROWS = dict(
+    re.findall(
+        r"^\| `(\w+)` \|.*\| ([^|]+) \|$", (ROOT / "docs/reference/rejections.md").read_text(), flags=re.MULTILINE
+    )
+)
 
 
 def _named() -> set[str]:

@@ -8,7 +8,7 @@ from textual.containers import VerticalScroll
 
 from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.events import event_line, worth_a_look
-from ftis_node.dashboard.view.plain import Span, Tone, line
+from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
 
 
 class EventsScreen(Page):

@@ -9,7 +9,7 @@ from textual.widgets import DataTable
 
 from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_row
-from ftis_node.dashboard.view.plain import harmless
+from ftis_node.dashboard.view.spans import harmless
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.rows_table import RowsTable
 

@@ -10,21 +10,21 @@ from textual.screen import Screen
 from textual.widgets import DataTable
 
 from ftis_node.dashboard.screens.peer import PeerScreen
-from ftis_node.dashboard.view.curves import pass_points, pass_title, reward_points, reward_title
-from ftis_node.dashboard.view.plain import Span, Tone, line
-from ftis_node.dashboard.widgets.curve import Curve
+from ftis_node.dashboard.view.spans import Span, Tone, line
+from ftis_node.dashboard.view.terminal_plot import pass_points, pass_title, reward_points, reward_title
 from ftis_node.dashboard.widgets.event_lines import EventLines
-from ftis_node.dashboard.widgets.figures import Figures
 from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.metrics_panel import Figures
 from ftis_node.dashboard.widgets.overview import Overview
 from ftis_node.dashboard.widgets.peers_table import PeersTable
+from ftis_node.dashboard.widgets.plot import Curve
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from ftis_node.dashboard.app import DashboardApp
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
 
 WIDE, TALL = 130, 40
 

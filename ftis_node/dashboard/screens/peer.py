@@ -11,7 +11,7 @@ from textual.widgets import DataTable
 from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_row
 from ftis_node.dashboard.view.peers import ban_words, peer_lines
-from ftis_node.dashboard.view.plain import Span, Tone, harmless, line
+from ftis_node.dashboard.view.spans import Span, Tone, harmless, line
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.rows_table import RowsTable
 from ftis_node.dashboard.widgets.text_lines import TextLines
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from ftis_node.dashboard.messages import GroupsListed
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
 
 
 class PeerScreen(Page):

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ftis_node.dashboard.reading import Phase
-from ftis_node.dashboard.view.plain import Line, Span, Tone, ago, count, harmless, labelled, line, moment, percent
+from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.view.spans import Line, Span, Tone, ago, count, harmless, labelled, line, moment, percent
 from ftis_node.telemetry.health_summary import judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
     from ftis_node.telemetry.health_summary import Answer, Verdict
 
 LABEL_WIDTH, WORD_WIDTH = 14, 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.plain import (
+from ftis_node.dashboard.view.spans import (
     Line,
     Span,
     Tone,
@@ -22,7 +22,7 @@ from ftis_node.dashboard.view.plain import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftis_node.dashboard.groups import OpenCompletion, OpenGroup
+    from ftis_node.dashboard.buffer_reader import OpenCompletion, OpenGroup
     from ftis_node.replay.reader import GroupSummary
 
 GROUP_COLUMNS = ("time", "id", "from", "problem", "reward", "state", "tokens")

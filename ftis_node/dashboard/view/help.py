@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.reading import Phase
+from ftis_node.dashboard.snapshot import Phase
 from ftis_node.dashboard.view.answers import complaints, said, verdict_on
-from ftis_node.dashboard.view.plain import Line, Span, Tone, labelled, line
+from ftis_node.dashboard.view.spans import Line, Span, Tone, labelled, line
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
 
 KEYS = (
     ("arrows", "choose a row, or scroll"),

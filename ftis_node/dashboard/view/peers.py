@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.plain import (
+from ftis_node.dashboard.view.spans import (
     Line,
     Span,
     Tone,

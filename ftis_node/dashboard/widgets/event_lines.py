@@ -8,7 +8,7 @@ from ftis_node.dashboard.view.events import event_line, worth_a_look
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
 
 
 class EventLines(TextLines):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.view.answers import answer_lines, next_lines
-from ftis_node.dashboard.view.figures import head_line
-from ftis_node.dashboard.view.plain import Span, Tone, harmless, line
+from ftis_node.dashboard.view.metric_lines import head_line
+from ftis_node.dashboard.view.spans import Span, Tone, harmless, line
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
 
 
 class Overview(TextLines):

@@ -8,7 +8,7 @@ from ftis_node.dashboard.view.peers import PEER_COLUMNS, peer_row, sorted_peers
 from ftis_node.dashboard.widgets.rows_table import RowsTable
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import Reading
 
 MAX_ROWS = 500
 

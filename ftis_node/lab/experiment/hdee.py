@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.tiny import Size
 
 DOMAINS: Final = ("easy", "medium", "hard")
-SPECS: Final = tuple(f"arithmetic:{domain}" for domain in DOMAINS)
+SPECS: Final = ("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow")
 MIXTURE: Final = "+".join(sorted(SPECS))
 ONE: Final = "one"
 UPDATE: Final = 6  # groups that three, two and one share evenly: what an update is planned with
@@ -112,7 +112,7 @@ def _trials(
         for name, size, domain, last in zip(names, ARMS[arm].sizes, domains, steps, strict=True)
     ]
     num_nodes = 1 if is_apart else len(members)
-    setting = Setting(experiment, Pair(f"{HDEE}:{arm}", ()), method, "none", num_nodes=num_nodes)
+    setting = Setting(experiment, Pair(f"{HDEE}:{arm}", (), seed), method, "none", num_nodes=num_nodes)
     trial = setting.trial(members, trial_seed)
     base = experiment.base
     exam = (

@@ -62,7 +62,11 @@ def paired_difference(line: Line, other: Line, value: Callable[[MemberResult], f
     shared = {seeds: ours[seeds] - theirs[seeds] for seeds in ours if seeds in theirs}
     if not shared:
         return None
-    differences = over_seeds(shared)
+    return interval(over_seeds(shared))
+
+
+def interval(differences: Sequence[float]) -> Difference:
+    """Return the mean of at least one difference, with Student's 95 % interval."""
     found = estimate(differences)
     if found.error is None:
         return Difference(found.mean, None, None, None)

@@ -1,4 +1,4 @@
-"""Writes the results of an experiment: results.json, CSV files, table.md and plots (see docs/experiments.md)."""
+"""Write the results of an experiment: results.json, CSV files, table.md and plots (docs/research/experiments.md)."""
 
 from __future__ import annotations
 

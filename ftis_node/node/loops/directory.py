@@ -17,7 +17,7 @@ from ftis_node.errors import RecordError
 from ftis_node.node.peers.log_messages import SwarmWords
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.tasks import told_domain
 

@@ -20,7 +20,7 @@ from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap
 from ftis_node.swarm.reputation.score import BAN_SCORE, BanRules, Behaviour, TrustLevel
 from ftis_node.swarm.reputation.table import ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
-from ftis_node.validation import Accepted, DoorLimits
+from ftis_node.validation import Accepted, ValidationLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.config.door import DoorSection
     from ftis_node.records.group import Group
     from ftis_node.telemetry.events import EventTrail
-    from ftis_node.validation import Verdict
+    from ftis_node.validation import ValidationResult
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +83,9 @@ class PeerBook:
         self._store.close()
 
     @property
-    def limits(self) -> DoorLimits:
+    def limits(self) -> ValidationLimits:
         """The door's bounds of this node."""
-        return DoorLimits(self._settings.max_skew_s, self._settings.min_mean_logprob)
+        return ValidationLimits(self._settings.max_skew_s, self._settings.min_mean_logprob)
 
     def saw(self, peer_id: str, addresses: Sequence[str]) -> None:
         """A peer is connected by these multiaddrs: peers of one network share their places in the buffer."""
@@ -154,7 +154,7 @@ class PeerBook:
         group = accepted.group
         self._copycats.remember(group.sender, str(group.prompt_ref), _told(group))
 
-    def settle(self, verdict: Verdict, *, origin: str) -> None:
+    def settle(self, verdict: ValidationResult, *, origin: str) -> None:
         """Takes the verdict on a group that `origin` handed over: who answers for it is noted, and charged for it."""
         if isinstance(verdict, Accepted):
             group = verdict.group

@@ -15,16 +15,16 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import WorkerError
-from ftis_node.ipc.weights import PublishedWeights
+from ftis_node.workers.weights.store import PublishedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ftis_node.generation.client import ProofToCome
-    from ftis_node.ipc.weights import WeightProof
     from ftis_node.learner.messages import TrainReply
     from ftis_node.node.protocols import Generation
     from ftis_node.telemetry.events import EventTrail
+    from ftis_node.workers.weights.store import WeightProof
 
 DeliverWeights: TypeAlias = "Callable[[PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
 """Where new weights go: `update_engine`, or the `OfferLoop.take` of a node that learns only."""

@@ -21,24 +21,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip.interface import FetchOutcome
-from ftis_node.ipc.weights import probe_token_ids
 from ftis_node.models import model_fingerprint
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.weights.download import Download, OfferGoneError
 from ftis_node.node.weights.store import HeldVersions
 from ftis_node.node.worker_settings import serves_adapters
-from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
+from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
 from ftis_node.validation.rules import Refusal
 from ftis_node.validation.weights_rules import Follower, refuse_offer
+from ftis_node.workers.weights.store import probe_token_ids
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.gossip.interface import Gossip
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.models import ModelSource
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.registry import PeerRegistry
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.records.weights import WeightsOffer
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class FollowLoop:
 
     async def _look(self) -> Heard | None:
         """The learner's newest offer, where there is one that may be taken."""
-        question = WeightsQuestion(WeightsPart.OFFER).to_bytes()
+        question = WeightsRequest(WeightsPart.OFFER).to_bytes()
         fetched = await self._gossip.ask_weights(
             self._settings.follow, question, max_items=1, timeout_s=self._settings.look_timeout_s
         )

@@ -20,25 +20,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from ftis_node.learner.saving import MAX_UNSAVED_STEPS
+from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import model_fingerprint
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
-from ftis_node.records.weights import WeightsOffer, WeightsPart, open_question, seal_offer
+from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.transit import outdated_offers
+from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from ftis_node.generation.client import ProofToCome
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.models import ModelSource
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.manager import PeerBook
     from ftis_node.node.protocols import Learning
     from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class OfferLoop:
 
         Raises RecordError for a malformed one.
         """
-        question = open_question(data)
+        question = open_weights_request(data)
         if self._context.settings.roles.weights_for == "trusted" and not self._peers.is_trusted(peer_id):
             return
         if question.part is WeightsPart.OFFER:

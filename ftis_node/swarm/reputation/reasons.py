@@ -1,7 +1,7 @@
 """A sentence for each reason for which a group is rejected or a peer loses reputation.
 
-docs/door.md has the same sentences and who is at fault for each; a test compares the two. `REFUSALS` are reasons of the
-validation, `BEHAVIOUR` the other entries of a peer's record.
+docs/reference/rejections.md has the same sentences and who is at fault for each; a test compares the two.
+`REFUSALS` are reasons of the validation, `BEHAVIOUR` the other entries of a peer's record.
 """
 
 from __future__ import annotations

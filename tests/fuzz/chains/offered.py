@@ -12,7 +12,7 @@ from ftis_node.node.startup.null_workers import NoGeneration
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import WEIGHTS_DOMAIN
-from ftis_node.records.weights import WeightsPart, hash_chunks, open_question, seal_offer
+from ftis_node.records.weights import WeightsPart, hash_chunks, open_weights_request, seal_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.validation.weights_rules import Follower
 from tests.conftest import TOKENIZER
@@ -86,7 +86,7 @@ def _learner(
     async def give(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
         nonlocal num_asked
         num_asked += 1
-        question = open_question(data)
+        question = open_weights_request(data)
         if question.part is WeightsPart.OFFER:
             yield offer
         elif num_asked < MAX_QUESTIONS:

@@ -1,8 +1,8 @@
 """What the project stands for, in short: with an unlike peer's completions, F-TIS learns sooner than no correction.
 
 Two tiny models of unlike size, each with its own systematic mistake; real swarms of two, two seeds, a dozen steps. What
-is compared is the mean of the learning curve. The margin is less than half of what five seeds showed (docs/results.md),
-so chance does not break it, and losing truncation and filter does.
+is compared is the mean of the learning curve. The margin is less than half of what five seeds showed
+(docs/research/results.md), so chance does not break it, and losing truncation and filter does.
 """
 
 from __future__ import annotations

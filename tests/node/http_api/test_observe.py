@@ -151,7 +151,7 @@ def test_the_dashboard_has_its_rows_units_and_descriptions() -> None:
 
 
 def test_every_alert_says_what_is_wrong_and_has_its_line_in_the_documentation() -> None:
-    page = (DEPLOY.parent / "docs" / "metrics.md").read_text()
+    page = (DEPLOY.parent / "docs/reference/metrics.md").read_text()
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     in_page = dict(re.findall(r"^\| `(Ftis\w+)` \| (\w+) \|", page, flags=re.MULTILINE))
     assert in_page == {rule["alert"]: rule["labels"]["severity"] for rule in rules}

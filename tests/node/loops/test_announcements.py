@@ -12,8 +12,8 @@ from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.backfill import PAGE
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
-from ftis_node.records.question import Question, open_question
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
@@ -40,12 +40,12 @@ def dated(announcement: Announcement, created_ms: int) -> bytes:
     return message.SerializeToString()
 
 
-def pulling(node: StubNode, answers: list[bytes]) -> tuple[Wiring, list[Question]]:
+def pulling(node: StubNode, answers: list[bytes]) -> tuple[Wiring, list[BackfillRequest]]:
     """Loops whose questions get these answers, and the questions."""
-    asked: list[Question] = []
+    asked: list[BackfillRequest] = []
 
     async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
-        asked.append(open_question(question))
+        asked.append(open_backfill_request(question))
         return Fetched(tuple(answers), FetchOutcome.COMPLETE)
 
     node.parts.gossip.ask = answer  # type: ignore[method-assign]

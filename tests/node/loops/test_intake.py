@@ -24,8 +24,8 @@ from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.tasks.scoring import IsolatedScorer, ScoringLimits
-from ftis_node.validation import Accepted, Refused, Verdict, judge
+from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
+from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
 from tests.node.nodes import ME, components
 from tests.tasks.hostile_task import HostileTask
@@ -219,7 +219,7 @@ async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Iden
     manifest = MANIFEST.model_copy(update={"wire": WireSection(codecs=("lossy",))})
     group = make_group(identity, run_id=manifest.run_id)
     sealed = seal_group(group, identity, codec="lossy")
-    verdict = await judge(sealed.to_bytes(), _context(manifest=manifest))
+    verdict = await validate(sealed.to_bytes(), _context(manifest=manifest))
     assert isinstance(verdict, Accepted)
     buffer = ReplayBuffer(tmp_path / "replay.sqlite")
     assert buffer.admit(verdict, own=True)
@@ -277,7 +277,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
 
             other.score = score_late  # type: ignore[method-assign]
 
-            async def submit(sender: Identity, data: bytes) -> Verdict:
+            async def submit(sender: Identity, data: bytes) -> ValidationResult:
                 verdict = await intake.submit(data, origin=sender.peer_id, own=False)
                 answered.append(sender.peer_id)
                 return verdict

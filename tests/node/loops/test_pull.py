@@ -19,10 +19,10 @@ from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import reannounce
 from ftis_node.node.loops import shards as shards_loop
+from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
-from ftis_node.records.question import open_question
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from ftis_node.swarm.topology.shards import shard_of
 from tests.gossip.helpers import eventually
@@ -81,7 +81,7 @@ class LightSwarm:
 
     def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
         who = self._numbers[sender], self._numbers[receiver]
-        for kind, parse in ((ANNOUNCED, open_announcement), (ASKED, open_question)):
+        for kind, parse in ((ANNOUNCED, open_announcement), (ASKED, open_backfill_request)):
             try:
                 said = parse(payload)
             except RecordError:

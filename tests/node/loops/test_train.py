@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ftis_node.config.manifest import parse_manifest
-from ftis_node.ipc.weights import WeightProof
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderFigures
 from ftis_node.node.loops.train import TrainLoop, train_group
@@ -18,6 +17,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.workers.weights.store import WeightProof
 from tests.conftest import PROMPT_IDS, make_group
 from tests.node.nodes import buffer_of, components, events_of, notes_of
 from tests.node.support import manifest_text

@@ -8,7 +8,7 @@ from ftis_node.node.startup import assemble
 from ftis_node.node.startup.null_workers import NoLearner
 from ftis_node.node.state import NodeState
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from tests.node.nodes import components, events_of
 
 if TYPE_CHECKING:

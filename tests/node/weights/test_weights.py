@@ -19,11 +19,9 @@ from ftis_node.errors import ModelError, RecordError
 from ftis_node.gossip import SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.ipc.durable import complete_folder
-from ftis_node.ipc.weights import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from ftis_node.lab.stub_node import FreeTokenizer
+from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
-from ftis_node.learner.saving import MAX_UNSAVED_STEPS
 from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.weights import follow as weights_follow
@@ -32,7 +30,9 @@ from ftis_node.node.weights.download import MAX_WRONG_CHUNKS, Download, OfferGon
 from ftis_node.node.weights.offer import newest_offered
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
-from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer, open_question, seal_offer
+from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer, open_weights_request, seal_offer
+from ftis_node.workers.durable import complete_folder
+from ftis_node.workers.weights.store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from tests.conftest import TOKENIZER
 from tests.gossip.helpers import eventually, settings
 from tests.node.nodes import components, events_of
@@ -121,7 +121,7 @@ class _Pair:
         self.given: list[Any] = []  # questions
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        self.given.append(open_question(data))
+        self.given.append(open_weights_request(data))
         async for item in self.offers.give(peer_id, data):
             yield item
 
@@ -261,7 +261,7 @@ class _Liar:
         self.asked_at: list[float] = []  # for chunks
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        question = open_question(data)
+        question = open_weights_request(data)
         self.pair.given.append(question)
         if question.part is WeightsPart.OFFER:
             yield self.signed
@@ -402,7 +402,7 @@ async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
 
         async def give_slowly(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
             nonlocal num_given
-            question = open_question(data)
+            question = open_weights_request(data)
             if question.part is WeightsPart.CHUNKS:
                 asked_from.append(question.first)
             async for item in offers.give(peer_id, data):
@@ -480,9 +480,9 @@ async def test_weights_for_the_trusted_are_given_to_nobody_else(tmp_path: Path) 
         assert offers._newest is not None
         offer = open_offer(offers._newest.signed)
         questions = [
-            WeightsQuestion(WeightsPart.OFFER),
-            WeightsQuestion(WeightsPart.HASHES, file=offer.sha256),
-            WeightsQuestion(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
+            WeightsRequest(WeightsPart.OFFER),
+            WeightsRequest(WeightsPart.HASHES, file=offer.sha256),
+            WeightsRequest(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
         ]
         for question in questions:
             assert [item async for item in offers.give(GENERATOR.peer_id, question.to_bytes())]

@@ -10,7 +10,7 @@ from ftis_node.swarm.reputation.reasons import BEHAVIOUR, REFUSALS, UNKNOWN, sen
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.swarm.reputation.table import BY_OPERATOR, GOOD_BEHAVIOUR
 
-DOOR = Path(__file__).parents[3] / "docs" / "door.md"
+DOOR = Path(__file__).parents[3] / "docs/reference/rejections.md"
 
 
 def test_the_sentences_are_those_of_the_page_on_the_door() -> None:

@@ -1,0 +1,58 @@
+"""`ftis-node bootstrap`: a meeting point for nodes that do not know each other yet."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.options import HomeOption, home_at
+from ftis_node.config.disk_room import replace_file
+from ftis_node.errors import ConfigError
+
+PUBLIC = 0o644
+
+
+def bootstrap(
+    home: HomeOption = None,
+    listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
+    peers: Annotated[list[str] | None, typer.Option("--peers", help="Another bootstrap's multiaddr.")] = None,
+    announce: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--announce",
+            metavar="MADDR",
+            help="Address to tell others instead of what is found, such as /dns4/NAME/tcp/4001. Repeatable.",
+        ),
+    ] = None,
+    address_file: Annotated[
+        Path | None,
+        typer.Option("--address-file", metavar="FILE", help="Also write the addresses here, for --peers @FILE."),
+    ] = None,
+) -> None:
+    """Run a meeting point and relay; prints one dialable address per line, then serves until stopped.
+
+    It holds no model and no rollouts. Give one of its lines to `join --peers`. The home keeps its peer id.
+    """
+    from ftis_node.node.startup.bootstrap import run_meeting_point
+
+    run_meeting_point(
+        home_at(home),
+        listen=tuple(listen or ()),
+        peers=tuple(peers or ()),
+        announce=tuple(announce or ()),
+        show=partial(_show_addresses, address_file),
+    )
+
+
+def _show_addresses(address_file: Path | None, addresses: list[str]) -> None:
+    for address in addresses:
+        typer.echo(address)
+    if address_file is not None:
+        try:  # whole or not at all: who waits for the file never reads half of it
+            replace_file(address_file, "".join(f"{address}\n" for address in addresses).encode())
+            address_file.chmod(PUBLIC)  # of a process that writes for itself alone
+        except OSError as error:
+            raise ConfigError(f"--address-file {address_file} cannot be written: {error.strerror}") from None

@@ -1,0 +1,319 @@
+"""`ftis-node compare`: an experiment, methods x pairings x seeds, with its table, curves and plots."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import typer
+
+from ftis_node.cli.completion import METHODS, PRESETS, one_of, some_of, task_specs
+from ftis_node.cli.progress import show_fraction
+from ftis_node.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ftis_node.config.manifest import RunManifest
+    from ftis_node.lab.experiment.runner import Standing
+    from ftis_node.lab.experiment.trial import Trial
+    from ftis_node.lab.experiment.trial_matrix import Experiment
+    from ftis_node.lab.experiment.trial_result import TrialResult
+    from ftis_node.telemetry.progress import OnProgress
+
+Device = Literal["auto", "cpu", "cuda"]
+
+DEFAULT_METHODS = "alone,nois,vis,tis,ftis"
+HDEE = "hdee"
+HDEE_METHODS = "alone,ftis"  # apart, and sharing
+NOT_OF_HDEE = ("controls", "share", "delay", "nodes", "lies", "liars", "codec", "task", "ood_task", "lora_rank")
+DEFAULT_STEPS = 40
+TINY_PRESETS = {"arithmetic": "arithmetic-compare", "sums": "sums-ftis"}
+HDEE_PRESET = "arithmetic-hdee"
+
+
+PairOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pair",
+        help="size, expertise, peft, blind, sums, sums-large, hdee, or DIR,DIR (DIR:lora: an adapter); repeatable.",
+    ),
+]
+MethodsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--methods",
+        help="Comma-separated; alone[:own][:updates=K][:METHOD], or METHOD, or METHOD:parameter=value. "
+        f"Default: {DEFAULT_METHODS}.",
+        autocompletion=some_of(*METHODS),
+    ),
+]
+ShareOption = Annotated[
+    str,
+    typer.Option("--share", help="vertical, filled, divided, horizontal, sapo:I/J[/G], newest:J, useful:J; a list."),
+]
+DelayOption = Annotated[
+    str,
+    typer.Option(
+        "--delay",
+        help="none, fixed:K, lognormal:MIN-MAX, in steps; DELAY@peer: of the last node alone; comma-separated.",
+    ),
+]
+NodesOption = Annotated[str, typer.Option("--nodes", help="Nodes in a swarm; comma-separated.")]
+LiesOption = Annotated[
+    str, typer.Option("--lies", help="What the last nodes lie about: none, rewards, logprobs, positives, mimic.")
+]
+LiarsOption = Annotated[int, typer.Option("--liars", min=1, help="How many nodes lie, where --lies has them lie.")]
+CodecOption = Annotated[
+    str, typer.Option("--codec", help="How groups are packed: exact, lossless, lossy; comma-separated.")
+]
+ControlsOption = Annotated[
+    bool,
+    typer.Option(
+        "--controls",
+        help="Add the controls to --methods: the models alone, with a whole update and with a swarm node's own part.",
+    ),
+]
+ModelSeedsOption = Annotated[
+    int, typer.Option("--model-seeds", min=1, help="Starting models of every pairing, made from so many seeds.")
+]
+SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="The first seed.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of each node.")]
+PromptsOption = Annotated[
+    int, typer.Option("--prompts", min=0, help="Prompts in an update, over all nodes; 0: as the run says.")
+]
+EvalEveryOption = Annotated[
+    int, typer.Option("--eval-every", min=0, help="Steps between evaluations; 0: as the run says.")
+]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", help="Preset or TOML file for all that is not given here.", autocompletion=one_of(*PRESETS)),
+]
+TaskOption = Annotated[str | None, typer.Option("--task", help="Task SPEC to train on.", autocompletion=task_specs)]
+OodTaskOption = Annotated[
+    str | None, typer.Option("--ood-task", help="Task SPEC that is evaluated and never trained on.")
+]
+KlEstimatorOption = Annotated[str | None, typer.Option("--kl-estimator", help="What the filter reads.")]
+KlThresholdOption = Annotated[float | None, typer.Option("--kl-threshold", help="Where the filter cuts.")]
+LoraRankOption = Annotated[int, typer.Option("--lora-rank", min=1, help="Rank of adapters; alpha is twice that.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Trials side by side; 0: one a core, or one on a GPU.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where models run.")]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for models, runs and results.")]
+
+
+def compare(
+    context: typer.Context,
+    pair: PairOption = None,
+    methods: MethodsOption = None,
+    share: ShareOption = "vertical",
+    delay: DelayOption = "none",
+    nodes: NodesOption = "2",
+    lies: LiesOption = "none",
+    liars: LiarsOption = 1,
+    codec: CodecOption = "exact",
+    controls: ControlsOption = False,
+    model_seeds: ModelSeedsOption = 1,
+    seeds: SeedsOption = 1,
+    seed: SeedOption = 0,
+    steps: StepsOption = DEFAULT_STEPS,
+    prompts: PromptsOption = 0,
+    eval_every: EvalEveryOption = 0,
+    run: RunOption = None,
+    task: TaskOption = None,
+    ood_task: OodTaskOption = None,
+    kl_estimator: KlEstimatorOption = None,
+    kl_threshold: KlThresholdOption = None,
+    lora_rank: LoraRankOption = 8,
+    jobs: JobsOption = 0,
+    device: DeviceOption = "auto",
+    out: OutOption = Path("compare-out"),
+) -> None:
+    """Compare methods: real nodes over an in-process network, the same number of completions in every update.
+
+    Writes results.json, curves.csv, curves.png and table.md. Run again, it goes on with what is missing.
+    """
+    from ftis_node.config.node import LoraSection
+    from ftis_node.lab.experiment.pairs import resolve_pair
+    from ftis_node.lab.experiment.trial_matrix import Experiment
+
+    pairs = tuple(pair or ["size"])
+    if is_hdee := HDEE in pairs:
+        _check_hdee(context, pairs)
+        from ftis_node.lab.experiment.hdee import MIXTURE, SPECS
+
+        run, task = run or HDEE_PRESET, MIXTURE
+    base = _base(run, task, pairs, kl_estimator=kl_estimator, kl_threshold=kl_threshold)
+    base = _resized(base, prompts=prompts, eval_every=eval_every)
+    task_spec, eval_specs = (MIXTURE, SPECS) if is_hdee else _specs(task or base.task, ood_task)
+    models = out / "models"
+    _check_model_seeds(model_seeds, pairs)
+    experiment = Experiment(
+        base=base,
+        pairs=tuple(resolve_pair(name, models, seed=each) for each in range(model_seeds) for name in pairs),
+        methods=_split(methods or (HDEE_METHODS if is_hdee else DEFAULT_METHODS)),
+        task_spec=task_spec,
+        eval_specs=eval_specs,
+        steps=steps,
+        seeds=range(seed, seed + seeds),
+        lora_adapter=LoraSection(rank=lora_rank, alpha=2 * lora_rank),
+        shares=_split(share),
+        delays=_split(delay),
+        num_nodes=_numbers(nodes),
+        lies=_split(lies),
+        num_liars=liars,
+        codecs=_split(codec),
+        controls=controls and not is_hdee,
+        device=device,
+    )
+    kind = _hdee(experiment, models, model_seeds) if is_hdee else _usual(experiment)
+    typer.echo(kind.fairness, err=True)
+    typer.echo(_run(kind, pairs, out, model_seeds=model_seeds, jobs=jobs or _jobs(device)))
+    typer.echo(f"results.json, curves.csv, curves.png and table.md lie in {out}", err=True)
+
+
+class _Kind(NamedTuple):
+    """What kinds of experiments differ in."""
+
+    trials: list[Trial]
+    fairness: str
+    write_report: Callable[[Sequence[TrialResult], Path], str]
+
+
+def _usual(experiment: Experiment) -> _Kind:
+    from ftis_node.lab.results.report import write_report
+
+    return _Kind(experiment.trials(), _fairness(experiment), partial(write_report, experiment))
+
+
+def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
+    from ftis_node.lab.experiment.hdee import hdee_trials
+    from ftis_node.lab.results.hdee_report import write_hdee_report
+
+    fairness = (
+        f"The rules: every update takes {experiment.completions_per_update} completions, and the four arms have the "
+        "same compute: 6 operations a parameter and trained token, 2 a generated one."
+    )
+    trials = [trial for seed in range(model_seeds) for trial in hdee_trials(experiment, models, seed=seed)]
+    return _Kind(trials, fairness, partial(write_hdee_report, experiment))
+
+
+def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
+    """Makes what is missing, models first, and returns the table."""
+    from ftis_node.lab.experiment.pairs import make_models, tiny_models
+    from ftis_node.lab.experiment.runner import run_trials
+
+    out.mkdir(parents=True, exist_ok=True)
+    with show_fraction(f"{len(kind.trials)} trials") as show:
+        wanted = {name: how for seed in range(model_seeds) for name, how in tiny_models(pairs, seed=seed).items()}
+        make_models(wanted, out / "models", jobs=jobs, watch=show)
+        show(None, "starting")
+        results = run_trials(kind.trials, out, jobs=jobs, watch=_watch_trials(show))
+    return kind.write_report(results, out)
+
+
+def _check_hdee(context: typer.Context, pairs: tuple[str, ...]) -> None:
+    """Raises UsageError for what makes no sense with experts of domains."""
+    if pairs != (HDEE,):
+        raise UsageError("--pair hdee is an experiment of its own: run it without other pairings")
+    for name in NOT_OF_HDEE:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = name.replace("_", "-")
+            raise UsageError(f"--pair hdee has its own domains, nodes and sharing: leave out --{option}")
+
+
+def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
+    """Raises UsageError where several seeds are asked for and the models are given, or have one seed."""
+    from ftis_node.lab.experiment.pairs import TINY_PAIRS
+
+    made_here = (*TINY_PAIRS, HDEE)
+    if model_seeds > 1 and not set(pairs) <= set(made_here):
+        raise UsageError(f"--model-seeds is for pairings whose models are made here: {', '.join(made_here)}")
+
+
+def _base(
+    run: str | None, task: str | None, pairs: tuple[str, ...], *, kl_estimator: str | None, kl_threshold: float | None
+) -> RunManifest:
+    """The manifest that all trials start from."""
+    from pydantic import ValidationError
+
+    from ftis_node.config.manifest import MethodSection, first_problem, load_manifest, preset_for_task
+    from ftis_node.lab.experiment.pairs import TINY_PAIRS
+    from ftis_node.tasks import parse_spec
+
+    own_tasks = {TINY_PAIRS.get(name, "") for name in pairs}
+    if len(own_tasks) > 1 and not task:
+        raise UsageError(f"{' and '.join(pairs)} are of unlike tasks: compare them apart, or give a --task")
+    own_task = own_tasks.pop() if len(own_tasks) == 1 else ""
+    is_tiny = own_task and (task or own_task).startswith(own_task)
+    manifest = load_manifest(run or (TINY_PRESETS[own_task] if is_tiny else preset_for_task(task or "")))
+    changes: dict[str, object] = {"task": parse_spec(task or manifest.task).canonical}
+    if kl_estimator is not None or kl_threshold is not None:
+        given = {"kl_estimator": kl_estimator, "kl_threshold": kl_threshold}
+        try:
+            changes["method"] = MethodSection.model_validate(manifest.method.model_dump() | given)
+        except ValidationError as error:
+            raise UsageError(f"--kl-estimator, --kl-threshold: {first_problem(error)}") from None
+    return manifest.model_copy(update=changes)
+
+
+def _resized(base: RunManifest, *, prompts: int, eval_every: int) -> RunManifest:
+    """With so many prompts an update, and so many steps between evaluations; 0 leaves them."""
+    changes: dict[str, object] = {}
+    if prompts:
+        changes["step"] = base.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})
+    if eval_every:
+        changes["eval"] = base.eval.model_copy(update={"every_steps": eval_every})
+    return base.model_copy(update=changes)
+
+
+def _specs(task: str, ood_task: str | None) -> tuple[str, tuple[str, ...]]:
+    """The task with its paths, and what is evaluated: its held-out problems first."""
+    from ftis_node.tasks import held_out_spec, parse_spec
+
+    spec = parse_spec(task)
+    held_out = held_out_spec(spec)
+    if held_out is None:
+        raise UsageError(f"{task} has no held-out problems: give a folder with train and test files")
+    others = (str(parse_spec(ood_task)),) if ood_task else ()
+    return str(spec), (str(held_out), *others)
+
+
+def _fairness(experiment: Experiment) -> str:
+    return (
+        f"The rule: every update takes {experiment.completions_per_update} completions. `alone` generates all of them "
+        "itself; in a swarm of n nodes each generates an n-th and receives the rest; `alone:own` generates and trains "
+        "on an n-th. (A SAPO split I/J takes I + J groups, of which I are its own; "
+        "newest:J and useful:J take J of the others' groups.)"
+    )
+
+
+def _split(text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not parts:
+        raise UsageError("an option with an empty list: give at least one value")
+    return parts
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in _split(text))
+    except ValueError:
+        raise UsageError(f"--nodes takes numbers such as 2,4,8, not {text!r}") from None
+    if min(numbers) < 2:
+        raise UsageError("--nodes: a swarm has at least 2 nodes; for one, use the method alone")
+    return numbers
+
+
+def _jobs(device: Device) -> int:
+    from ftis_node.models import pick_device
+
+    return (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1
+
+
+def _watch_trials(show: OnProgress) -> Callable[[Standing], None]:
+    """Shows how far the trials are."""
+    return lambda standing: show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done")

@@ -1,0 +1,57 @@
+"""`ftis-node dashboard`: one screen, in the terminal or in a browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftis_node.cli.node_client import read_document
+from ftis_node.cli.options import HomeOption, home_at
+from ftis_node.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from ftis_node.dashboard.watcher import Watcher
+
+DEFAULT_PORT = 8642
+
+
+def dashboard(
+    home: HomeOption = None,
+    web: Annotated[bool, typer.Option("--web", help="Serve the same in a browser.")] = False,
+    host: Annotated[str, typer.Option("--host", help="With --web: address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="With --web: port.")] = DEFAULT_PORT,
+    once: Annotated[bool, typer.Option("--once", hidden=True, help="End after the first paint.")] = False,
+) -> int:
+    """Watch a node: does it contribute, does it learn, is it healthy. Works on a stopped node, too.
+
+    Keys: Enter opens a peer, g the groups, e the events, ? says what all the words mean, q quits (the node goes on).
+    """
+    where = home_at(home)
+    if not (where.status.exists() or where.settings.exists()):
+        raise ConfigError(f"no node has run with the home {where.root}: give the right one with --home")
+    if web:
+        from ftis_node.dashboard.web import check_port, new_token, serve_dashboard, warning_of
+
+        check_port(host, port)
+        if warning := warning_of(host, port):
+            typer.echo(f"ftis-node: {warning}", err=True)
+        token = new_token(host)
+        address = f"http://{host}:{port}" + (f"/?token={token}" if token else "")
+        typer.echo(f"the dashboard is at {address} (ctrl-C ends it; the node goes on)", err=True)
+        serve_dashboard(where, host=host, port=port, token=token)
+        return 0
+    if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
+        raise UsageError("the dashboard needs a terminal: use `ftis-node status`, or --web for a browser")
+    from ftis_node.dashboard.app import DashboardApp
+
+    def open_watcher() -> Watcher:
+        from ftis_node.dashboard.watcher import Watcher
+
+        return Watcher(where, read_document)
+
+    app = DashboardApp(where, open_watcher, once=once)
+    app.run()
+    return app.return_code or 0

@@ -1,0 +1,153 @@
+"""`ftis-node doctor`: what this machine can do, and what to change where it cannot."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftis_node.cli.completion import PRESETS, one_of
+from ftis_node.cli.options import (
+    GpusOption,
+    HomeOption,
+    JsonOption,
+    TensorParallelOption,
+    home_at,
+    print_json,
+    spread_over,
+)
+from ftis_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.doctor.findings import Finding
+
+# as doctor/doctor.py has them
+CHECKS = ("python", "gpu", "ram", "disk", "limits", "engine", "port", "route", "peer", "model")
+INDENT = " " * 6
+OPTION = "memory.option"
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def doctor(
+    model: Annotated[str | None, typer.Option("--model", help="Also look for this model and plan its memory.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            help="Preset or TOML file to plan for.",
+            show_default="the home's",
+            autocompletion=one_of(*PRESETS),
+        ),
+    ] = None,
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Plan for an adapter, or for all weights.")] = None,
+    gpu_memory: Annotated[
+        list[float] | None,
+        typer.Option("--gpu-memory", metavar="GIB", help="Plan for a GPU of this size instead; again for each more."),
+    ] = None,
+    gpus: GpusOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option("--peers", help="Multiaddr of a peer to dial. Repeatable.", show_default="the home's"),
+    ] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option("--listen", help="Multiaddr whose port should be free. Repeatable.", show_default="the home's"),
+    ] = None,
+    status_port: Annotated[
+        int | None, typer.Option("--status-port", help="Local port that should be free.", show_default="the home's")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help=f"Check this alone: {', '.join(CHECKS)}. Repeatable.")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also show each part of the memory plan, and each change of it.")
+    ] = False,
+) -> None:
+    """Check the machine; each finding says what to do (docs/reference/doctor.md has them all).
+
+    Peers, given here or in the home's node.toml, are dialled one by one, and their clocks compared with this one.
+
+    Exit code 3 where the machine cannot do it, 4 where the network fails, 0 with warnings.
+
+    JSON shape: [{check, id, level: "ok" | "warn" | "fail", finding, advice, num_bytes}], the worst first.
+    """
+    if model is None and (run is not None or lora is not None or gpu_memory or gpus or tensor_parallel):
+        raise ConfigError(
+            "--run, --lora, --full, --gpu-memory, --gpus and --tensor-parallel plan a model's memory: name it with "
+            "--model"
+        )
+    if any(not 0 < gib < float("inf") for gib in gpu_memory or ()):
+        raise ConfigError("--gpu-memory is a number of GiB above 0")
+    if unknown := set(only or ()) - set(CHECKS):
+        raise ConfigError(f"--only {min(unknown)}: there is no such check, but {', '.join(CHECKS)}")
+
+    from ftis_node.config.node import load_node_settings
+    from ftis_node.doctor.doctor import Patient, examine, exit_code_of
+    from ftis_node.doctor.memory import DETAILS, ask
+    from ftis_node.gossip import parse_multiaddr
+    from ftis_node.gossip.multiaddr import parse_listen_address
+
+    place = home_at(home)
+    settings = load_node_settings(
+        place.node_toml,
+        model=model or "any",
+        peers=tuple(peers) if peers else None,
+        listen=tuple(listen) if listen else None,
+        status_port=status_port,
+    )
+    for address in settings.peers:
+        parse_multiaddr(address)
+    for address in settings.listen:
+        parse_listen_address(address)
+    question = None
+    if model:
+        flags = {"lora": lora, "gpus": gpus, "generation": spread_over(tensor_parallel)}
+        question = ask(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
+    patient = Patient(place, settings.listen, settings.status_port, settings.peers, question, settings)
+    findings = examine(patient, only=only or CHECKS, on_progress=_tell_progress)
+    if as_json:
+        print_json([finding.as_dict() for finding in findings])
+    else:
+        shown = [finding for finding in findings if verbose or finding.id not in DETAILS]
+        typer.echo("\n".join(_screen(shown)))
+    if code := exit_code_of(findings):
+        failed = dict.fromkeys(finding.id for finding in findings if finding.level == "fail")
+        typer.echo(f"ftis-node: not ready: {', '.join(failed)}; see the advice above", err=True)
+        raise typer.Exit(code)
+
+
+def _tell_progress(text: str) -> None:
+    typer.echo(f"{text} ...", err=True)
+
+
+def _screen(findings: list[Finding]) -> Iterator[str]:
+    """The lines of all findings; the options of a model are a table with a head."""
+    from ftis_node.doctor.memory import OPTIONS_HEAD
+
+    head = OPTIONS_HEAD
+    for finding in findings:
+        if head and finding.id == OPTION:
+            yield " " * len(f"{finding.level:5} {OPTION}: ") + head
+            head = ""
+        yield from _lines(finding)
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    """`fail  what was found`, and under it what to do; folded where a person reads it."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    level = finding.level.upper() if finding.level == "fail" else finding.level
+    parts = [f"{level:5} {finding.id}: {finding.finding}"]
+    if finding.advice:
+        parts.append(f"{INDENT}-> {finding.advice}")
+    for part in parts:
+        clean = UNPRINTABLE.sub(" ", part)
+        yield from textwrap.wrap(clean, width, subsequent_indent=INDENT, break_on_hyphens=False) or [""]

@@ -1,0 +1,173 @@
+"""`ftis-node ensemble`: how well several models solve a task together."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftis_node.cli.completion import ENGINES, ENSEMBLE_MODES, one_of, some_of, task_specs
+from ftis_node.cli.options import JsonOption, print_json
+from ftis_node.cli.progress import show_fraction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ftis_node.evaluation.result import EnsembleResult, Entry, TextFigures
+
+
+def ensemble(
+    task: Annotated[
+        str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
+    ],
+    models: Annotated[str, typer.Option("--models", help="Hub ids or folders, commas between.")] = "",
+    swarm: Annotated[
+        list[str] | None,
+        typer.Option("--swarm", help="Folder of exported models or of nodes' homes; several times, or commas between."),
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            help=f"{', '.join(ENSEMBLE_MODES)}, with commas between, or all.",
+            autocompletion=some_of(*ENSEMBLE_MODES, "all"),
+        ),
+    ] = "posterior,vote",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many problems.")] = 512,
+    k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k and the majority of k samples.")] = 1,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=3, help="Prompt and completion together.")] = 760,
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            help="auto, vllm or torch, for what each model answers alone; mixtures take torch.",
+            autocompletion=one_of(*ENGINES),
+        ),
+    ] = "auto",
+    dev_prompts: Annotated[
+        int, typer.Option("--dev-prompts", min=1, help="Training prompts that cached takes its prior from.")
+    ] = 32,
+    decay: Annotated[
+        float, typer.Option("--decay", help="What an older dev prompt weighs to the next one, up to 1.")
+    ] = 0.9,
+    gate_prompts: Annotated[
+        int, typer.Option("--gate-prompts", min=1, help="Training prompts that the experts answer for gate.")
+    ] = 256,
+    gate_task: Annotated[
+        str | None,
+        typer.Option("--gate-task", help="Task SPEC of these prompts; without it --task.", autocompletion=task_specs),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the samples; fresh without one.")] = None,
+    text: Annotated[Path | None, typer.Option("--text", help="File whose perplexity is measured, too.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure several models together on held-out problems: each alone, their mixture, their vote.
+
+    JSON shape: {task, n, k, experts: [{name, model, domain, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long,
+    completion_tokens_mean, majority_at_k, generated_tokens, forward_tokens}], modes: [{name, chosen, and the same but
+    model and domain}], prior: {name: probability} or null, gate: {prompts, right: {name: share}, generated_tokens,
+    forward_tokens} or null, text: [{name, tokens, nats, nats_per_token, perplexity}]}.
+    """
+    from ftis_node.evaluation.ensemble import MODES, run_ensemble
+
+    with show_fraction("ensemble") as progress:
+        result = run_ensemble(
+            _parts([models]),
+            [Path(folder) for folder in _parts(swarm or [])],
+            task,
+            modes=MODES if mode == "all" else _parts([mode]),
+            limit=limit,
+            k=k,
+            max_tokens=max_tokens,
+            engine=engine,
+            dev_prompts=dev_prompts,
+            decay=decay,
+            gate_prompts=gate_prompts,
+            gate_task=gate_task,
+            seed=seed,
+            text=text,
+            on_progress=progress,
+        )
+    if as_json:
+        print_json(_document(result))
+    else:
+        typer.echo("\n".join(_lines(result)))
+
+
+def _parts(values: Iterable[str]) -> list[str]:
+    """What stands between the commas of all values, in order."""
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def _document(result: EnsembleResult) -> dict[str, Any]:
+    names = [entry.name for entry in result.experts]
+    return {
+        "task": result.task,
+        "n": result.n,
+        "k": result.k,
+        "experts": [_flat(entry, leave_out=("chosen",)) for entry in result.experts],
+        "modes": [_flat(entry, leave_out=("model", "domain")) for entry in result.modes],
+        "prior": dict(zip(names, result.prior, strict=True)) if result.prior is not None else None,
+        "gate": dataclasses.asdict(result.gate) | {"right": dict(zip(names, result.gate.right, strict=True))}
+        if result.gate is not None
+        else None,
+        "text": [
+            {**dataclasses.asdict(figures), "nats_per_token": figures.nats_per_token, "perplexity": figures.perplexity}
+            for figures in result.text
+        ],
+    }
+
+
+def _flat(entry: Entry, *, leave_out: Sequence[str]) -> dict[str, Any]:
+    values = dataclasses.asdict(entry)
+    figures = values.pop("result")
+    return {**{key: value for key, value in values.items() if key not in leave_out}, **figures}
+
+
+def _lines(result: EnsembleResult) -> list[str]:
+    sampled = (f"pass@{result.k}", f"maj@{result.k}") if result.k > 1 else ()
+    rows = [("", "pass@1", *sampled, "generated", "forward", "domain")]
+    rows += [_row(entry, sampled=bool(sampled)) for entry in (*result.experts, *result.modes)]
+    lines = [f"{result.task}: {result.n} problems", *_table(rows)]
+    for entry in result.modes:
+        if entry.chosen is not None:
+            chosen = ", ".join(f"{name} {number}" for name, number in entry.chosen.items())
+            lines.append(f"{entry.name} chose {chosen}")
+    if result.prior is not None:
+        lines.append(f"cached prior {_by_expert(result, result.prior)}")
+    if result.gate is not None:
+        gate = result.gate
+        lines.append(
+            f"gate learned from {gate.prompts} prompts, right {_by_expert(result, gate.right)}; "
+            f"generated {gate.generated_tokens:,}, forward {gate.forward_tokens:,}"
+        )
+    return lines + (["", *_table(_text_rows(result.text))] if result.text else [])
+
+
+def _by_expert(result: EnsembleResult, shares: Sequence[float]) -> str:
+    return ", ".join(f"{entry.name} {share:.3f}" for entry, share in zip(result.experts, shares, strict=True))
+
+
+def _row(entry: Entry, *, sampled: bool) -> tuple[str, ...]:
+    shares = [entry.result.pass_at_1, *((entry.result.pass_at_k, entry.majority_at_k) if sampled else ())]
+    tokens = (f"{entry.generated_tokens:,}", f"{entry.forward_tokens:,}")
+    return (entry.name, *("-" if share is None else f"{share:.3f}" for share in shares), *tokens, entry.domain or "")
+
+
+def _text_rows(figures: Sequence[TextFigures]) -> list[tuple[str, ...]]:
+    head = ("text", "tokens", "nats/token", "perplexity")
+    return [head, *((f.name, f"{f.tokens:,}", f"{f.nats_per_token:.4f}", f"{f.perplexity:.3f}") for f in figures)]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns of one width; the first is left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

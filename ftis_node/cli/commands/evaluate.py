@@ -1,0 +1,50 @@
+"""`ftis-node eval`: how well a model solves a task."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.completion import ENGINES, one_of, task_specs
+from ftis_node.cli.options import JsonOption, print_json
+from ftis_node.cli.progress import show_fraction
+
+
+def evaluate(
+    model: Annotated[str, typer.Option("--model", help="Hub id or folder.")],
+    task: Annotated[
+        str, typer.Option("--task", help="Task SPEC, such as gsm8k or math500:PATH.", autocompletion=task_specs)
+    ],
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many problems.")] = 512,
+    k: Annotated[int, typer.Option("--k", min=1, help="Also estimate pass@k from samples.")] = 1,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Prompt and completion together.")] = 760,
+    engine: Annotated[
+        str, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
+    ] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure greedy pass@1 (and pass@k) on held-out problems.
+
+    JSON shape: {model, task, pass_at_1, n, k, pass_at_k, truncated, unscored, too_long, completion_tokens_mean}.
+    """
+    from ftis_node.evaluation.evaluate import evaluate_model
+
+    with show_fraction("eval") as progress:
+        result = evaluate_model(
+            model,
+            task,
+            limit=limit,
+            k=k,
+            max_tokens=max_tokens,
+            engine=engine,
+            on_progress=progress,
+        )
+    if as_json:
+        print_json({"model": model, "task": task, **dataclasses.asdict(result)})
+        return
+    line = f"{model} on {task}: pass@1 {result.pass_at_1:.3f} ({result.n} problems)"
+    if result.pass_at_k is not None:
+        line += f", pass@{result.k} {result.pass_at_k:.3f}"
+    typer.echo(line)

@@ -1,0 +1,123 @@
+"""`ftis-node identity`: the key that makes a node the peer it is: shown, backed up, put back."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.errors import FileError, UsageError
+from ftis_node.files import read_text
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Show, back up and restore the key that a node is known by."
+)
+
+PassphraseFileOption = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", help="File with the passphrase in its first line.", show_default="ask"),
+]
+
+
+@app.command("show")
+def show(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show who the node is: its peer id, its key file, and its addresses where it runs.
+
+    JSON shape: {peer_id, key_file, created_at, running, addresses: [..]}.
+    """
+    from ftis_node.records.identity import Identity
+
+    place = home_at(home)
+    identity = Identity.load(place.identity)
+    addresses = _addresses(place)
+    document = {
+        "peer_id": identity.peer_id,
+        "key_file": str(place.identity),
+        "created_at": place.identity.stat().st_mtime,
+        "running": addresses is not None,
+        "addresses": addresses or [],
+    }
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo("\n".join(_lines(document)))
+
+
+@app.command("backup")
+def backup(
+    out: Annotated[Path, typer.Argument(help="File to write.")],
+    home: HomeOption = None,
+    encrypt: Annotated[bool, typer.Option("--encrypt", help="Ask for a passphrase and encrypt the file.")] = False,
+    passphrase_file: PassphraseFileOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+) -> None:
+    """Write the identity to one file; works beside a running node. Keep it where the node's disk is not."""
+    from ftis_node.node.storage.identity_backup import back_up_identity
+
+    passphrase = _passphrase(passphrase_file, again=True) if encrypt or passphrase_file else None
+    peer_id = back_up_identity(home_at(home), out, passphrase=passphrase, replace=force)
+    typer.echo(f"{out}: the identity {peer_id}")
+    if passphrase is None:
+        typer.echo("who has this file can speak as this node: keep it private, or encrypt it by --encrypt", err=True)
+
+
+@app.command("restore")
+def restore(
+    source: Annotated[Path, typer.Argument(help="A file that `identity backup` wrote, or an identity.key.")],
+    home: HomeOption = None,
+    passphrase_file: PassphraseFileOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another identity; its key is kept as identity.key.TIME.")
+    ] = False,
+) -> None:
+    """Put a backed-up identity into a home. Two nodes with one identity must never run at the same time."""
+    from ftis_node.node.storage.identity_backup import restore_identity
+
+    done = restore_identity(
+        home_at(home), source, ask_passphrase=lambda: _passphrase(passphrase_file, again=False), replace=force
+    )
+    typer.echo(f"the node is {done.peer_id}" if done.changed else f"the node is {done.peer_id} already")
+    if done.kept is not None:
+        typer.echo(f"the key that was there: {done.kept}")
+
+
+def _passphrase(file: Path | None, *, again: bool) -> str:
+    """From the file, or typed. Raises UsageError where there is neither, or it is empty."""
+    if file is not None:
+        try:
+            passphrase = read_text(file).split("\n", 1)[0]
+        except (OSError, FileError):
+            raise UsageError(f"cannot read a passphrase from {file}") from None
+    elif not sys.stdin.isatty():
+        raise UsageError("a passphrase is needed and nobody is there to ask: give --passphrase-file")
+    else:
+        passphrase = typer.prompt("passphrase", hide_input=True, confirmation_prompt=again, err=True)
+    if not passphrase:
+        raise UsageError("the passphrase is empty")
+    return passphrase
+
+
+def _addresses(home: Home) -> list[str] | None:
+    """Where the running node can be reached; None where none runs."""
+    from ftis_node.cli.node_client import read_document
+
+    if home.running_url() is None:
+        return None
+    return [str(address) for address in read_document(home, "/status")["node"]["addresses"]]
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(document["created_at"]))
+    return [
+        f"peer id    {document['peer_id']}",
+        f"key file   {document['key_file']} (made {made})",
+        *(f"address    {address}" for address in document["addresses"]),
+        *(() if document["running"] else ("address    none: no node runs with this home",)),
+    ]

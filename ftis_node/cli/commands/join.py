@@ -1,0 +1,136 @@
+"""`ftis-node join`: runs a node until it is stopped or has done its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftis_node.cli.completion import ENGINES, PRESETS, ROLES, one_of, peer_ids, task_specs
+from ftis_node.cli.options import GpusOption, HomeOption, TensorParallelOption, home_at, spread_over
+from ftis_node.cli.progress import show_fraction
+from ftis_node.errors import ConfigError
+
+
+def join(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Hub id or folder of the model to train.", show_default="that of node.toml"),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            help="Preset, manifest file, or the id of a run that the peers know.",
+            autocompletion=one_of(*PRESETS),
+            show_default="the preset that fits --task",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="Task SPEC, such as gsm8k, gsm8k:PATH, rg:chain_sum, a=3+b=1. Parts of the task of --run, or of the "
+            "home's run: this node's domain.",
+            show_default="the run's task",
+            autocompletion=task_specs,
+        ),
+    ] = None,
+    eval_task: Annotated[
+        str | None,
+        typer.Option(
+            "--eval-task",
+            help="Task SPEC to evaluate on.",
+            show_default="held-out problems",
+            autocompletion=task_specs,
+        ),
+    ] = None,
+    peers: Annotated[
+        list[str] | None, typer.Option("--peers", help="Multiaddr of a peer, or @FILE. Repeatable.")
+    ] = None,
+    home: HomeOption = None,
+    role: Annotated[
+        str | None, typer.Option("--role", help="full, generator or learner.", autocompletion=one_of(*ROLES))
+    ] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(
+            "--follow", help="Peer id of the learner whose weights a generator takes.", autocompletion=peer_ids
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="auto, vllm or torch.", autocompletion=one_of(*ENGINES))
+    ] = None,
+    lora: Annotated[bool | None, typer.Option("--lora/--full", help="Train a LoRA adapter, or all weights.")] = None,
+    gpus: GpusOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    listen: Annotated[list[str] | None, typer.Option("--listen", help="Multiaddr to listen on. Repeatable.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name shown to people.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of prompts, sampling and adapters.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Stop after this many steps in all.")] = None,
+    generate_tokens: Annotated[
+        int | None, typer.Option("--generate-tokens", min=1, help="Generate no more after this many tokens in all.")
+    ] = None,
+    learn_tokens: Annotated[
+        int | None, typer.Option("--learn-tokens", min=1, help="Stop after training on this many tokens in all.")
+    ] = None,
+    track: Annotated[
+        list[str] | None, typer.Option("--track", help="Tracker: tensorboard, wandb or trackio. Repeatable.")
+    ] = None,
+    status_port: Annotated[int | None, typer.Option("--status-port", help="Local HTTP port; 0: any free one.")] = None,
+) -> None:
+    """Generate, share and learn: run a node until stopped or until its budget, such as --steps, is used up.
+
+    With --role learner the groups are others', with --role generator the weights are (docs/train/roles.md).
+    Without --peers the node works alone and says so. A home keeps its run: starting it again resumes at the same step.
+    """
+    from ftis_node.config.node import load_node_settings
+    from ftis_node.models import check_name
+
+    where = home_at(home)
+    budget = {"learn_steps": steps, "generate_tokens": generate_tokens, "learn_tokens": learn_tokens}
+    settings = load_node_settings(
+        where.node_toml,
+        model=_absolute_folder(model) if model is not None else None,
+        role=role,
+        roles={"follow": follow} if follow else None,
+        engine=engine,
+        task=task,
+        budget={name: amount for name, amount in budget.items() if amount is not None} or None,
+        lora=lora,
+        gpus=gpus,
+        generation=spread_over(tensor_parallel),
+        listen=tuple(listen) if listen else None,
+        peers=tuple(peers) if peers else None,
+        name=name,
+        seed=seed,
+        status_port=status_port,
+        tracking={"to": tuple(track)} if track else None,
+    )
+    if (tensor_parallel or 1) > 1 and settings.engine == "torch":
+        raise ConfigError("--tensor-parallel needs vLLM: the torch engine uses one GPU; leave one of them out")
+    check_name(settings.model)
+
+    from ftis_node.node.startup.find_run import (
+        find_run,  # these take a second, and are not needed to say what is wrong above
+    )
+    from ftis_node.node.startup.run import run_until_stopped
+    from ftis_node.node.startup.run_plan import plan_run
+
+    plan = plan_run(
+        run,
+        settings.task or None,
+        eval_task=eval_task,
+        home=where,
+        find=lambda run_id: find_run(run_id, settings, where),
+        data_paths=settings.data_paths,
+    )
+    with show_fraction("start") as progress:
+        run_until_stopped(settings, plan, where, steps=settings.budget.learn_steps, on_progress=progress)
+
+
+def _absolute_folder(model: str) -> str:
+    """A folder by its full path, so that a resumed node finds it from anywhere; a hub id as it is."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.is_dir() else model

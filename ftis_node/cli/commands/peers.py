@@ -1,0 +1,153 @@
+"""`ftis-node peers`: who the node knows, how their groups fared at the door, and who is refused or trusted."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftis_node.cli.completion import peer_ids
+from ftis_node.cli.node_client import post_document, read_document
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.errors import ConfigError, UsageError
+from ftis_node.telemetry.teaching import teaches
+from ftis_node.telemetry.terminal_text import printable
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+
+app = typer.Typer(
+    rich_markup_mode=None, help="Who the node knows, and who is refused or trusted.", invoke_without_command=True
+)
+
+PeerArgument = Annotated[
+    str,
+    typer.Argument(help="A peer id, 4 or more characters of its start or end, or a name.", autocompletion=peer_ids),
+]
+LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@app.callback()
+def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """List the peers of a node; `peers show` tells all of one, `ban`, `unban` and `trust` change how one stands.
+
+    JSON shape: [{peer_id, name, model, parameters, role, domain, policy_version, groups_accepted,
+    groups_refused: {reason: n}, failed_pulls, groups_confirmed, last_seen, standing, score, banned_until, ban_reason,
+    reasons: {reason: n}, trusted, wire_schema, wire_words, teaching}]. `teaching` is null before a step took a group of
+    the peer, then {steps, groups, completions, kept, kept_negatives, signal, ess, teaches, weight_mean,
+    weight_variance, clipped, truncated, low_ratio, mean_log_ratio, mean_kl} over its last 20 steps
+    (docs/operate/dashboard.md).
+    """
+    context.obj = home
+    if context.invoked_subcommand is not None:
+        return
+    rows = read_document(home_at(home), "/peers")
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        typer.echo("no peers yet")
+    for row in rows:
+        typer.echo(_line(row))
+
+
+@app.command()
+def show(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Show all that is known of one peer.
+
+    JSON shape: the peer's row in the list, and groups: {ready, taken, released: {reason: n}, tokens, newest: [row of
+    `replay list`]}, held_against: [{reason, count, sentence}], refused: [{reason, count, sentence}].
+    """
+    from ftis_node.cli.peer_screen import peer_document, screen
+
+    where = home_at(home or context.obj)
+    document = peer_document(where, peer, read_document(where, "/peers"))
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo("\n".join(screen(document, now=time.time())))
+
+
+@app.command()
+def ban(
+    context: typer.Context,
+    peer: PeerArgument,
+    length: Annotated[
+        str | None, typer.Option("--for", help="How long: 90s, 30m, 2h, 7d.", show_default="door.ban_longest_s")
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Refuse a peer: it is not pulled from, not served, and its groups are not admitted."""
+    for_s = None if length is None else parse_length_s(length)
+    _change(home or context.obj, "ban", peer, as_json, for_s=for_s)
+
+
+@app.command()
+def unban(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """End a ban, and forget the peer's past ones."""
+    _change(home or context.obj, "unban", peer, as_json)
+
+
+@app.command()
+def trust(
+    context: typer.Context,
+    peer: PeerArgument,
+    off: Annotated[bool, typer.Option("--off", help="Trust it no longer.")] = False,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trust a peer: the node itself never bans it, and it may hold more of the buffer."""
+    _change(home or context.obj, "trust", peer, as_json, trusted=not off)
+
+
+def parse_length_s(text: str) -> float:
+    """Seconds of `90s`, `30m`, `2h`, `7d`. Raises UsageError for anything else."""
+    match = LENGTH.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"--for {text!r} is no length of time: write 90s, 30m, 2h or 7d")
+    return float(match[1]) * UNIT_S[match[2]]
+
+
+def _change(path: Any, action: str, peer: str, as_json: bool, **asked: Any) -> None:
+    home = home_at(path)
+    if home.running_url():
+        row = post_document(home, f"/peers/{action}", {"peer": peer, **asked})
+    else:
+        row = _change_stopped(home, action, peer, **asked)
+    if as_json:
+        print_json(row)
+    else:
+        until = row["banned_until"]
+        typer.echo(f"{row['peer_id']} is {row['standing']}{f' until {_clock(until)}' if until else ''}")
+
+
+def _change_stopped(home: Home, action: str, peer: str, **asked: Any) -> dict[str, Any]:
+    """The same in the file of a node that is stopped; its settings are those of its last start."""
+    from ftis_node.node.peers.operator_actions import stopped_peers
+
+    if not home.peers.exists() and not home.settings.exists():
+        raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
+    with stopped_peers(home) as control:
+        return control.change(action, {"peer": peer, **asked})
+
+
+def _line(row: dict[str, Any]) -> str:
+    refused = ", ".join(f"{reason} {count}" for reason, count in sorted(row["groups_refused"].items())) or "none"
+    standing = row.get("standing", "good")
+    if row.get("banned_until"):
+        standing += f" until {_clock(row['banned_until'])} ({row['ban_reason']})"
+    return printable(
+        f"{row['peer_id']}  {row['name'] or '-'}  {row['model'] or '-'}  {row['role'] or '-'}  "
+        f"{domain + '  ' if (domain := row.get('domain')) else ''}{standing}, "
+        f"accepted {row['groups_accepted']}, refused: {refused}, confirmed {row['groups_confirmed']}, "
+        f"teaches {teaches(row)}"
+        f"{'; ' + words if (words := row.get('wire_words')) else ''}"
+    )
+
+
+def _clock(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))

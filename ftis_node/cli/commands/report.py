@@ -1,0 +1,57 @@
+"""`ftis-node report`: one self-contained page of a run, to look at and to show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftis_node.cli.node_client import read_document
+from ftis_node.cli.options import HomeOption, home_at
+from ftis_node.cli.progress import show_fraction
+from ftis_node.config.disk_room import replace_file
+from ftis_node.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from ftis_node.config.home import Home
+
+DEFAULT_OUT = Path("report.html")
+
+
+def report(
+    home: HomeOption = None,
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = DEFAULT_OUT,
+) -> None:
+    """Write one page of a run: figures, curves, peers, what happened. Of a running or a stopped node.
+
+    The page holds everything it shows, asks no network for anything, and names no address and no path of this machine.
+    """
+    from ftis_node.report.facts import gather
+    from ftis_node.report.page import render_page
+    from ftis_node.telemetry.status import Status
+
+    chosen = home_at(home)
+    status, peers = _documents(chosen)
+    with show_fraction("report") as show:
+        facts = gather(chosen, status=Status.from_json(json.dumps(status).encode()), peers=peers, on_progress=show)
+    _write(out, render_page(facts))
+    typer.echo(str(out))
+
+
+def _documents(home: Home) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The node's status and peers; empty where it was stopped before it ever wrote them, but has events."""
+    try:
+        return read_document(home, "/status"), read_document(home, "/peers")
+    except ConfigError:
+        if not home.events.exists():
+            raise
+        return {"node": {"state": "unknown"}}, []
+
+
+def _write(out: Path, page: str) -> None:
+    try:
+        replace_file(out, page.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}; choose another --out") from None

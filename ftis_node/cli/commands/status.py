@@ -1,0 +1,113 @@
+"""`ftis-node status`: one screen that says whether the node contributes, learns and is healthy.
+
+The first line has the three answers; where one is not yes, the next lines say why and what to do. The same text goes to
+a terminal and into a log. `--watch` repaints it on a terminal and appends one line a look anywhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftis_node.cli.node_client import read_document
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
+from ftis_node.errors import ConfigError, FtisError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.config.home import Home
+
+REPAINT = "\x1b[H"  # to the upper left corner
+REST_OF_LINE = "\x1b[K"
+REST_OF_SCREEN = "\x1b[J"
+
+
+def status(
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again until ctrl-C.")] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.1, max=86400, metavar="SECONDS", help="Between two looks.")
+    ] = 2.0,
+) -> None:
+    """Show what a node does, or last did: is it contributing, learning, healthy?
+
+    JSON shape: {schema, node, run, model, generation, learner, swarm, replay, eval: [{step, task, pass_at_1, n}],
+    limits, budget: {generate_tokens, learn_steps, learn_tokens: each {used, limit, left}},
+    health: {healthy, ready, problems: [..], waits_for, taken_at, event_loop_lag_s, event_loop_lag_longest_s,
+    loops: [{name, waits_for, for_s}]}}; with --watch one line a look.
+    """
+    where = home_at(home)
+    if watch:
+        _watch(where, as_json=as_json, interval_s=interval_s)
+        return
+    document = read_document(where, "/status")
+    if as_json:
+        print_json(document)
+        return
+    from ftis_node.cli.status_screen import screen
+
+    typer.echo("\n".join(screen(document, now=time.time())))
+
+
+def _watch(home: Home, *, as_json: bool, interval_s: float) -> None:
+    """Until ctrl-C. A node that ends, or starts again, is one more look."""
+    show = _show_json if as_json else (_repaint if sys.stdout.isatty() else _append)
+    if show is _repaint:
+        sys.stdout.write(REPAINT + REST_OF_SCREEN)
+    try:
+        for look in _looks(home, interval_s):
+            show(look)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        if show is _repaint:
+            typer.echo()
+
+
+def _looks(home: Home, interval_s: float) -> Iterator[dict[str, Any] | FtisError]:
+    """The status, or why there is none just now, every `interval_s`. Raises ConfigError for a home without a node."""
+    seen_before = False
+    while True:
+        try:
+            yield read_document(home, "/status")
+        except ConfigError as error:
+            if not seen_before:
+                raise
+            yield error
+        except FtisError as error:
+            yield error
+        seen_before = True
+        time.sleep(interval_s)
+
+
+def _repaint(look: dict[str, Any] | FtisError) -> None:
+    from shutil import get_terminal_size
+
+    from ftis_node.cli.status_screen import screen
+    from ftis_node.telemetry.terminal_text import wrapped
+
+    size = get_terminal_size()
+    clock = time.strftime("%H:%M:%S")
+    lines = wrapped(f"{look}; looking again", size.columns - 1) if isinstance(look, FtisError) else []
+    if not isinstance(look, FtisError):
+        lines = screen(look, now=time.time(), width=min(size.columns, 100) - 1)
+    shown = [*lines[: size.lines - 2], f"{clock}, again and again until ctrl-C"]
+    sys.stdout.write(REPAINT + "".join(f"{line}{REST_OF_LINE}\n" for line in shown) + REST_OF_SCREEN)
+
+
+def _append(look: dict[str, Any] | FtisError) -> None:
+    from ftis_node.cli.status_screen import log_line
+    from ftis_node.telemetry.terminal_text import printable
+
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S")
+    text = printable(str(look)) if isinstance(look, FtisError) else log_line(look, now=time.time())
+    typer.echo(f"{clock} {text}")
+
+
+def _show_json(look: dict[str, Any] | FtisError) -> None:
+    typer.echo(json.dumps({"error": str(look)} if isinstance(look, FtisError) else look, separators=(",", ":")))

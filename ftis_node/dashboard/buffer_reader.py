@@ -1,0 +1,122 @@
+"""Groups of the buffer for the screen: the newest, those of one peer, and one in full with its way through the node."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftis_node.records.envelope import open_envelope
+from ftis_node.records.group import Completion
+from ftis_node.records.text_codec import unpack_any
+from ftis_node.replay.group_history import group_events
+from ftis_node.replay.reader import ReplayReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ftis_node.config.home import Home
+    from ftis_node.models.decoder import Decoder
+    from ftis_node.records.text_group import TextCompletion
+    from ftis_node.replay.reader import GroupSummary
+
+NUM_LISTED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCompletion:
+    """One completion. `text` is None where no tokenizer is at hand, `pieces` are its tokens one by one.
+
+    A completion that came as text has no ids and no log-probs but their mean.
+    """
+
+    text: str | None
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    pieces: tuple[str, ...]
+    mean_logprob: float | None
+    num_tokens: int
+    finish_reason: str
+    reward: float
+    versions: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """One group in full. `stations` are its lines of the event trail, oldest first."""
+
+    summary: GroupSummary
+    prompt: str | None
+    prompt_ids: tuple[int, ...]
+    temperature: float
+    weights_of: str | None
+    completions: tuple[OpenCompletion, ...]
+    stations: tuple[dict[str, Any], ...]
+
+
+def list_groups(home: Home, *, sender: str | None = None, limit: int = NUM_LISTED) -> list[GroupSummary]:
+    """The newest groups first; of one sender where given. Raises ConfigError where there is no buffer."""
+    with _reader(home) as reader:
+        return reader.list_groups(limit=limit) if sender is None else reader.groups_of(sender, limit=limit).newest
+
+
+def open_group(home: Home, group_id: str, decoder: Decoder) -> OpenGroup | None:
+    """The group with all that is known of it; None where it was pruned. Raises ConfigError where there is no buffer."""
+    with _reader(home) as reader:
+        found = reader.find(group_id)
+        prompt_ids = reader.prompt_ids(bytes.fromhex(group_id))
+    if found is None:
+        return None
+    summary, envelope = found
+    group = unpack_any(open_envelope(envelope).body)
+    completions: Sequence[Completion | TextCompletion] = group.completions
+    return OpenGroup(
+        summary=summary,
+        prompt=decoder.text(prompt_ids, with_special_tokens=True),
+        prompt_ids=prompt_ids,
+        temperature=group.sampling.temperature,
+        weights_of=group.weights_of,
+        completions=tuple(
+            _opened(completion, reward, decoder)
+            for completion, reward in zip(completions, summary.rewards, strict=True)
+        ),
+        stations=tuple(group_events(home.events, group_id)),
+    )
+
+
+def _opened(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> OpenCompletion:
+    if not isinstance(completion, Completion):
+        return OpenCompletion(
+            text=completion.text,
+            token_ids=(),
+            logprobs=(),
+            pieces=(),
+            mean_logprob=completion.mean_logprob,
+            num_tokens=completion.num_tokens,
+            finish_reason=completion.finish_reason.value,
+            reward=reward,
+            versions=None,
+        )
+    ids = tuple(completion.token_ids.tolist())
+    return OpenCompletion(
+        text=decoder.text(ids, with_special_tokens=True),
+        token_ids=ids,
+        logprobs=tuple(completion.logprobs.tolist()),
+        pieces=tuple(decoder.text([token], with_special_tokens=True) or str(token) for token in ids),
+        mean_logprob=float(np.mean(completion.logprobs)) if len(completion.logprobs) else completion.mean_logprob,
+        num_tokens=len(ids),
+        finish_reason=completion.finish_reason.value,
+        reward=reward,
+        versions=(completion.policy_version, completion.policy_version_newest),
+    )
+
+
+@contextmanager
+def _reader(home: Home) -> Iterator[ReplayReader]:
+    reader = ReplayReader(home.replay)
+    try:
+        yield reader
+    finally:
+        reader.close()

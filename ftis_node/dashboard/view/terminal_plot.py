@@ -1,0 +1,79 @@
+"""A curve in a few rows of braille with its axis, by plotext."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from ftis_node.dashboard.view.spans import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.dashboard.snapshot import Reading
+
+Points = tuple[tuple[float, float], ...]  # (step, value), steps ascending
+DOTS_A_CELL = 2  # a braille cell is two dots wide
+LEAST_WIDTH, LEAST_HEIGHT = 12, 3
+LEAST_SPAN = 0.02  # so that a flat curve is not drawn as mountains
+
+
+def reward_points(reading: Reading) -> Points:
+    """The mean reward of each step."""
+    return tuple((point.step, point.reward_mean) for point in reading.history.steps if point.reward_mean is not None)
+
+
+def pass_points(reading: Reading) -> Points:
+    """pass@1 of the task that was evaluated last."""
+    evaluations = reading.history.evaluations
+    task = evaluations[-1].task if evaluations else ""
+    return tuple((point.step, point.pass_at_1) for point in evaluations if point.task == task)
+
+
+def reward_title(reading: Reading) -> str:
+    """What the left curve is."""
+    points = reward_points(reading)
+    return f"reward of a step {points[-1][1]:.3f}" if points else "reward of a step"
+
+
+def pass_title(reading: Reading) -> str:
+    """What the right curve is."""
+    points = pass_points(reading)
+    if not points:
+        return "pass@1"
+    last = reading.history.evaluations[-1]
+    return f"pass@1 {last.pass_at_1:.3f} of {last.n} {harmless(last.task)}"
+
+
+def thinned(points: Points, num: int) -> Points:
+    """At most `num` points: means of neighbours."""
+    if len(points) <= num:
+        return points
+    edges = [round(index * len(points) / num) for index in range(num + 1)]
+    parts = [points[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return tuple((statistics.fmean(x for x, _ in part), statistics.fmean(y for _, y in part)) for part in parts)
+
+
+def curve_rows(points: Sequence[tuple[float, float]], *, width: int, height: int) -> list[str]:
+    """`height` rows of `width` characters. Loads plotext, which keeps one figure: call it in one thread."""
+    if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+        return []
+    if not points:
+        return ["no figures yet"]
+    import plotext
+
+    steps, values = zip(*thinned(tuple(points), width * DOTS_A_CELL), strict=True)
+    low, high = min(values), max(values)
+    slack = max(0.0, LEAST_SPAN - (high - low)) / 2
+    low, high = low - slack, high + slack
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.frame(False)
+    plotext.plotsize(width, height)
+    plotext.ylim(low, high)
+    plotext.yticks([low, high], [f"{low:.2f} ", f"{high:.2f} "])
+    ends = sorted({steps[0], steps[-1]})
+    plotext.xticks(ends, [f"{step:.0f}" for step in ends])
+    draw = plotext.plot if len(steps) > 1 else plotext.scatter
+    draw(steps, values, marker="braille")
+    return [row.rstrip() for row in plotext.uncolorize(plotext.build()).split("\n")[:height]]

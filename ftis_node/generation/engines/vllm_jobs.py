@@ -1,0 +1,125 @@
+"""Completions in the making, as the vLLM engine keeps them: plain records, nothing of vLLM inside.
+
+A group becomes one request of vLLM's for each completion, so that single completions can be cut and each has versions
+of its own. `version` is that of the weights served when a completion was handed to the engine: prompts computed before
+an update may be sampled after it, so nothing younger can be promised as the oldest. With an adapter all is simpler: a
+completion ends with the adapter that it began with, and has that one version.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftis_node.errors import NonFiniteError
+from ftis_node.generation.engines.base import GenerationResult
+from ftis_node.records.group import Completion, FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftis_node.generation.engines.base import GenerateRequest
+
+FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # anything else: cut short
+
+
+@dataclass(slots=True, eq=False)
+class VllmCompletion:
+    """One completion. `request_id` is vLLM's, `salt` that of its group's cache, `version` and `newest` as above.
+
+    `adapter` is the number of the adapter that samples it, None for the model's own weights.
+    `num_draws`: how often it was begun in vain, because its first id was no token.
+    """
+
+    job: Job
+    index: int
+    salt: str
+    version: int
+    newest: int
+    adapter: int | None = None
+    request_id: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_draws: int = 0
+
+    @property
+    def seed(self) -> int | None:
+        """Its own, another at each draw: the same one would give the same id for ever."""
+        request = self.job.request
+        return None if request.seed is None else request.seed + self.index + self.num_draws * request.num_completions
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[float], *, version: int, vocab_size: int) -> None:
+        """The next tokens, sampled by `version` of the model's weights or, where there is one, with the adapter.
+
+        An id that is padding of the embedding ends it before that id.
+        """
+        num_tokens = next((n for n, token_id in enumerate(token_ids) if token_id >= vocab_size), len(token_ids))
+        self.token_ids.extend(token_ids[:num_tokens])
+        self.logprobs.extend(logprobs[:num_tokens])
+        if self.adapter is None:
+            self.newest = max(self.newest, version)
+        if num_tokens < len(token_ids):
+            self.finish_reason = FinishReason.ABORT
+
+    def completion(self) -> Completion:
+        """As a record; one that has not ended counts as aborted. Raises NonFiniteError for NaN among the log-probs."""
+        if not all(map(math.isfinite, self.logprobs)):
+            raise NonFiniteError("the model's logits are not finite: the weights that it serves are damaged")
+        return Completion(
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            logprobs=np.minimum(np.array(self.logprobs, dtype=np.float32), 0.0),  # rounding can leave 1e-7
+            finish_reason=self.finish_reason or FinishReason.ABORT,
+            policy_version=self.version,
+            policy_version_newest=self.newest,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class PendingProbe:
+    """Fixed tokens whose log-probs are being computed, with the adapter of that number."""
+
+    answer: Future[list[float]]
+    adapter: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A group from its request to its result, which any thread may await."""
+
+    request: GenerateRequest
+    result: Future[GenerationResult] = field(default_factory=Future)
+    partials: list[VllmCompletion] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every completion has ended."""
+        return len(self.partials) == self.request.num_completions and all(
+            partial.finish_reason for partial in self.partials
+        )
+
+    def finish(self) -> None:
+        """Give what was made to whoever waits; those that have not ended count as aborted."""
+        try:
+            result = GenerationResult(tuple(partial.completion() for partial in self.partials))
+        except NonFiniteError as error:
+            self.fail(error)
+            return
+        if self.result.set_running_or_notify_cancel():
+            self.result.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Tell whoever waits that there is no result."""
+        fail(self.result, error)
+
+
+def fail(answer: Future[Any] | None, error: Exception) -> None:
+    """Tell whoever waits for `answer`, if anyone does and has not been told anything yet."""
+    if answer is None or answer.done():
+        return
+    if answer.running() or answer.set_running_or_notify_cancel():
+        answer.set_exception(error)

@@ -1,0 +1,246 @@
+"""The history of one group, for people: its prompt, its completions as text, the verdict, and where it was used.
+
+    history = read_group_history(Home(path), "a1b2c3d4")   # replay buffer, event trail, task, tokenizer
+    history.prompt.text, history.completions[0].text, history.verdict, history.used
+
+Everything is read from the home of a running or stopped node and nothing is changed. The prompt is made again from the
+task, as the door did before it compared the two. Texts need the model's tokenizer, which lies in its folder; where it
+is not at hand there are ids, and `texts_missing` says why.
+
+Text of peers is handed over as it came: whoever shows it escapes it (`telemetry/terminal_text.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftis_node.errors import ConfigError, FtisError
+from ftis_node.files import read_toml
+from ftis_node.models.decoder import Decoder
+from ftis_node.records.envelope import open_envelope
+from ftis_node.records.group import Completion, Group
+from ftis_node.records.text_codec import hash_messages, unpack_any
+from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
+from ftis_node.telemetry.events import trail_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ftis_node.config.home import Home
+    from ftis_node.records.text_group import TextCompletion, TextGroup
+    from ftis_node.replay.reader import GroupSummary
+
+
+HEX = frozenset("0123456789abcdef")
+MAX_EVENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDetails:
+    """The chat messages that were answered; `text` None where they could not be made again, and `missing` why."""
+
+    task: str
+    split: str
+    index: int
+    text: str | None
+    answer: str | None
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDetails:
+    """One completion. Log-probs are nats a token, by whoever sampled it; `token_ids` is empty of one told as text.
+
+    `text` is None where no tokenizer is at hand. `claimed_reward` is the sender's, `reward` the one that we found.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    num_tokens: int
+    finish_reason: str
+    reward: float
+    claimed_reward: float
+    mean_logprob: float
+    lowest_logprob: float | None
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHistory:
+    """One group. `summary` and what follows from it are None or empty of a group that was refused: it is not kept."""
+
+    id: str
+    summary: GroupSummary | None
+    weights_of: str | None
+    tokenizer: str
+    temperature: float | None
+    prompt: PromptDetails | None
+    completions: tuple[CompletionDetails, ...]
+    texts_missing: str
+    verdict: str
+    reason: str | None
+    detail: str
+    used: str
+    events: tuple[dict[str, Any], ...]
+
+
+def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
+    """The story of the one group whose hex id begins so; None where none or several do.
+
+    A group that was refused is found by its whole id, or enough of it, in the event trail. Raises ConfigError where no
+    node ever ran on this home.
+    """
+    id_prefix = id_prefix.lower()
+    reader = ReplayReader(home.replay)
+    try:
+        found = reader.find(id_prefix)
+    finally:
+        reader.close()
+    if found is None:
+        return _refused_history(home, id_prefix)
+    summary, data = found
+    group = unpack_any(open_envelope(data).body)
+    completions: Sequence[Completion | TextCompletion] = group.completions
+    decoder = Decoder(home)
+    events = tuple(group_events(home.events, summary.id))
+    return GroupHistory(
+        id=summary.id,
+        summary=summary,
+        weights_of=group.weights_of,
+        tokenizer=group.tokenizer,
+        temperature=group.sampling.temperature,
+        prompt=_prompt(home, group),
+        completions=tuple(
+            _completion(completion, reward, decoder)
+            for completion, reward in zip(completions, summary.rewards, strict=True)
+        ),
+        texts_missing=decoder.missing if isinstance(group, Group) else "",
+        verdict="admitted",
+        reason=None,
+        detail="",
+        used=_used(summary),
+        events=events,
+    )
+
+
+def group_events(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
+    """The lines of the event trail that name this group, oldest first, at most so many; `group_id` is hex."""
+    count = 0
+    for line in _lines_with(path, group_id):
+        yield line
+        count += 1
+        if count == MAX_EVENTS:
+            return
+
+
+def _lines_with(path: Path, group_id: str) -> Iterator[dict[str, Any]]:
+    for file in trail_files(path):
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if group_id in line and (event := _parsed(line)) is not None:
+                    yield event
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """None for a line that is half written, or damaged."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _refused_history(home: Home, id_prefix: str) -> GroupHistory | None:
+    """What the event trail says of a group that is not in the buffer."""
+    if len(id_prefix) < MIN_ID_PREFIX or not set(id_prefix) <= HEX:
+        return None
+    lines = [line for line in _lines_with(home.events, id_prefix) if str(line.get("group", "")).startswith(id_prefix)]
+    ids = {line["group"] for line in lines}
+    if len(ids) != 1:
+        return None
+    refused = next((line for line in reversed(lines) if line["event"] == "refused"), None)
+    admitted = any(line["event"] == "admitted" for line in lines)
+    verdict = "admitted" if admitted or refused is None else "refused"
+    return GroupHistory(
+        id=str(ids.pop()),
+        summary=None,
+        weights_of=None,
+        tokenizer="",
+        temperature=None,
+        prompt=None,
+        completions=(),
+        texts_missing="refused groups are not kept" if verdict == "refused" else "it was pruned from the buffer",
+        verdict=verdict,
+        reason=refused["reason"] if refused and verdict == "refused" else None,
+        detail=str(refused.get("detail", "")) if refused and verdict == "refused" else "",
+        used="not used" if verdict == "refused" else _used_by_events(lines),
+        events=tuple(lines[:MAX_EVENTS]),
+    )
+
+
+def _used(summary: GroupSummary) -> str:
+    if summary.state == "ready":
+        return "not yet: it waits for a step"
+    if summary.state == "taken":
+        return f"being trained in step {summary.step}"
+    if summary.reason == "trained":
+        return f"trained in step {summary.step}"
+    return f"not used: {summary.reason}"
+
+
+def _used_by_events(lines: Sequence[dict[str, Any]]) -> str:
+    steps = [line["step"] for line in lines if line["event"] == "taken"]
+    return f"taken by step {steps[-1]}" if steps else "unknown: the event trail does not say"
+
+
+def _completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetails:
+    if isinstance(completion, Completion):
+        ids = [int(token) for token in completion.token_ids]
+        return CompletionDetails(
+            text=decoder.text(ids),
+            token_ids=ids,
+            num_tokens=len(ids),
+            finish_reason=completion.finish_reason.value,
+            reward=reward,
+            claimed_reward=completion.reward,
+            mean_logprob=float(completion.logprobs.mean(dtype="float64")),
+            lowest_logprob=float(completion.logprobs.min()),
+            logprobs=completion.logprobs.tolist(),
+        )
+    return CompletionDetails(
+        text=completion.text,
+        token_ids=[],
+        num_tokens=completion.num_tokens,
+        finish_reason=completion.finish_reason.value,
+        reward=reward,
+        claimed_reward=completion.reward,
+        mean_logprob=completion.mean_logprob,
+        lowest_logprob=None,
+        logprobs=[],
+    )
+
+
+def _prompt(home: Home, group: Group | TextGroup) -> PromptDetails:
+    ref = group.prompt_ref
+    try:
+        item = _task(home, ref.split).resolve(ref)
+    except KeyError:
+        return PromptDetails(ref.task, ref.split, ref.index, None, None, "this task has no such problem")
+    except FtisError as error:
+        return PromptDetails(ref.task, ref.split, ref.index, None, None, str(error))
+    if not isinstance(group, Group) and hash_messages(item.prompt) != group.prompt_hash:
+        return PromptDetails(ref.task, ref.split, ref.index, None, None, "the problem reads otherwise now")
+    text = "\n".join(f"{message['role']}: {message['content']}" for message in item.prompt)
+    return PromptDetails(ref.task, ref.split, ref.index, text, item.answer)
+
+
+def _task(home: Home, split: str) -> Any:
+    """The task of this home's run. Raises ConfigError, TaskError, NetworkError."""
+    from ftis_node.tasks import load_task
+
+    if not home.run_toml.exists():
+        raise ConfigError("the home has no run.toml")
+    return load_task(str(read_toml(home.run_toml)["task"]), split=split)

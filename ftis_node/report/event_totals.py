@@ -1,0 +1,77 @@
+"""One pass over an event trail: totals, traffic, refusals, notable moments. Memory does not grow with the trail."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from ftis_node.report.event_rates import Traffic
+from ftis_node.report.timeline import Moment, MomentLog
+from ftis_node.telemetry.history import read_event
+
+MAX_REASONS = 64
+COUNTED = {"announced": "announced", "confirmed": "confirmed", "refused": "refused"}
+FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted", "eval", "announced_again"}
+
+
+class _Line(msgspec.Struct):
+    """What is counted of a line; other fields are passed over."""
+
+    time: float
+    event: str
+    own: bool = False
+    num_tokens: int = 0
+    reason: str = ""
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+class Chronicle:
+    """Takes the whole lines of a trail in their order, with the event's name."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self.refused: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()  # completion tokens by "made" and "received"
+        self.num_events = 0
+        self.num_unreadable = 0
+        self.began_at: float | None = None
+        self.ended_at: float | None = None
+        self._moments = MomentLog()
+
+    def add(self, line: bytes, name: str) -> None:
+        """One line. One that cannot be read after all, for it is nested too deep, is counted and left out."""
+        self.num_events += 1
+        try:
+            self._add(line, name)
+        except ValueError:
+            self.num_unreadable += 1
+
+    def _add(self, line: bytes, name: str) -> None:
+        try:
+            told = _DECODER.decode(line)
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            RecursionError,
+        ):  # other types under the same names, or a NaN: nothing of it is counted
+            event = read_event(line)
+            told = _Line(time=float(event["time"]), event=name)
+        self.began_at = told.time if self.began_at is None else self.began_at
+        self.ended_at = told.time
+        if name == "admitted":
+            kind = "made" if told.own else "received"
+            self.traffic.count(kind, told.time)
+            self.tokens[kind] += told.num_tokens
+        elif name in COUNTED:
+            self.traffic.count(COUNTED[name], told.time)
+        if name == "refused" and (told.reason in self.refused or len(self.refused) < MAX_REASONS):
+            self.refused[told.reason] += 1
+        if name not in FREQUENT:
+            self._moments.add(read_event(line))
+
+    def moments(self) -> tuple[list[Moment], int]:
+        """The notable moments, and how many were left out. To be called once, at the end."""
+        return self._moments.finish()

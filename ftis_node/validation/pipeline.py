@@ -1,0 +1,191 @@
+"""The door: bytes in, one verdict with one reason out. A node's own groups take the same door.
+
+bytes -> size, parse, version, codec, malformed     (records: bounded before it is parsed)
+      -> RULES or TEXT_RULES in order               (rules.py, text_rules.py: pure, cheap)
+      -> prompt re-made and compared                (tasks + tokenizer)
+      -> a group told as text: tokenised here       (text_rules.py)
+      -> completions that were here before          (what the node remembers: swarm/reputation/duplicates.py)
+      -> rewards re-scored; the claimed ones are only compared
+      -> Accepted(group with our rewards) | Refused(reason)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftis_node.errors import MachineError, RecordError, WorkerError
+from ftis_node.records.codec import hash_prompt
+from ftis_node.records.envelope import Accepted, open_envelope
+from ftis_node.records.group import CompletionStatus, Group
+from ftis_node.records.text_codec import hash_messages, unpack_any
+from ftis_node.tasks.scoring.cost import ScoringCost
+from ftis_node.validation.rules import RULES, Refusal, signature_holds
+from ftis_node.validation.text_rules import TEXT_RULES, retokenize
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from ftis_node.records.envelope import Envelope
+    from ftis_node.records.group import PromptRef
+    from ftis_node.records.text_group import TextGroup
+    from ftis_node.tasks.base import TaskItem
+    from ftis_node.validation.context import ValidationContext
+
+REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The group is not taken. `sender` is the peer that the body names, None where that could not be read.
+
+    `signed`: the sender proved to be that peer before the group was refused. `num_tokens`: as the body says.
+    """
+
+    refusal: Refusal
+    sender: str | None
+    group_id: bytes | None
+    signed: bool = False
+    num_tokens: int = 0
+
+
+ValidationResult = Accepted | Refused
+
+
+async def validate(
+    data: bytes, context: ValidationContext, *, asked: Container[bytes] | None = None
+) -> ValidationResult:
+    """The verdict on the bytes of an envelope. Never raises on any bytes.
+
+    `asked`: the ids that were asked for, where it comes in answer: what a peer slips in goes no further.
+    """
+    envelope: Envelope | None = None
+    try:
+        envelope = open_envelope(data, max_bytes=context.manifest.wire.max_envelope_bytes)
+        if asked is not None and envelope.id not in asked:
+            raise RecordError("unasked", "a group that was not asked for")
+        told = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
+    except RecordError as error:
+        return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
+    num_tokens = _num_tokens(told)
+    if first := _first_refusal(envelope, told, context):
+        return Refused(first.refusal, told.sender, envelope.id, signed=first.signed, num_tokens=num_tokens)
+    verdict = await _judge_content(data, envelope, told, context)
+    if isinstance(verdict, Refusal):
+        return Refused(verdict, told.sender, envelope.id, signed=True, num_tokens=num_tokens)
+    return verdict
+
+
+class _First(NamedTuple):
+    """The first refusal of the cheap rules, and whether the signature had been checked by then."""
+
+    refusal: Refusal
+    signed: bool
+
+
+def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: ValidationContext) -> _First | None:
+    """What the cheap rules for this form of a group say."""
+    signed = False
+    if isinstance(told, Group):
+        for rule in RULES:
+            if refusal := rule(envelope, told, context):
+                return _First(refusal, signed)
+            signed |= rule is signature_holds
+        return None
+    for text_rule in TEXT_RULES:
+        if refusal := text_rule(envelope, told, context):
+            return _First(refusal, signed)
+        signed |= text_rule is signature_holds
+    return None
+
+
+def _num_tokens(told: Group | TextGroup) -> int:
+    if isinstance(told, Group):
+        return told.num_tokens
+    return sum(completion.num_tokens for completion in told.completions)
+
+
+async def _judge_content(
+    data: bytes, envelope: Envelope, told: Group | TextGroup, context: ValidationContext
+) -> Accepted | Refusal:
+    """The rules that cost time: the prompt is made again, texts are tokenised, the rewards are scored again."""
+    if not context.may_score(told.sender):
+        return Refusal("scoring_quota", "its sender's groups have taken more scoring time than its allowance")
+    cost = ScoringCost()
+    try:
+        return await _judge_costly(data, envelope, told, context, cost)
+    finally:
+        context.charge(told.sender, cost.seconds)
+
+
+async def _judge_costly(
+    data: bytes, envelope: Envelope, told: Group | TextGroup, context: ValidationContext, cost: ScoringCost
+) -> Accepted | Refusal:
+    item = await _resolve(told.prompt_ref, context, cost)
+    if isinstance(item, Refusal):
+        return item
+    prompt_ids = context.tokenizer.encode_prompt(item.prompt)
+    our_hash = hash_prompt(prompt_ids) if isinstance(told, Group) else hash_messages(item.prompt)
+    if our_hash != told.prompt_hash:
+        return Refusal("prompt", f"problem {told.prompt_ref} reads otherwise here")
+    group = told if isinstance(told, Group) else retokenize(envelope, told, context)
+    if isinstance(group, Refusal):
+        return group
+    if refusal := _lengths_fit_prompt(group, len(prompt_ids), context):
+        return refusal
+    if reason := context.copy_of(group):
+        return Refusal(reason, "too many of its completions were here before")
+    scored = await _rescore(group, item, context, cost)
+    if cost.num_lost:
+        return Refusal("unscored", "this machine did not finish scoring it: it is busy, or its process was ended")
+    if cost.num_stopped:
+        return Refusal("scoring_time", f"scoring {cost.num_stopped} of its completions took the whole time limit")
+    if refusal := _rewards_agree(scored, group):
+        return refusal
+    retells = None if isinstance(told, Group) else told.retells
+    return Accepted(envelope, data, scored, tuple(prompt_ids), retells)
+
+
+async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost) -> TaskItem | Refusal:
+    """The problem, or why there is none. The sender chose its index, so whatever making it raises is a refusal."""
+    try:
+        return await context.resolve(ref, cost)
+    except KeyError:
+        return Refusal("prompt", f"no problem {ref} here")
+    except TimeoutError:
+        if cost.num_lost:
+            return Refusal("unscored", f"this machine did not finish making problem {ref}")
+        return Refusal("scoring_time", f"problem {ref} takes too long to make")
+    except (MachineError, WorkerError):
+        raise
+    except Exception as error:
+        return Refusal("prompt", f"problem {ref} cannot be made: {type(error).__name__}")
+
+
+def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: ValidationContext) -> Refusal | None:
+    limit = context.manifest.sampling.completion_limit(num_prompt_tokens)
+    longest = max(len(completion.token_ids) for completion in group.completions)
+    return Refusal("length", f"{longest} tokens, at most {limit} after this prompt") if longest > limit else None
+
+
+def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
+    """The claimed rewards are ours. A text that could not be scored here counts 0, and is no lie of the sender's."""
+    for completion, claimed in zip(scored.completions, group.rewards, strict=True):
+        if not abs(completion.reward - claimed) <= REWARD_SLACK:
+            if completion.status is CompletionStatus.UNSCORED:
+                return Refusal("unscored", "scoring it here failed or took too long")
+            return Refusal("reward", f"a claimed reward of {claimed:g}, ours is {completion.reward:g}")
+    return None
+
+
+async def _rescore(group: Group, item: TaskItem, context: ValidationContext, cost: ScoringCost) -> Group:
+    """The group with the rewards that we give it."""
+    texts = [context.tokenizer.decode(completion.token_ids.tolist()) for completion in group.completions]
+    scores = await context.scorer.score(item, texts, cost=cost)
+    if scores == [(completion.reward, completion.status) for completion in group.completions]:
+        return group  # as nearly always: the sender's rewards are ours
+    completions = tuple(
+        replace(completion, reward=reward, status=status)
+        for completion, (reward, status) in zip(group.completions, scores, strict=True)
+    )
+    return replace(group, completions=completions)

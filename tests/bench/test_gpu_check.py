@@ -1,0 +1,128 @@
+"""The program that checks a GPU: its parts are those of the documents, and a case that fails costs itself alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
+if str(BENCH) not in sys.path:
+    sys.path.insert(0, str(BENCH))
+
+from gpu import running  # noqa: E402  found by the path above
+from gpu.cases import NEED_VLLM, PARTS, Case, Options, cases_of  # noqa: E402
+
+SMALL = Options("cpu", small=True)
+# Answers for one case, fails for the next, and hangs in the last.
+PROGRAM = """import sys, time
+name = sys.argv[sys.argv.index("--name") + 1]
+open(sys.argv[0] + ".runs", "a").write(name + "\\n")
+if name == "peak":
+    sys.exit("no such instruction")
+if name == "copies":
+    time.sleep(600)
+print("a line for people")
+print('{"figure": 7}')
+"""
+# As on a machine without them: neither a search nor an import finds them.
+BLOCKED = """import importlib.machinery as machinery
+find = machinery.PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    return None if name.split(".")[0] in ("vllm", "hivemind", "trl") else find(name, path, target)
+machinery.PathFinder.find_spec = staticmethod(find_spec)
+"""
+IMPORTS = """from importlib import import_module
+from gpu.cases import NEED_VLLM, PARTS, Options, cases_of
+for options in (Options("cpu", small=True), Options("cuda")):
+    for part in PARTS:
+        for case in cases_of(part, options):
+            if part not in NEED_VLLM:
+                getattr(import_module("gpu." + case.module), case.function)
+import sys
+assert not {"vllm", "hivemind"} & set(sys.modules)
+"""
+
+
+@pytest.fixture
+def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """Of `env`, by a program of three lines."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    made = [replace(case, limit_s=5.0 if case.name == "copies" else 60.0) for case in cases_of("env", SMALL)]
+    monkeypatch.setattr(running, "PROGRAM", program)
+    monkeypatch.setattr(running, "cases_of", lambda part, options: made)
+    return made
+
+
+def _blocked(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED)
+    paths = os.pathsep.join([str(tmp_path), str(BENCH), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_parts_are_those_of_the_documents() -> None:
+    page = (ROOT / "docs/research/performance.md").read_text()
+    table = page.split("<!-- parts of gpu_check -->")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (yes|no) \|", table, re.MULTILINE)
+    assert rows == [(part, "yes" if part in NEED_VLLM else "no") for part in PARTS]
+
+
+@pytest.mark.parametrize("options", [SMALL, Options("cuda")])
+def test_every_part_has_cases_of_names_of_their_own_that_fit_into_a_piece(options: Options) -> None:
+    for part in PARTS:
+        found = cases_of(part, options)
+        assert found and len({case.name for case in found}) == len(found)
+        assert all(case.part == part and case.limit_s < 540 for case in found)
+
+
+def test_a_case_that_fails_or_hangs_costs_itself_alone(cases: list[Case], tmp_path: Path) -> None:
+    found = running.run_part("env", SMALL, tmp_path, ends_at=time.monotonic() + 1000)
+    by_name: dict[str, Any] = {case["case"]: case for case in found["cases"]}
+    assert [by_name[name]["ok"] for name in ("machine", "peak", "copies")] == [True, False, False]
+    assert (found["ok"], by_name["machine"]["figure"]) == (False, 7)
+    assert "no such instruction" in by_name["peak"]["error"]
+    assert by_name["copies"]["error"] == "took longer than 5 s"
+    assert json.loads((tmp_path / "env.json").read_text()) == found
+
+
+def test_what_was_measured_is_kept_and_no_case_begins_that_may_not_end(cases: list[Case], tmp_path: Path) -> None:
+    with pytest.raises(running.OutOfTimeError, match="env machine may take 60 s"):
+        running.run_part("env", SMALL, tmp_path, ends_at=time.monotonic() + 30)
+    runs = tmp_path / "program.py.runs"
+    assert not runs.exists()
+    for _ in range(2):
+        running.run_part("env", SMALL, tmp_path, ends_at=time.monotonic() + 1000)
+    assert runs.read_text().split() == ["machine", "peak", "copies"]
+
+
+def test_parts_without_vllm_import_neither_it_nor_hivemind(tmp_path: Path) -> None:
+    done = _blocked(tmp_path, "-c", IMPORTS)
+    assert done.returncode == 0, done.stderr
+    assert _blocked(tmp_path, "-c", "import vllm").returncode == 1, "the block itself"
+
+
+def test_hand_over_runs_where_they_are_not_installed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = _blocked(
+        tmp_path, str(BENCH / "gpu_check.py"), "handover", "--device", "cpu", "--small", "--out", str(out),
+        "--limit-s", "2000",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert json.loads((out / "handover.json").read_text()) == found
+    by_name = {case["case"]: case for case in found["cases"]}
+    assert list(by_name) == ["file", "registered", "ipc"]
+    assert all(by_name["ipc"][key] > 0 for key in ("export_s", "open_s", "ipc_s"))
+    assert all(by_name[name]["d2h_gbps"] > 0 and by_name[name]["h2d_gbps"] > 0 for name in ("file", "registered"))
