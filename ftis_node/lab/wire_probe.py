@@ -53,7 +53,7 @@ def random_group(
     identity: Identity, number: int, rng: np.random.Generator, *, num_tokens: int = COMPLETION_TOKENS
 ) -> Group:
     """Return a random group with Qwen-like ids and log-probs; `num_tokens` in each completion."""
-    return Group(
+    return Group.from_completions(
         run_id=RUN_ID,
         sender=identity.peer_id,
         number=number,

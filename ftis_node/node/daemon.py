@@ -152,7 +152,7 @@ async def _ended_by(close: Callable[[], Awaitable[None]]) -> None:
 
 async def _linger(node: NodeComponents) -> None:
     """Keep serving for a while after the last step, so that peers can fetch what was announced to them."""
-    deadline = time.monotonic() + node.context.settings.swarm.linger_s
+    deadline = time.monotonic() + node.context.settings.swarm.shutdown_serve_s
     while time.monotonic() < deadline and node.confirmations.num_confirmed < node.counters.groups_sent:
         if not await node.gossip.members():
             return

@@ -52,7 +52,7 @@ def render_page(facts: RunFacts) -> str:
 
 def _values(facts: RunFacts) -> dict[str, Any]:
     """What the template shows, by the names that it has there."""
-    status, history, chronicle = facts.status, facts.history, facts.chronicle
+    status, history, event_totals = facts.status, facts.history, facts.event_totals
     peers = sorted(facts.peers, key=lambda row: -int(row.get("groups_accepted") or 0))
     evaluations = list(history.evaluations)
     return {
@@ -62,15 +62,15 @@ def _values(facts: RunFacts) -> dict[str, Any]:
         "summary": run_summary.summary(facts),
         "tiles": run_summary.tiles(facts),
         "charts": learning_charts(history),
-        "traffic": traffic_chart(chronicle),
-        "totals": {kind: chronicle.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
-        "refused": [(reason, count, sentence_for(reason)) for reason, count in chronicle.refused.most_common()],
+        "traffic": traffic_chart(event_totals),
+        "totals": {kind: event_totals.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
+        "refused": [(reason, count, sentence_for(reason)) for reason, count in event_totals.refused.most_common()],
         "peers": peers[:MAX_PEERS],
         "peers_left_out": max(0, len(peers) - MAX_PEERS),
         "evaluations": _spread(evaluations, MAX_EVALUATIONS),
         "evaluations_left_out": max(0, len(evaluations) - MAX_EVALUATIONS),
         "step_rows": run_summary.step_rows(history.steps),
-        "moments": [(moment, sentence(moment, partial(_name, facts))) for moment in facts.moments],
+        "timeline": [(entry, sentence(entry, partial(_name, facts))) for entry in facts.timeline],
         "about": _about(facts),
     }
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from ftis_node.report.event_totals import Chronicle
+    from ftis_node.report.event_totals import EventTotals
     from ftis_node.report.series import Point
     from ftis_node.telemetry.history import History, StepPoint
 
@@ -99,9 +99,9 @@ def learning_charts(history: History) -> list[Markup]:
     return [drawn for chart in charts if (drawn := chart.draw())]
 
 
-def traffic_chart(chronicle: Chronicle) -> Markup | None:
+def traffic_chart(event_totals: EventTotals) -> Markup | None:
     """Groups made, received and refused over time."""
-    traffic = chronicle.traffic
+    traffic = event_totals.traffic
     form = next((form for limit_s, form in CLOCKS if traffic.width_s < limit_s), DATE)
     kinds = (("made here", "made", OWN), ("from peers", "received", FOREIGN), ("refused", "refused", SECOND))
     return Chart(

@@ -30,7 +30,7 @@ class Scorer(Protocol):
 class ValidationLimits:
     """This node's own bounds; what the whole run agreed on stands in its manifest."""
 
-    max_skew_s: float = 60.0
+    max_clock_skew_s: float = 60.0
     min_mean_logprob: float = -14.0
 
 

@@ -67,7 +67,7 @@ async def validate(
         told = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
-    num_tokens = _num_tokens(told)
+    num_tokens = told.num_tokens
     if first := _first_refusal(envelope, told, context):
         return Refused(first.refusal, told.sender, envelope.id, signed=first.signed, num_tokens=num_tokens)
     verdict = await _judge_content(data, envelope, told, context)
@@ -97,12 +97,6 @@ def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: Validat
             return _First(refusal, signed)
         signed |= text_rule is signature_holds
     return None
-
-
-def _num_tokens(told: Group | TextGroup) -> int:
-    if isinstance(told, Group):
-        return told.num_tokens
-    return sum(completion.num_tokens for completion in told.completions)
 
 
 async def _judge_content(
@@ -164,28 +158,23 @@ async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost
 
 def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: ValidationContext) -> Refusal | None:
     limit = context.manifest.sampling.completion_limit(num_prompt_tokens)
-    longest = max(len(completion.token_ids) for completion in group.completions)
+    longest = int(group.tokens.lengths.max())
     return Refusal("length", f"{longest} tokens, at most {limit} after this prompt") if longest > limit else None
 
 
 def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
     """The claimed rewards are ours. A text that could not be scored here counts 0, and is no lie of the sender's."""
-    for completion, claimed in zip(scored.completions, group.rewards, strict=True):
-        if not abs(completion.reward - claimed) <= REWARD_SLACK:
-            if completion.status is CompletionStatus.UNSCORED:
+    for reward, status, claimed in zip(scored.rewards, scored.statuses, group.rewards, strict=True):
+        if not abs(reward - claimed) <= REWARD_SLACK:
+            if status is CompletionStatus.UNSCORED:
                 return Refusal("unscored", "scoring it here failed or took too long")
-            return Refusal("reward", f"a claimed reward of {claimed:g}, ours is {completion.reward:g}")
+            return Refusal("reward", f"a claimed reward of {claimed:g}, ours is {reward:g}")
     return None
 
 
 async def _rescore(group: Group, item: TaskItem, context: ValidationContext, cost: ScoringCost) -> Group:
     """The group with the rewards that we give it."""
-    texts = [context.tokenizer.decode(completion.token_ids.tolist()) for completion in group.completions]
+    texts = [context.tokenizer.decode(ids.tolist()) for ids in group.tokens.ids_of_each()]
     scores = await context.scorer.score(item, texts, cost=cost)
-    if scores == [(completion.reward, completion.status) for completion in group.completions]:
-        return group  # as nearly always: the sender's rewards are ours
-    completions = tuple(
-        replace(completion, reward=reward, status=status)
-        for completion, (reward, status) in zip(group.completions, scores, strict=True)
-    )
-    return replace(group, completions=completions)
+    rewards, statuses = zip(*scores, strict=True)
+    return replace(group, rewards=rewards, statuses=statuses)

@@ -18,8 +18,6 @@ from ftis_node.records.group import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from ftis_node.records.envelope import Envelope
     from ftis_node.records.group import Group
     from ftis_node.records.text_group import TextGroup
@@ -84,7 +82,7 @@ def weights_offered(envelope: Envelope, group: Group | TextGroup, context: Valid
 def in_time(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
     """The group is neither from the future, but for clocks that differ a little, nor older than the run uses it."""
     age_s = context.now() - group.created_at
-    if not -age_s <= context.limits.max_skew_s:
+    if not -age_s <= context.limits.max_clock_skew_s:
         return Refusal("clock", f"made {-age_s:.0f} s from now: a clock is wrong")
     max_age_s = context.manifest.step.max_age_s
     return None if age_s <= max_age_s else Refusal("stale", f"{age_s:.0f} s old, the run uses {max_age_s:.0f}")
@@ -100,8 +98,8 @@ def same_tokenizer(envelope: Envelope, group: Group, context: ValidationContext)
 def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
     """Group size and sampling settings are the manifest's."""
     agreed = context.manifest.sampling
-    if len(group.completions) != agreed.group_size:
-        return Refusal("group_size", f"{len(group.completions)} completions, the run has {agreed.group_size}")
+    if len(group.rewards) != agreed.group_size:
+        return Refusal("group_size", f"{len(group.rewards)} completions, the run has {agreed.group_size}")
     sampling = group.sampling
     is_agreed = (  # NaN compares false: asked for what is right, it is none
         abs(sampling.temperature - agreed.temperature) <= TEMPERATURE_SLACK
@@ -113,7 +111,7 @@ def sampled_as_agreed(envelope: Envelope, group: Group | TextGroup, context: Val
 
 def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
     """Every id is one of the tokenizer's."""
-    ids = _all_ids(group)
+    ids = group.tokens.token_ids
     if ids.min() < 0 or ids.max() >= context.tokenizer.vocab_size:
         return Refusal("vocabulary", f"an id outside 0..{context.tokenizer.vocab_size - 1}")
     return None
@@ -122,13 +120,13 @@ def ids_in_vocabulary(envelope: Envelope, group: Group, context: ValidationConte
 def lengths_in_bounds(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
     """No completion is longer than the run allows to any prompt."""
     limit = context.manifest.sampling.completion_limit(1)
-    longest = max(len(completion.token_ids) for completion in group.completions)
+    longest = int(group.tokens.lengths.max())
     return Refusal("length", f"{longest} tokens, at most {limit}") if longest > limit else None
 
 
 def logprobs_possible(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
     """Every log-prob is finite and not above 0 (with a little slack)."""
-    logprobs = np.concatenate([completion.logprobs for completion in group.completions])
+    logprobs = group.tokens.logprobs
     if not np.isfinite(logprobs).all():
         return Refusal("logprobs", "a log-prob is not finite")
     if not logprobs.max() <= LOGPROB_SLACK:
@@ -141,12 +139,12 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationCont
 
     A policy that is certain of every token has one number, 0, and then also one completion.
     """
-    logprobs = np.concatenate([completion.logprobs for completion in group.completions])
+    logprobs = group.tokens.logprobs
     mean = float(logprobs.mean(dtype=np.float64))
     if not mean >= context.limits.min_mean_logprob:
         return Refusal("logprobs", f"a mean log-prob of {mean:.4g}")
     if len(logprobs) > MAX_EQUAL_TOKENS and logprobs.min() == logprobs.max():
-        is_one_text = len({completion.token_ids.tobytes() for completion in group.completions}) == 1
+        is_one_text = len({ids.tobytes() for ids in group.tokens.ids_of_each()}) == 1
         if mean < -LOGPROB_SLACK or not is_one_text:
             return Refusal("logprobs", f"every one of {len(logprobs)} log-probs is {mean:.4g}")
     return None
@@ -154,29 +152,23 @@ def logprobs_plausible(envelope: Envelope, group: Group, context: ValidationCont
 
 def finishes_agree(envelope: Envelope, group: Group, context: ValidationContext) -> Refusal | None:
     """A completion that claims to have stopped ends with an end-of-sequence id, any other has none."""
-    ids = _all_ids(group)
+    ids, ends = group.tokens.token_ids, group.tokens.ends
     is_eos = np.zeros(len(ids), dtype=bool)
     for eos_id in context.tokenizer.eos_ids:
         is_eos |= ids == eos_id
     should_be = np.zeros(len(ids), dtype=bool)
-    ends = np.cumsum([len(completion.token_ids) for completion in group.completions])
-    should_be[ends - 1] = [completion.finish_reason is FinishReason.STOP for completion in group.completions]
+    should_be[ends - 1] = [reason is FinishReason.STOP for reason in group.finish_reasons]
     wrong = np.flatnonzero(is_eos != should_be)
     if not len(wrong):
         return None
-    completion = group.completions[int(np.searchsorted(ends, wrong[0], side="right"))]
-    return Refusal("finish", f"finish reason {completion.finish_reason.value!r} does not fit its tokens")
+    reason = group.finish_reasons[int(np.searchsorted(ends, wrong[0], side="right"))]
+    return Refusal("finish", f"finish reason {reason.value!r} does not fit its tokens")
 
 
 def rewards_possible(envelope: Envelope, group: Group | TextGroup, context: ValidationContext) -> Refusal | None:
     """Every claimed reward lies in [0, 1]."""
     ok = all(0.0 <= reward <= 1.0 for reward in group.rewards)  # NaN compares false
     return None if ok else Refusal("reward_range", "a claimed reward outside [0, 1]")
-
-
-def _all_ids(group: Group) -> NDArray[np.int32]:
-    """The ids of all completions, one after the other: one pass over them is cheaper than one for each."""
-    return np.concatenate([completion.token_ids for completion in group.completions])
 
 
 RULES: tuple[Callable[[Envelope, Group, ValidationContext], Refusal | None], ...] = (

@@ -55,7 +55,7 @@ max_total_tokens = 48
 [step]
 own_groups = {own_groups}
 foreign_groups = 4
-patience_s = 4.0
+foreign_wait_s = 4.0
 [optimizer]
 learning_rate = 1e-4
 [eval]

@@ -95,7 +95,7 @@ def test_settings_reach_vllm_only_where_they_are_set() -> None:
             for name in ("model", "seed", "logprobs_mode", "worker_extension_cls")
         ),
         ("max_num_seqs", ": set generation.max_batch"),
-        ("gpu_memory_utilization", ": set generation.memory_share"),
+        ("gpu_memory_utilization", ": set generation.gpu_memory_utilization"),
     ],
 )
 def test_options_that_are_ours_are_refused(name: str, instead: str) -> None:

@@ -102,7 +102,7 @@ class Hostile:
         completions = tuple(
             replace(one, policy_version=version, policy_version_newest=version) for one in group.completions
         )
-        await self.member.gossip.announce(self._claim(replace(group, completions=completions, weights_of=node_id)))
+        await self.member.gossip.announce(self._claim(replace(group.with_completions(completions), weights_of=node_id)))
 
     async def _ask(self) -> None:
         question = BackfillRequest(sender=self.member.peer_id, since=time.time() - 60).to_bytes()

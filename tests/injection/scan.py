@@ -42,7 +42,7 @@ VALUE_TYPES = {
 VALUE_NAMES = {"addresses", "announcer", "message", "origin", "peer", "peer_id", "peer_ids", "request", "sender"}
 TEXT_READERS = {  # they take a peer's text or addresses, or come from a library
     *("usable_addresses", "address_block", "subnet_of", "parse_multiaddr", "part_names", "peer_id_from_text"),
-    *("read_pbmsg_safe", "told_domain", "train_group", "validate", "refuse_offer"),
+    *("read_pbmsg_safe", "validated_domain", "train_group", "validate", "refuse_offer"),
 }
 
 

@@ -98,7 +98,6 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node/peers/manager.py:PeerBook.may_score",
         "node/peers/manager.py:PeerBook.charge_scoring",
         "validation/pipeline.py:_lengths_fit_prompt",
-        "validation/pipeline.py:_num_tokens",
         "validation/pipeline.py:_rescore",
         "validation/pipeline.py:_rewards_agree",
         "validation/pipeline.py:validate",

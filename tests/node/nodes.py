@@ -91,14 +91,14 @@ def components(
 ) -> Iterator[NodeComponents]:
     """Components on a home in `folder`, closed when the block ends; `changes` replace those of these names."""
     settings = settings or NodeSettings(model="m", dtype="float32")
-    manifest = manifest or parse_manifest(manifest_text(patience_s=1), source="test")
+    manifest = manifest or parse_manifest(manifest_text(foreign_wait_s=1), source="test")
     home = Home(folder)
     home.create()
     home.weights.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         events, disk = EventTrail(home.events), Disk()
         buffer, reader = RecordingBuffer(home.replay), ReplayReader(home.replay)
-        peers = RecordingPeers(home.peers, own_id=identity.peer_id, settings=settings.door, events=events)
+        peers = RecordingPeers(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
         for part in (events, disk, buffer, reader, peers):
             stack.callback(part.close)
         registry, generation = PeerRegistry(), NoGeneration(lambda: 0)

@@ -29,7 +29,7 @@ def _completion(ids: list[int], logprobs: list[float], finish: FinishReason, rew
     )
 
 
-GROUP = Group(
+GROUP = Group.from_completions(
     run_id=RUN_ID,
     sender=IDENTITY.peer_id,
     number=1,

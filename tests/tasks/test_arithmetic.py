@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
-from ftis_node.tasks.arithmetic import PARTS, TWO_DIGITS, ArithmeticTask, Problem
+from ftis_node.tasks.arithmetic import PARTS, TWO_DIGITS, ArithmeticProblem, ArithmeticTask
 from ftis_node.tasks.base import Task
 
 NUM_DRAWS = 4000
@@ -118,8 +118,8 @@ def test_operands_and_answers_have_two_digits_and_are_right(split: str) -> None:
 
 
 def test_the_text_of_a_problem() -> None:
-    assert Problem("add", 17, 25).text == "17+25="
-    assert Problem("sub", 42, 25).text == "42-25="
+    assert ArithmeticProblem("add", 17, 25).text == "17+25="
+    assert ArithmeticProblem("sub", 42, 25).text == "42-25="
 
 
 def test_the_kinds_are_even_and_a_part_asks_its_own_only() -> None:
@@ -178,6 +178,6 @@ def test_unknown_splits_and_parts_are_named() -> None:
         ArithmeticTask(parts="mul")
 
 
-def _problems(split: str, parts: str) -> list[Problem]:
+def _problems(split: str, parts: str) -> list[ArithmeticProblem]:
     task = ArithmeticTask(split, parts=parts)
     return [task.problem(index) for index in range(min(len(task), NUM_DRAWS))]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.lab.experiment.runner import Standing
+    from ftis_node.lab.experiment.runner import ExperimentProgress
     from ftis_node.lab.experiment.trial import Trial
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import TrialResult
@@ -314,6 +314,6 @@ def _jobs(device: Device) -> int:
     return (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1
 
 
-def _watch_trials(show: OnProgress) -> Callable[[Standing], None]:
+def _watch_trials(show: OnProgress) -> Callable[[ExperimentProgress], None]:
     """Shows how far the trials are."""
     return lambda standing: show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done")

@@ -76,7 +76,7 @@ def ban(
     context: typer.Context,
     peer: PeerArgument,
     length: Annotated[
-        str | None, typer.Option("--for", help="How long: 90s, 30m, 2h, 7d.", show_default="door.ban_longest_s")
+        str | None, typer.Option("--for", help="How long: 90s, 30m, 2h, 7d.", show_default="access.ban_max_s")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,

@@ -93,7 +93,7 @@ class ActiveRequest:
 
     def result(self) -> GenerationResult:
         """What was made."""
-        return GenerationResult(tuple(partial.completion() for partial in self.completions))
+        return GenerationResult.from_completions(tuple(partial.completion() for partial in self.completions))
 
 
 @dataclass(slots=True)

@@ -105,7 +105,7 @@ class Job:
     def finish(self) -> None:
         """Give what was made to whoever waits; those that have not ended count as aborted."""
         try:
-            result = GenerationResult(tuple(partial.completion() for partial in self.partials))
+            result = GenerationResult.from_completions(tuple(partial.completion() for partial in self.partials))
         except NonFiniteError as error:
             self.fail(error)
             return

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.baseline import ALONE
-from ftis_node.lab.experiment.final_evaluation import Exam
+from ftis_node.lab.experiment.final_evaluation import FinalEvaluation
 from ftis_node.lab.experiment.pairs import HDEE, Pair
 from ftis_node.lab.experiment.rounds import Rounds
-from ftis_node.lab.experiment.trial import Member, Trial
+from ftis_node.lab.experiment.trial import Trial, TrialMember
 from ftis_node.lab.experiment.trial_matrix import Setting, with_key
 from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
 from ftis_node.lab.tiny import RECIPES
@@ -108,7 +108,7 @@ def _trials(
     steps = ARMS[arm].steps(experiment.steps, is_apart=is_apart)
     names, domains = ((ONE,), (None,)) if arm == ONE else (DOMAINS, SPECS)
     members = [
-        Member(name, str(models / f"graded-{size}-{seed}"), domain=domain, steps=last)
+        TrialMember(name, str(models / f"graded-{size}-{seed}"), domain=domain, steps=last)
         for name, size, domain, last in zip(names, ARMS[arm].sizes, domains, steps, strict=True)
     ]
     num_nodes = 1 if is_apart else len(members)
@@ -116,7 +116,7 @@ def _trials(
     trial = setting.trial(members, trial_seed)
     base = experiment.base
     exam = (
-        Exam(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens, gate_task=MIXTURE)
+        FinalEvaluation(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens, gate_task=MIXTURE)
         if arm != ONE
         else None
     )

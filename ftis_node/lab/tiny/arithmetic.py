@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
-    from ftis_node.tasks.arithmetic import Kind, Problem
+    from ftis_node.tasks.arithmetic import ArithmeticProblem, Kind
 
 WRONG_FRACTION: Final = 0.7
 EXPERT_WRONG_FRACTION: Final = 0.6  # of the problems that a model is good at: right more often, greedily still wrong
@@ -26,7 +26,7 @@ GRADED_WRONG_FRACTIONS: Final = {"no-carry": 0.5, "carry": 0.75, "borrow": 0.85}
 NUM_DRAWS: Final = 16384  # of the training split: nearly all of its distinct problems
 
 
-class ArithmeticLessons:
+class ArithmeticCurriculum:
     """Training problems as tensors, each with its right and with its mistaken answer.
 
     `token_ids` and `labels` are [2, P, T] integers: first right, then mistaken. `wrong_fraction` [P] says how often a
@@ -84,12 +84,12 @@ class ArithmeticLessons:
         return right / len(problems), mistaken / len(problems)
 
 
-def _held_out() -> list[Problem]:
+def _held_out() -> list[ArithmeticProblem]:
     task = ArithmeticTask("test")
     return [task.problem(index) for index in range(len(task))]
 
 
-def _wrong_fraction(problem: Problem, expert_in: Kind | None, *, graded: bool, blind: bool) -> float:
+def _wrong_fraction(problem: ArithmeticProblem, expert_in: Kind | None, *, graded: bool, blind: bool) -> float:
     if graded:
         parts = (part for part in GRADED_WRONG_FRACTIONS if PARTS[part].asks(problem))
         return GRADED_WRONG_FRACTIONS.get(next(parts, ""), WRONG_FRACTION)

@@ -79,7 +79,7 @@ class Ear:
         self._refused: dict[bytes, None] = {}  # not to be pulled again
         self._refused_of: dict[tuple[str, bytes], None] = {}  # by peer: not to be asked of it again
         self._malformed: dict[tuple[str, bytes], None] = {}  # by peer: hashes of what it answers again and again
-        self._voices = AnnounceRateLimiter(max_per_minute=self._context.settings.door.groups_a_minute)
+        self._voices = AnnounceRateLimiter(max_per_minute=self._context.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
         self.reminders = ReconfirmQueue()
         self.reminded = asyncio.Event()  # set when there is somebody to tell
@@ -162,7 +162,7 @@ class Ear:
             self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
             return None
         self._registry.seen(announcer).wire_schema = SCHEMA
-        if announcement.created_at > time.time() + self._context.settings.door.max_skew_s:
+        if announcement.created_at > time.time() + self._context.settings.validation.max_clock_skew_s:
             self._count_refusal(announcer, "announcement_clock")
             return None
         if announcement.sender == announcer:

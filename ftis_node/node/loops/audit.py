@@ -93,7 +93,7 @@ class AuditLoop:
 
     def _share(self, group: Group) -> float:
         """Of a peer that is watched, and of a stranger that claims this node's own weights, every group."""
-        share, peers = self._context.settings.door.audit_share, self._peers
+        share, peers = self._context.settings.validation.audit_fraction, self._peers
         is_strangers_claim = group.weights_of is not None and peers.is_stranger(group.sender)
         is_doubtful = is_strangers_claim or peers.standing(group.sender) is TrustLevel.WATCHED
         return 1.0 if share and is_doubtful else share
@@ -109,7 +109,7 @@ class AuditLoop:
             group.weights_of == self._context.identity.peer_id
         ):  # an honest follower may have the former weights of a number
             return version == 0 or version > self._context.state.last_reused_version
-        is_named = bool(HUB_ID.fullmatch(self._about.model)) or self._context.settings.door.audit_folders
+        is_named = bool(HUB_ID.fullmatch(self._about.model)) or self._context.settings.validation.audit_folders
         return version == 0 and is_named and group.model == self._about.model
 
     async def _audit(self, accepted: Accepted) -> None:
@@ -124,11 +124,11 @@ class AuditLoop:
         if reply.kl is None:
             return
         self._context.events.write("audited", group=group_id, sender=group.sender, kl=reply.kl, tokens=reply.num_tokens)
-        if reply.kl > self._context.settings.door.audit_max_kl:
+        if reply.kl > self._context.settings.validation.audit_max_kl:
             await self._refuse(accepted, reply.kl)
 
     def _as_trained(self, stored: StoredGroup) -> TrainGroup:
-        return train_group(stored, share=self._context.manifest.step.share)
+        return train_group(stored, share=self._context.manifest.step.prompt_sharing)
 
     async def _refuse(self, accepted: Accepted, kl: float) -> None:
         sender, group_id = accepted.group.sender, accepted.envelope.id

@@ -112,7 +112,7 @@ class Repair:
                 return
             if num_answers < PAGE or newest <= since:
                 break
-            since = min(newest, time.time() + self._context.settings.door.max_skew_s)
+            since = min(newest, time.time() + self._context.settings.validation.max_clock_skew_s)
         self._caught_up_to[peer_id] = asked_at
         if len(self._caught_up_to) > MAX_SENDERS:
             del self._caught_up_to[next(iter(self._caught_up_to))]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
@@ -162,10 +162,12 @@ class GenerateLoop:
             number=0,  # given when it is sealed, so that numbers have no gaps
             prompt_ref=prompt.item.ref,
             prompt_hash=hash_prompt(prompt.token_ids),
-            completions=tuple(
-                replace(completion, reward=reward, status=status)
-                for completion, (reward, status) in zip(result.completions, scores, strict=True)
-            ),
+            tokens=result.tokens,
+            finish_reasons=result.finish_reasons,
+            rewards=tuple(reward for reward, _ in scores),
+            statuses=tuple(status for _, status in scores),
+            policy_versions=result.policy_versions,
+            policy_versions_newest=result.policy_versions_newest,
             sampling=self._sampling,
             model=self._about.model,
             tokenizer=self._about.tokenizer,
@@ -184,6 +186,6 @@ def groups_in_flight(context: NodeContext) -> int:
 
 def prompt_order(context: NodeContext, *, num_items: int) -> PromptOrder:
     """Vertical: this node's own order through its domain. Horizontal: the run's, for all answer the same problems."""
-    if context.manifest.step.share == "horizontal":
+    if context.manifest.step.prompt_sharing == "horizontal":
         return PromptOrder(num_items, seed=0, peer_id=context.manifest.run_id)
     return PromptOrder(num_items, context.settings.seed, context.peer_id)

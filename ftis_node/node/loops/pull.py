@@ -214,9 +214,9 @@ class PullLoop:
         _, num_ready = self._reader.ready_counts()
         known = await self._gossip.known_members()
         wanted = pull_demand(
-            self._context.settings.swarm.pull,
+            self._context.settings.swarm.pull_policy,
             num_members=len(known),
-            small_swarm=self._context.settings.swarm.small_swarm,
+            small_swarm=self._context.settings.swarm.pull_all_max_peers,
             per_step=self._step_shares.of_next_step()[1],
             num_ready=num_ready,
             num_in_flight=self._wants.num_in_flight,

@@ -94,7 +94,7 @@ class ReannounceLoop:
             elif await self._announcer.announce(announcement):
                 self._counters.groups_sent += due.group_id in self._former
                 self._former.discard(due.group_id)
-                self._context.events.write("announced_again", group=due.group_id, attempt=due.attempt)
+                self._context.events.write("reannounced", group=due.group_id, attempt=due.attempt)
 
 
 def _is_body(data: bytes, group_id: bytes) -> bool:

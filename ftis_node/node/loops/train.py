@@ -199,7 +199,7 @@ class TrainLoop:
         return batch
 
     def _as_trained(self, group: StoredGroup) -> TrainGroup:
-        share = self._context.manifest.step.share
+        share = self._context.manifest.step.prompt_sharing
         return train_group(
             group,
             share=share,

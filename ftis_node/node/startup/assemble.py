@@ -107,7 +107,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Nod
     source, step = prepared.source, prepared.manifest.step
     events = EventTrail(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
     stack.callback(events.close)
-    peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.door, events=events)
+    peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
     stack.callback(peers.close)
     disk = Disk()
     stack.callback(disk.close)
@@ -158,7 +158,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Nod
         buffer=buffer,
         reader=reader,
         disk=disk,
-        slots=Slots(step.num_generated * (1 + step.steps_ahead), held=reader.own_held()),
+        slots=Slots(step.num_generated * (1 + step.max_async_level), held=reader.own_held()),
         counters=NodeCounters(),
         registry=registry,
         confirmations=Confirmations(registry),
@@ -207,7 +207,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
     assert state is not None, "a started learner has a state"
     if settings.learns and state.step < done:
         log.warning("step %d was done, and the newest checkpoint to be read is of %d", done, state.step)
-        context.events.write("fell_back", step=state.step, done=done)
+        context.events.write("checkpoint_fallback", step=state.step, done=done)
     if settings.learns:
         tell_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
     where = _begins_at(state.step) if settings.learns else f"following {settings.roles.follow}"

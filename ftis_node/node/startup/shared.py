@@ -98,7 +98,7 @@ class SharedComponents:
     @cached_property
     def own_domain(self) -> OwnDomain | None:
         """The domain whose groups are preferred; None if the run or this node has no preference."""
-        share, domain = self.node.context.manifest.step.own_domain_share, self.node.about.domain
+        share, domain = self.node.context.manifest.step.own_domain_fraction, self.node.about.domain
         return OwnDomain(part_names(domain), share) if share is not None and domain else None
 
     @cached_property

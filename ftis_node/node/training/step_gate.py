@@ -105,10 +105,10 @@ class PatientGate:
     @property
     def _fills(self) -> bool:
         """Whether own groups may stand in for foreign ones: not of a node that generates none, or no more."""
-        return self._context.manifest.step.fill and self._step_shares.makes_more
+        return self._context.manifest.step.backfill_with_own and self._step_shares.makes_more
 
     def _wanted(self) -> StepNeeds:
-        """The run's; with `step.fill`, own groups in place of the foreign ones that were missing before."""
+        """The manifest's; with `step.backfill_with_own`, own groups in place of foreign ones that were missing."""
         needs = StepNeeds.of(self._context.manifest)
         if not self._fills:
             return needs
@@ -122,7 +122,7 @@ class PatientGate:
         step = self._context.manifest.step
         self._fill.note(self._needs.foreign, [sender for sender, _ in self._reader.ready_foreign()])
         own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
-        self._slots.resize(own * (1 + step.steps_ahead))
+        self._slots.resize(own * (1 + step.max_async_level))
 
     async def _outlook(self) -> Outlook:
         own_ready, foreign_ready = self._reader.ready_counts()

@@ -66,12 +66,12 @@ class StepSelection:
 
     def _rule(self, step: int) -> ChoiceRule:
         wanted, domain = self._context.manifest.step, self._own_domain
-        if wanted.choice == "sapo":
+        if wanted.group_selection == "sapo":
             return partial(choose_sapo, seed=step, domain=domain)
         neighbour = self._peers.share_cap().neighbour
-        if wanted.share == "horizontal":
+        if wanted.prompt_sharing == "horizontal":
             return partial(choose_same_prompts, neighbour=neighbour)
-        if wanted.choice == "useful":
+        if wanted.group_selection == "useful":
             rates = pass_rates(self._reader.own_rewards())
             return partial(choose_useful, pass_rates=rates, neighbour=neighbour, domain=domain, turn=step)
         return partial(choose_newest, neighbour=neighbour, domain=domain, turn=step)

@@ -81,7 +81,7 @@ async def update_engine(
     try:
         await generation.update_weights(weights, proof)
     except WorkerError as error:
-        events.write("hand_over_failed", version=weights.version, error=str(error))
+        events.write("weight_sync_failed", version=weights.version, error=str(error))
         await generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)

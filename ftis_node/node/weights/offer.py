@@ -99,7 +99,7 @@ class OfferLoop:
         """New weights, whose proof may still be in the making. Returns when their file is held."""
         if (
             self._newest
-            and 0 <= weights.version - self._newest.offer.version < self._context.settings.roles.offer_every_steps
+            and 0 <= weights.version - self._newest.offer.version < self._context.settings.roles.publish_every_steps
         ):
             return
         self._num_taken += 1
@@ -155,7 +155,7 @@ class OfferLoop:
         self._newest = Held(offer, seal_offer(offer, self._context.identity), pending.path, digests.chunks)
         self._held[offer.version], self._asked_at[offer.version] = self._newest, time.monotonic()
         for version in outdated_offers(
-            self._asked_at, now=time.monotonic(), max_offered=self._context.settings.roles.max_offered
+            self._asked_at, now=time.monotonic(), max_offered=self._context.settings.roles.max_published_versions
         ):
             self._drop(version)
         duration_s = round(time.monotonic() - began_at, 4)

@@ -33,7 +33,7 @@ AS_IS = 0x80  # the offer as it is, not signed here
 UNMENDED = 0x40  # the offer's hashes are what it says, not those of the chunks that are given
 FOLLOWER = Follower(LEARNER.peer_id, RUN.run_id, TOKENIZER, "ab" * 16, 1000, (1, 2, 3), takes_adapters=True)
 SETTINGS = NodeSettings(model="none", role="generator", roles={"follow": LEARNER.peer_id})
-AT_ONCE = SETTINGS.model_copy(update={"roles": SETTINGS.roles.model_copy(update={"look_s": 0.0})})
+AT_ONCE = SETTINGS.model_copy(update={"roles": SETTINGS.roles.model_copy(update={"poll_interval_s": 0.0})})
 MAX_QUESTIONS = 40  # then the learner says that it has nothing: a node would ask for ever
 
 

@@ -12,7 +12,7 @@ import torch
 from ftis_node.algorithms.methods import METHODS, method_parameters
 from ftis_node.cli.commands.replay import _line
 from ftis_node.cli.group_screen import group_document, screen
-from ftis_node.dashboard.buffer_reader import open_group
+from ftis_node.dashboard.buffer_reader import read_group
 from ftis_node.dashboard.view.groups import group_lines, group_row
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
@@ -99,7 +99,7 @@ def _mend(message: Any, number: int) -> None:
 def _show(made: World) -> None:
     decoder = Decoder(made.home)
     for group in made.parts.reader.list_groups(limit=50):
-        opened = open_group(made.home, group.id, decoder)
+        opened = read_group(made.home, group.id, decoder)
         story = read_group_history(made.home, group.id)
         assert opened is not None
         assert story is not None
@@ -135,7 +135,7 @@ def _learn(groups: list[TrainGroup], *, method: str) -> None:
         make_packed_micro_batches(batch, max_tokens=num_tokens)
     torch.manual_seed(0)
     guess = (-torch.rand(batch.mask.shape)).requires_grad_()
-    objective = make_objective(method, _parameters(method), max_gain_nats=8.0)
+    objective = make_objective(method, _parameters(method), max_logprob_gap_nats=8.0)
     loss, _ = objective.loss(guess, batch, objective.advantages(batch), anchor=None)
     loss.backward()
     assert bool(torch.isfinite(loss)), (method, loss)

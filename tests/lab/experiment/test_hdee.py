@@ -22,7 +22,7 @@ from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.tiny import RECIPES, make_tiny
 from ftis_node.lab.tiny.arithmetic import GRADED_WRONG_FRACTIONS, _wrong_fraction
-from ftis_node.tasks.arithmetic import Problem
+from ftis_node.tasks.arithmetic import ArithmeticProblem
 
 EXPERIMENT = Experiment(
     base=load_manifest("arithmetic-hdee"),
@@ -107,7 +107,11 @@ def test_a_recipe_knows_the_size_of_its_model(size: str, tmp_path: Path) -> None
 
 
 def test_a_graded_model_is_the_worse_the_harder_the_part() -> None:
-    problems = {"no-carry": Problem("add", 23, 45), "carry": Problem("add", 27, 45), "borrow": Problem("sub", 72, 45)}
+    problems = {
+        "no-carry": ArithmeticProblem("add", 23, 45),
+        "carry": ArithmeticProblem("add", 27, 45),
+        "borrow": ArithmeticProblem("sub", 72, 45),
+    }
     found = {part: _wrong_fraction(problem, None, graded=True, blind=False) for part, problem in problems.items()}
     assert found == GRADED_WRONG_FRACTIONS
     assert sorted(found.values()) == list(found.values())

@@ -60,7 +60,7 @@ async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ah
         wiring, asked = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
         await wiring.backfill.catch_up(PEER)
         assert asked
-        skew_s = alice.parts.context.settings.door.max_skew_s
+        skew_s = alice.parts.context.settings.validation.max_clock_skew_s
         assert max(question.since for question in asked) <= time.time() + skew_s
         assert alice.parts.counters.refused["announcement_malformed"] == len(asked)
         is_followed = ahead_s <= skew_s

@@ -25,6 +25,7 @@ from ftis_node.validation import Accepted
 from tests.conftest import make_completion, make_group
 from tests.gossip.helpers import eventually
 from tests.node.nodes import ME, MODEL, components, events_of, notes_of
+from tests.node.support import sections_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +119,7 @@ def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     with ExitStack() as stack:
 
         def make(kl: float | None, *, version: int = 0, model: str = MODEL, **door: Any) -> Rig:
-            settings = NodeSettings.model_validate({"model": "m", "door": {"audit_share": 1.0, **door}})
+            settings = NodeSettings(model="m", **sections_of(**{"audit_fraction": 1.0, **door}))
             folder, learner = Path(tempfile.mkdtemp(dir=tmp_path)), Learner(kl)
             node = components(
                 folder, settings=settings, model=model, learner=learner, state=NodeState(policy_version=version)
@@ -160,7 +161,7 @@ async def test_only_what_claims_our_very_weights_is_compared(rig: MakeRig) -> No
         made = rig(kl=9.0)
         await made.run(group)
         assert made.asked == 0
-    for made in (rig(kl=9.0, version=1), rig(kl=9.0, audit_share=0.0)):
+    for made in (rig(kl=9.0, version=1), rig(kl=9.0, audit_fraction=0.0)):
         await made.run(accepted())
         assert made.asked == 0
 
@@ -191,7 +192,7 @@ async def test_every_claim_of_our_weights_by_a_stranger_is_compared(rig: MakeRig
     claim = accepted(model="any", version=3)
     claim = replace(claim, group=replace(claim.group, weights_of=OURS))
     for is_stranger, share, asked in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
-        made = rig(kl=0.0, version=3, audit_share=share)
+        made = rig(kl=0.0, version=3, audit_fraction=share)
         for _ in range(0 if is_stranger else 12):
             made.node.peers.note(ANN.peer_id, Behaviour.TAUGHT)
         assert made.node.peers.is_stranger(ANN.peer_id) is is_stranger
@@ -210,7 +211,7 @@ async def test_a_folders_name_is_no_proof_of_its_weights(rig: MakeRig) -> None:
 
 async def test_a_share_is_drawn_and_of_the_watched_all(rig: MakeRig) -> None:
     dice = Throws(0.05, 0.15, 0.99)
-    made = rig(kl=0.0, audit_share=0.1)
+    made = rig(kl=0.0, audit_fraction=0.1)
     await made.run(accepted(), accepted(), dice=dice)
     assert made.asked == 1
     while made.node.peers.standing(ANN.peer_id) is TrustLevel.GOOD:

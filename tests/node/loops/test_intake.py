@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from ftis_node.config.door import DoorSection
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
@@ -28,6 +26,7 @@ from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
 from tests.node.nodes import ME, components
+from tests.node.support import admission_of, sections_of
 from tests.tasks.hostile_task import HostileTask
 from tests.validation.test_door import MANIFEST, _context, _Scorer, _Tokenizer
 
@@ -60,8 +59,9 @@ def node_on(
     folder: Path, disk: GatedDisk, *, role: str = "full", trust: tuple[str, ...] = (), **changes: Any
 ) -> Iterator[NodeComponents]:
     """A node with a real validator, buffer, event log and peer manager; `changes` are other components or settings."""
-    door = {name: changes.pop(name) for name in [*changes] if name in DoorSection.model_fields}
-    settings = NodeSettings.model_validate({"model": "any", "role": role, "door": {"trust": trust, **door}})
+    names = {name for section in admission_of() for name in type(section[1]).model_fields}
+    limits = {name: changes.pop(name) for name in [*changes] if name in names}
+    settings = NodeSettings.model_validate({"model": "any", "role": role, **sections_of(trust=trust, **limits)})
     given = {"tokenizer": _Tokenizer(), "scorer": _Scorer(), "strangers_scorer": _Scorer()} | changes
     with components(folder, settings=settings, manifest=MANIFEST, disk=disk, **given) as node:
         yield node
@@ -250,7 +250,7 @@ LIMITS = ScoringLimits(time_limit_s=2.0, start_limit_s=60, memory_limit_bytes=1 
 def _hostile(sender: Identity, number: int, *, is_bomb: bool = False) -> bytes:
     group = make_group(sender, number=number, run_id=MANIFEST.run_id, prompt_ref=HostileTask()[0].ref)
     if is_bomb:
-        group = replace(group, completions=(make_completion(12, STUCK), make_completion(13, STUCK)))
+        group = group.with_completions((make_completion(12, STUCK), make_completion(13, STUCK)))
     return seal_group(group, sender).to_bytes()
 
 
@@ -265,7 +265,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
         for scorer in (known, other):
             await scorer.score(HostileTask()[0], ["1"])  # its process is up
         workers = {"tokenizer": _HostileTokenizer(), "scorer": known, "strangers_scorer": other}
-        with node_on(tmp_path, open_disk(), scoring_s_a_minute=1.5, **workers) as node:
+        with node_on(tmp_path, open_disk(), scoring_s_per_minute=1.5, **workers) as node:
             for _ in range(12):
                 node.peers.note(identity.peer_id, Behaviour.TAUGHT)
             answered: list[str] = []

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RNG = np.random.default_rng(0)
-ANNOUNCED, ASKED = "announced", "asked"
+ANNOUNCED, ASKED = "announced", "backfill_requested"
 
 
 def manifest_of(**step: Any) -> RunManifest:
@@ -62,7 +62,7 @@ class LightSwarm:
         gossip = self._swarm.join(
             identity.peer_id, run_id=self.manifest.run_id, num_shards=self.manifest.wire.announcement_shards
         )
-        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "linger_s": 0} | swarm)
+        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "shutdown_serve_s": 0} | swarm)
         node = StubNode(
             home, identity, gossip, manifest=self.manifest, settings=settings, on_event=lambda name, fields: None
         )
@@ -243,7 +243,7 @@ async def _scores_one(item: Any, texts: Any, *, cost: Any = None) -> list[tuple[
 async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(own_groups=2, foreign_groups=2))
     async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(swarm.node(number, small_swarm=0)) for number in range(1, 9)]
+        nodes = [await stack.enter_async_context(swarm.node(number, pull_all_max_peers=0)) for number in range(1, 9)]
         await asyncio.sleep(0.5)
         for node in nodes:
             node.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.3)

@@ -29,7 +29,7 @@ PEER = next(name for name in NAMES if shard_of(name, NUM_SHARDS) != OWN_SHARD)
 async def test_the_shard_of_a_trusted_peer_is_read_whatever_the_traffic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = manifest_text(patience_s=1) + f"[wire]\nannouncement_shards = {NUM_SHARDS}\n"
+    text = manifest_text(foreign_wait_s=1) + f"[wire]\nannouncement_shards = {NUM_SHARDS}\n"
     settings = NodeSettings(model="m", swarm={"announcements_per_s": 1.0})
     with components(tmp_path, settings=settings, manifest=parse_manifest(text, source="test")) as node:
         node.registry.seen(PEER)

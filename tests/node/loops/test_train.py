@@ -130,7 +130,7 @@ async def test_a_step_says_what_each_sender_was_worth(tmp_path: Path) -> None:
 async def test_who_disagrees_counts_less_from_the_next_step_on(tmp_path: Path) -> None:
     agreement = {HONEST.peer_id: 0.5, LIAR.peer_id: -0.5}
     report = StepReport(step=1, policy_version=1, num_updates=1, agreement=agreement, own_agreement=0.5)
-    run = parse_manifest(manifest_text(patience_s=1), source="test")
+    run = parse_manifest(manifest_text(foreign_wait_s=1), source="test")
     run = run.model_copy(update={"method": run.method.model_copy(update={"peer_weights": "agreement"})})
     with loop_with(tmp_path, report, manifest=run) as (loop, node):
         groups = [foreign(HONEST, 1), foreign(LIAR, 2)]

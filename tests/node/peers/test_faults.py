@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.door import DoorSection
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.peers.faults import MAX_TEXT, REASON
 from ftis_node.records.identity import Identity
@@ -28,7 +27,7 @@ FAULTS_TO_A_BAN = 6
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeComponents]:
     """A node whose guard charges faults."""
-    settings = NodeSettings(model="m", door=DoorSection(trust=(FRIEND,)))
+    settings = NodeSettings(model="m", access={"trust": (FRIEND,)})
     with components(tmp_path, identity=ME, settings=settings) as node:
         yield node
 

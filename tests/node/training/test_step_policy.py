@@ -94,7 +94,7 @@ def test_draws_are_even_and_follow_from_the_position() -> None:
     assert draws != [PromptOrder(2**31, seed=0, peer_id="b").draw(k) for k in range(2000)]
 
 
-NEEDS = StepNeeds(own=4, foreign=4, patience_s=30.0)
+NEEDS = StepNeeds(own=4, foreign=4, foreign_wait_s=30.0)
 FULL = Outlook(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, has_members=True)
 
 
@@ -130,7 +130,7 @@ def test_a_learner_alone_waits_for_as_many_groups_of_others_as_would_be_its_own(
 
 
 def test_an_empty_step_never_goes() -> None:
-    needs = StepNeeds(own=0, foreign=4, patience_s=0.0)
+    needs = StepNeeds(own=0, foreign=4, foreign_wait_s=0.0)
     assert not may_start(needs, Outlook(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
 
 
@@ -199,11 +199,11 @@ def test_a_stock_that_lies_there_is_no_plenty() -> None:
 
 @asynccontextmanager
 async def _node(
-    folder: Path, *, patience_s: float, has_peer: bool = False, fills: bool = False
+    folder: Path, *, foreign_wait_s: float, has_peer: bool = False, fills: bool = False
 ) -> AsyncIterator[NodeComponents]:
     """A node in a swarm, with another member or without."""
-    text = manifest_text(patience_s=patience_s)
-    text = text.replace("patience_s", "fill = true\npatience_s") if fills else text
+    text = manifest_text(foreign_wait_s=foreign_wait_s)
+    text = text.replace("foreign_wait_s", "fill = true\nforeign_wait_s") if fills else text
     manifest, swarm = parse_manifest(text, source="test"), LoopbackSwarm()
     gossip, peer = (swarm.join(one.peer_id, run_id=manifest.run_id) for one in (ME, ANN))
     with components(folder, manifest=manifest, gossip=gossip) as node:
@@ -220,7 +220,7 @@ def _store(node: NodeComponents, identity: Identity, *numbers: int) -> None:
 
 
 async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step(tmp_path: Path) -> None:
-    async with _node(tmp_path, patience_s=0, has_peer=True, fills=True) as node:
+    async with _node(tmp_path, foreign_wait_s=0, has_peer=True, fills=True) as node:
         _store(node, ME, 1, 2, 3, 4)
         _store(node, ANN, 1)
         gate = Wiring(node).step_gate()
@@ -237,7 +237,7 @@ async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step(tmp_path: Pa
 
 
 async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says(tmp_path: Path) -> None:
-    async with _node(tmp_path, patience_s=0) as node:
+    async with _node(tmp_path, foreign_wait_s=0) as node:
         _store(node, ME, 1, 2, 3, 4)
         _store(node, ANN, 1)
         gate = Wiring(node).step_gate()
@@ -248,7 +248,7 @@ async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says(tmp_pa
 
 async def test_a_gate_that_is_cancelled_when_a_group_comes_is_cancelled(tmp_path: Path) -> None:
     """Both in the same step of the loop, as when a signal meets an admission."""
-    async with _node(tmp_path, patience_s=60) as node:
+    async with _node(tmp_path, foreign_wait_s=60) as node:
         wiring = Wiring(node)
         waiting = asyncio.create_task(wiring.step_gate().wait(1))
         await asyncio.sleep(0.1)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -25,7 +26,7 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.assemble import built_parts
 from ftis_node.node.startup.factories import ProcessMakers, generation_boot
@@ -95,7 +96,7 @@ class _Learner(NoLearner):
 def _loop(
     folder: Path, outcome: TrainReply | WorkerDiedError, calls: list[str], *, takes_turns: bool = True
 ) -> Iterator[TrainLoop]:
-    arrangement = Arrangement(takes_turns=takes_turns)
+    arrangement = WorkerPlacement(takes_turns=takes_turns)
     with components(
         folder, generation=_Generation(calls), learner=_Learner(outcome, calls), arrangement=arrangement
     ) as node:
@@ -172,7 +173,7 @@ def _settings(folder: Path, *, placement: str) -> NodeSettings:
             "engine": "torch",
             "device": "cpu",
             "memory": {"placement": placement},
-            "swarm": {"linger_s": 0.0},
+            "swarm": {"shutdown_serve_s": 0.0},
         }
     )
 
@@ -182,8 +183,8 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home, makers = Home(tmp_path / "home"), _Watched()
     home.create()
-    settings = _settings(tmp_path, placement="sleep")
-    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    settings = _settings(tmp_path, placement="time_shared")
+    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     told: list[str] = []
     async with built_parts(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
         assert told[0] == "looking for the model tiny"
@@ -210,7 +211,7 @@ class _Short(InProcessMakers):
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "generation.log",
             num_threads=1,
-            restart_policy=RestartPolicy(first_delay_s=0.05, max_quick_deaths=2),
+            restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2),
             environment=environment,
             make_room=of.make_room,
             worker_module="tests.node.short_worker",
@@ -246,10 +247,10 @@ async def test_a_generator_that_lacks_memory_at_its_next_starts_ends_the_node_on
     home = Home(tmp_path / "home")
     home.create()
     makers = _Short(home, tmp_path)
-    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     ends_it = "model" in faults
     try:
-        async with built_parts(_settings(tmp_path, placement="split"), plan, home, makers) as parts:
+        async with built_parts(_settings(tmp_path, placement="shared"), plan, home, makers) as parts:
             await run_node(parts, steps=4)
             assert not ends_it
             assert (parts.context.state.step, parts.generation.restarts) == (4, 4)

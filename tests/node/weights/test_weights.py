@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ftis_node.node.components import NodeComponents
     from ftis_node.records.weights import WeightsOffer
 
-MANIFEST = parse_manifest(manifest_text(patience_s=1).replace("every_steps = 2", "every_steps = 0"), source="test")
+MANIFEST = parse_manifest(manifest_text(foreign_wait_s=1).replace("every_steps = 2", "every_steps = 0"), source="test")
 RUN_ID = MANIFEST.run_id
 MIB = 1 << 20
 VOCABULARY = 100
@@ -86,7 +86,7 @@ class _Tokenizer(FreeTokenizer):
 def _node(identity: Identity, folder: Path, gossip: Gossip | None, **roles: Any) -> Iterator[NodeComponents]:
     """A learner, or a generator if it follows one."""
     role = "generator" if roles.get("follow") else "learner"
-    settings = NodeSettings.model_validate({"model": "m", "role": role, "roles": {"look_s": 0.05, **roles}})
+    settings = NodeSettings.model_validate({"model": "m", "role": role, "roles": {"poll_interval_s": 0.05, **roles}})
     with components(
         folder,
         identity=identity,
@@ -189,7 +189,7 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
 
 
 async def test_a_delay_holds_versions_back(tmp_path: Path) -> None:
-    async with _pair(tmp_path, weights_delay="fixed:0.6", max_held=8) as pair:
+    async with _pair(tmp_path, weights_delay="fixed:0.6", max_pending_versions=8) as pair:
         await pair.offer(1, b"one")
         await eventually(lambda: events_of(pair.generator, "weights_fetched"))
         await pair.offer(2, b"two")
@@ -345,7 +345,7 @@ async def test_a_wrong_chunk_costs_that_chunk(tmp_path: Path) -> None:
         fetched = events_of(pair.generator, "weights_fetched")[0]
         assert fetched["num_wrong"] == pair.refused["wrong_chunk"] == 3
         pauses = [after - before for before, after in pairwise(liar.asked_at[:4])]
-        assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.context.settings.roles.look_s, (
+        assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.context.settings.roles.poll_interval_s, (
             "not again at once"
         )
         assert fetched["num_chunks"] == 5
@@ -370,7 +370,7 @@ async def test_a_file_stays_while_it_is_fetched_and_goes_when_nobody_does(tmp_pa
         folder = tmp_path / "learner/weights/offered"
         for version in range(2, 9):
             await pair.offer(version, b"%d" % version)
-        assert len(list(folder.iterdir())) == 4, "at most `max_offered`"
+        assert len(list(folder.iterdir())) == 4, "at most `max_published_versions`"
         with pytest.raises(OfferGoneError):
             await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
 
