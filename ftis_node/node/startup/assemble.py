@@ -113,7 +113,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
     source, step = prepared.source, prepared.manifest.step
     events = EventTrail(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
     stack.callback(events.close)
-    peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.door, events=events)
+    peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
     stack.callback(peers.close)
     disk = Disk()
     stack.callback(disk.close)
@@ -159,7 +159,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Par
         buffer=buffer,
         reader=reader,
         disk=disk,
-        slots=Slots(step.num_generated * (1 + step.steps_ahead), held=reader.own_held()),
+        slots=Slots(step.num_generated * (1 + step.max_async_level), held=reader.own_held()),
         events=events,
         state=state,
         counters=NodeCounters(),

@@ -91,9 +91,9 @@ async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
     home = Home(tmp_path / "home")
     home.create()
     settings = NodeSettings.model_validate(
-        {"model": str(tmp_path / "tiny"), "engine": "torch", "device": "cpu", "swarm": {"linger_s": 0.0}}
+        {"model": str(tmp_path / "tiny"), "engine": "torch", "device": "cpu", "swarm": {"shutdown_serve_s": 0.0}}
     )
-    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     async with built_parts(settings, plan, home, _Makers(settings, home)) as parts:
         await run_loops(parts, steps=4)
         assert (parts.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)

@@ -1,6 +1,6 @@
 """The notable events of a run, as sentences in their order; many of one kind in a row are one sentence.
 
-Kept within bounds however long the run: the first moments and the last ones, and how many between them are left out.
+Kept within bounds however long the run: the first timeline and the last ones, and how many between them are left out.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.report.words import clean, plural, without_paths
+from ftis_node.report.formatting import clean, plural, without_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MERGE_GAP_S = 90.0
-BURST = 10  # fewer refusals in a row than this are no moment
+BURST = 10  # fewer refusals in a row than this are no entry
 MAX_FIRST, MAX_LAST = 40, 160
 MAX_SUBJECTS = 4
 
 
 @dataclass(slots=True)
-class Moment:
+class TimelineEntry:
     """One or more events of a kind in a row. `tone` is good, bad or plain; `counts` of their subjects, if any."""
 
     kind: str
@@ -34,14 +34,14 @@ class Moment:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class MomentLog:
-    """Takes events in their order, gives moments."""
+class TimelineBuilder:
+    """Takes events in their order, gives timeline."""
 
     def __init__(self) -> None:
-        self._first: list[Moment] = []
-        self._last: deque[Moment] = deque(maxlen=MAX_LAST)
+        self._first: list[TimelineEntry] = []
+        self._last: deque[TimelineEntry] = deque(maxlen=MAX_LAST)
         self._num_kept = 0
-        self._open: dict[str, Moment] = {}
+        self._open: dict[str, TimelineEntry] = {}
         self._is_up = False
         self._num_starts = 0
 
@@ -53,26 +53,26 @@ class MomentLog:
         at, open_one = float(event["time"]), self._open.get(kind)
         if open_one is None or at - open_one.ended_at > MERGE_GAP_S or kind in NEVER_MERGED:
             self._close(kind)
-            open_one = self._open[kind] = Moment(kind, TONES[kind], at, at, event, event)
+            open_one = self._open[kind] = TimelineEntry(kind, TONES[kind], at, at, event, event)
         open_one.ended_at, open_one.last = max(at, open_one.began_at), event
         open_one.count += 1
         subject = str(event.get(SUBJECT_FIELDS.get(kind, ""), ""))
         if subject in open_one.counts or len(open_one.counts) < 64:
             open_one.counts[subject] += 1
 
-    def finish(self) -> tuple[list[Moment], int]:
-        """All moments kept, the oldest first, and how many in the middle were not."""
+    def finish(self) -> tuple[list[TimelineEntry], int]:
+        """All timeline kept, the oldest first, and how many in the middle were not."""
         for kind in list(self._open):
             self._close(kind)
-        kept = sorted([*self._first, *self._last], key=lambda moment: moment.began_at)
+        kept = sorted([*self._first, *self._last], key=lambda entry: entry.began_at)
         return kept, self._num_kept - len(kept)
 
     def _close(self, kind: str) -> None:
-        moment = self._open.pop(kind, None)
-        if moment is None or (kind == "refused" and moment.count < BURST):
+        entry = self._open.pop(kind, None)
+        if entry is None or (kind == "refused" and entry.count < BURST):
             return
         self._num_kept += 1
-        (self._first if len(self._first) < MAX_FIRST else self._last).append(moment)
+        (self._first if len(self._first) < MAX_FIRST else self._last).append(entry)
 
     def _kind_of(self, event: dict[str, Any]) -> str | None:
         name = str(event["event"])
@@ -156,15 +156,15 @@ TONES = {
 }
 
 
-def sentence(moment: Moment, name_of: Callable[[str], str]) -> str:
-    """The moment for a person. `name_of` gives a peer's name for its id; the text is not yet escaped."""
-    event, last, count = moment.first, moment.last, moment.count
-    subjects = [name_of(subject) for subject in list(moment.counts)[:MAX_SUBJECTS]]
-    who = ", ".join(subjects) + (f" and {len(moment.counts) - MAX_SUBJECTS} more" * (len(moment.counts) > MAX_SUBJECTS))
+def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
+    """The entry for a person. `name_of` gives a peer's name for its id; the text is not yet escaped."""
+    event, last, count = entry.first, entry.last, entry.count
+    subjects = [name_of(subject) for subject in list(entry.counts)[:MAX_SUBJECTS]]
+    who = ", ".join(subjects) + (f" and {len(entry.counts) - MAX_SUBJECTS} more" * (len(entry.counts) > MAX_SUBJECTS))
     steps = _steps(event, last)
-    match moment.kind:
+    match entry.kind:
         case "refused":
-            reasons = ", ".join(f"{clean(reason, limit=24)} {n:,}" for reason, n in moment.counts.most_common(5))
+            reasons = ", ".join(f"{clean(reason, limit=24)} {n:,}" for reason, n in entry.counts.most_common(5))
             return f"{plural(count, 'group')} refused at the door: {reasons}"
         case "step_skipped":
             return f"No signal: {steps} changed nothing ({clean(last['skipped'])})"
@@ -189,7 +189,7 @@ def sentence(moment: Moment, name_of: Callable[[str], str]) -> str:
             return f"This machine's clock was moved by {float(last.get('jump_s', 0.0)):+,.0f} s"
         case "pull_given_up":
             return f"Announced groups that nobody gave, {plural(count, 'time')}: announced by {who}"
-    text = SENTENCES[moment.kind].format(who=who, step=event.get("step", "?"), version=event.get("version", "?"))
+    text = SENTENCES[entry.kind].format(who=who, step=event.get("step", "?"), version=event.get("version", "?"))
     detail = last.get("error") or last.get("problem") or last.get("detail") or last.get("reason") or ""
     times = f", {count:,} times" if count > 1 and not who else ""
     return f"{text}{times}: {clean(without_paths(detail))}" if detail else f"{text}{times}"
