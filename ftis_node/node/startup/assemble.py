@@ -41,7 +41,7 @@ from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EVENT_SCHEMA, EventTrail
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.trail_summary import read_remembered
@@ -198,7 +198,9 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
         on_progress(None, _waiting(waited_for, model))
 
     on_progress(None, _waiting(waited_for, model))
-    context.events.write("start", run=context.manifest.run_id, peer=context.peer_id, model=parts.source.name)
+    context.events.write(
+        "start", schema=EVENT_SCHEMA, run=context.manifest.run_id, peer=context.peer_id, model=parts.source.name
+    )
     log.info("%s; what they print is in %s", _who_starts(settings), parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
         for name, part in (("generation", parts.generation), ("learner", parts.learner), ("gossip", parts.gossip)):
