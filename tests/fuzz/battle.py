@@ -23,7 +23,7 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.interface import GossipLimits
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import FreeTokenizer, StubNode, stub_group
+from ftis_node.lab.stub_node import StubNode, StubTokenizer, stub_group
 from ftis_node.lab.wire_probe import VOCABULARY
 from ftis_node.node.loops.train import note_teacher
 from ftis_node.node.startup.wiring import Wiring
@@ -57,7 +57,7 @@ UNIX_S = 1.7e9
 PAUSES_S = (0.0, 0.02, 0.1, 0.5, 1.0, 3.0)
 
 
-class WordTokenizer(FreeTokenizer):
+class WordTokenizer(StubTokenizer):
     """Says texts whose words are ids."""
 
     eos_id = VOCABULARY

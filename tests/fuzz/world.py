@@ -26,7 +26,7 @@ from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
 from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import FreeTask, StubNode
+from ftis_node.lab.stub_node import StubNode, StubTask
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.records.backfill_request import open_backfill_request
@@ -81,7 +81,7 @@ class InlineDisk(Disk):
         return function(*args, **kwargs)
 
 
-class ProblemTask(FreeTask):
+class ProblemTask(StubTask):
     """The problems of the validator's tests."""
 
     def resolve(self, ref: PromptRef) -> TaskItem:

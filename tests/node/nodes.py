@@ -13,7 +13,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import FreeScorer, FreeTask, FreeTokenizer
+from ftis_node.lab.stub_node import StubScorer, StubTask, StubTokenizer
 from ftis_node.models import ModelSource
 from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeDescription
@@ -102,9 +102,9 @@ def components(
         for part in (events, disk, buffer, reader, peers):
             stack.callback(part.close)
         registry, generation = PeerRegistry(), NoGeneration(lambda: 0)
-        tokenizer: Any = changes.get("tokenizer", FreeTokenizer())
-        task: Any = changes.get("task", FreeTask())
-        scorer: Any = FreeScorer()
+        tokenizer: Any = changes.get("tokenizer", StubTokenizer())
+        task: Any = changes.get("task", StubTask())
+        scorer: Any = StubScorer()
         if gossip is None:
             num_shards = manifest.wire.announcement_shards
             gossip = LoopbackSwarm().join(identity.peer_id, run_id=manifest.run_id, num_shards=num_shards)

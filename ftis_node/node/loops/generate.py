@@ -153,7 +153,7 @@ class GenerateLoop:
             sampling=self._sampling,
             max_tokens=self._context.manifest.sampling.completion_limit(len(prompt.token_ids)),
         )
-        texts = [self._tokenizer.decode(completion.token_ids.tolist()) for completion in result.completions]
+        texts = [self._tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
         cost = ScoringCost()
         scores = await self._scorer.score(prompt.item, texts, cost=cost)
         group = Group(

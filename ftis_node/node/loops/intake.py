@@ -166,7 +166,7 @@ class IntakeLoop:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._judge_all(self._known), name="intake-validate")
-            tasks.create_task(self._judge_all(self._strangers), name="intake-judge-strangers")
+            tasks.create_task(self._judge_all(self._strangers), name="intake-validate-strangers")
             tasks.create_task(self._commit_all(), name="intake-commit")
 
     async def _judge_all(self, lane: _Lane) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftis_node.config.manifest import RunManifest
-from ftis_node.lab.stub_node import FreeTokenizer
+from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.division import Division, division_of, note_signals
 from ftis_node.records.group import PromptRef
@@ -126,7 +126,7 @@ def test_what_a_group_of_a_peer_raises_is_that_peers_affair(tmp_path: Path) -> N
             )
 
 
-class _PlainTokenizer(FreeTokenizer):
+class _PlainTokenizer(StubTokenizer):
     """One token a character."""
 
     def encode_prompt(self, messages: Sequence[Any]) -> list[int]:

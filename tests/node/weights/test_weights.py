@@ -19,7 +19,7 @@ from ftis_node.errors import ModelError, RecordError
 from ftis_node.gossip import SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.lab.stub_node import FreeTokenizer
+from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
 from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
@@ -77,7 +77,7 @@ class _Engine(NoGeneration):
         self.versions.append(weights.version)
 
 
-class _Tokenizer(FreeTokenizer):
+class _Tokenizer(StubTokenizer):
     fingerprint = TOKENIZER
     vocab_size = VOCABULARY
 
