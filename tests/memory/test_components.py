@@ -21,10 +21,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.learner import attention, logprobs
 from ftis_node.learner.data.batch import MicroBatch
 from ftis_node.learner.data.layout import Span
 from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.model import attention, logprobs
 from ftis_node.learner.model.gated import save_memory
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.policy import add_adapter, recompute_activations
