@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.telemetry.tracking import Tracking
@@ -66,7 +66,7 @@ class NodeComponents:
     confirmations: Confirmations
     evaluations: EvaluationHistory
     peers: PeerBook
-    arrangement: Arrangement = Arrangement()
+    arrangement: WorkerPlacement = WorkerPlacement()
     space: DiskSpace = field(default_factory=DiskSpace)
     budget: GenerateBudget = field(default_factory=GenerateBudget)
     tracking: Tracking = field(default_factory=Tracking)
