@@ -21,6 +21,7 @@ PACKAGE = Path(__file__).parents[1] / "ftis_node"
 FLOORS = {
     "errors": 0,
     "files": 0,
+    "backoff": 0,
     "config": 0,
     "records": 0,
     "telemetry": 0,
@@ -43,7 +44,7 @@ FLOORS = {
     "dashboard": 7,
     "cli": 8,
 }
-BASE = {"errors", "files"}  # which all others may import
+BASE = {"backoff", "errors", "files"}  # which all others may import
 TOP_FILES = {"__init__", "__main__"}
 HEAVY_HOMES = {
     "torch": {"algorithms", "models", "workers", "generation", "learner", "lab"},

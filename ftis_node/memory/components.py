@@ -184,6 +184,8 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input (and, where it is
     trained, the normalised value) and one reciprocal; attention keeps q, k, v, output and a float32 log-sum a head; the
     gated block keeps two wide tensors, three under an adapter (`learner/model/gated.py`).
+    Texts that share a prompt are not counted: attention keeps its tensors of the prompt once for each text
+    (`learner/model/attention.py`). A step that does not fit is tried again with less (`learner/step/oom_retry.py`).
 
         float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
         float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8

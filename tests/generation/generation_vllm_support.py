@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import ftis_node
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
@@ -271,7 +272,7 @@ def make_client(
         log_path=folder / "logs" / "generation.log",
         num_threads=1,
         timing=Timing(heartbeat_every_s=0.2, stall_timeout_s=STALL_S),
-        restart_policy=RestartPolicy(first_delay_s=0.05, delay_factor=1.0, max_quick_deaths=lives),
+        restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05, factor=1.0), max_quick_deaths=lives),
         on_problem=None if problems is None else problems.append,
     )
 

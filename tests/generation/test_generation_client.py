@@ -19,6 +19,7 @@ from generation_fake_worker import UNANSWERED, checksum_of
 from generation_support import EOS_ID, SETTINGS, eventually
 
 import ftis_node
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerationResult
@@ -49,7 +50,11 @@ async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
             sockets_dir=tmp_path / "s",
             log_path=tmp_path / "logs" / "generation.log",
             worker_module="generation_fake_worker",
-            **{"timing": QUICK, "restart_policy": RestartPolicy(first_delay_s=0.05, max_quick_deaths=3), **options},
+            **{
+                "timing": QUICK,
+                "restart_policy": RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3),
+                **options,
+            },
         )
         made.append(client)
         return client

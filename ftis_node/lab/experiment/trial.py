@@ -138,7 +138,7 @@ def run_trial(
 
     The nodes' homes are in a folder inside `scratch` and are removed at the end. Raises FtisError.
     """
-    started_at = time.monotonic()
+    started_at, processor_at = time.monotonic(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="trial-", dir=scratch) as folder:
         members, exam = asyncio.run(_run(trial, Path(folder), on_progress))
     return TrialResult(
@@ -151,6 +151,7 @@ def run_trial(
         seconds=round(time.monotonic() - started_at, 2),
         exam=exam,
         made_by=made_by(),
+        processor_seconds=round(time.process_time() - processor_at, 2),
     )
 
 

@@ -96,7 +96,10 @@ class FinalEvaluationResult(msgspec.Struct, frozen=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """A finished trial. `labels` are its place in the experiment: pair, method, delay, ...; `made_by` is its code."""
+    """A finished trial. `labels` are its place in the experiment: pair, method, delay, ...; `made_by` is its code.
+
+    `seconds` is its wall time, `processor_seconds` the time of its threads on a core.
+    """
 
     key: str
     labels: dict[str, Any]
@@ -107,6 +110,7 @@ class TrialResult(msgspec.Struct, frozen=True):
     seconds: float
     exam: list[FinalEvaluationResult] = []
     made_by: str = ""
+    processor_seconds: float = 0.0
 
 
 def read_member(name: str, parts: Parts, *, due: Callable[[str, int], int], names: Mapping[str, str]) -> MemberResult:

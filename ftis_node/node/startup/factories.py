@@ -120,10 +120,10 @@ class ProcessMakers:
                 stall_timeout_s=of.settings.generation.stall_timeout_s,
             ),
             environment=visible_gpus(of.arrangement.generator_gpus),
-            on_problem=lambda problem: of.events.write("proof_failed", problem=problem),
+            on_problem=lambda problem: of.events.write("weight_check_failed", problem=problem),
             make_room=of.make_room,
             write_weights=of.write_weights,
-            on_fall_back=lambda reason: of.events.write("hand_over_fell_back", reason=reason),
+            on_fall_back=lambda reason: of.events.write("weight_sync_fallback", reason=reason),
         )
 
     def learner(self, of: Ingredients) -> LearnerClient:

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip.directory.sybil_limits import address_block, choose_evicted, sample_by_block
 from ftis_node.gossip.membership.reachability import Reachability, reachability_of
 from ftis_node.gossip.membership.reconnect import ReconnectSchedule
 from ftis_node.gossip.p2pd.hivemind_bindings import address_bytes, address_texts
 from ftis_node.gossip.p2pd.relay_limit import RESERVE, RelayLimit, read_reservation
-from ftis_node.swarm.backoff import ExponentialBackoff
 from tests.gossip.test_multiaddr import PEER, RELAY
 
 CIRCUIT = f"/ip4/8.8.8.8/tcp/4001/p2p/{RELAY}/p2p-circuit"

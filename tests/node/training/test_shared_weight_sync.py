@@ -99,8 +99,8 @@ async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
         status = await StatusLoop(parts).refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
     ways = [event["way"] for event in events if event["event"] == "served"]
-    reasons = [event["reason"] for event in events if event["event"] == "hand_over_fell_back"]
-    assert not [event for event in events if event["event"] == "hand_over_failed"]
+    reasons = [event["reason"] for event in events if event["event"] == "weight_sync_fallback"]
+    assert not [event for event in events if event["event"] == "weight_sync_failed"]
     assert status.generation.hand_over == ways[-1]
     if refused:
         assert reasons == ["CUDA IPC opens no handle: CUDA error: invalid argument"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -218,7 +219,7 @@ class _Short(InProcessMakers):
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "generation.log",
             num_threads=1,
-            restart_policy=RestartPolicy(first_delay_s=0.05, max_quick_deaths=2),
+            restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2),
             environment=environment,
             make_room=of.make_room,
             worker_module="tests.node.short_worker",
