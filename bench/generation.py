@@ -32,17 +32,17 @@ from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.engines.vllm_options import engine_arguments, environment
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.ipc.weights import PublishedWeights
 from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
+from ftis_node.workers.weights.store import PublishedWeights
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from ftis_node.ipc.weights import WeightProof
+    from ftis_node.workers.weights.store import WeightProof
 
 NUM_GROUPS, GROUP_SIZE = 32, 8
 PROMPT_TOKENS, COMPLETION_TOKENS = 64, 256

@@ -3,7 +3,7 @@
     python bench/simulation.py [--nodes 10 100 1000 10000] [--minutes 5] [--seed 0] [--jobs 1]
                                [--plot docs/assets/scale.png]
 
-The policies of `ftis_node/swarm` decide everything, and nothing is real but them (`ftis_node/lab/simulation`). Of a
+The policies of `ftis_node/swarm` decide everything, and nothing is real but them (`bench/swarm_simulation`). Of a
 swarm in which a node reads no shard but its own, `--most` nodes are simulated: all members of some shards.
 """
 
@@ -17,9 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from ftis_node.lab.simulation import SimulationResult, SimulationSettings, simulate
-from ftis_node.lab.simulation.plot import plot_scale
-from ftis_node.lab.simulation.settings import shards_for, simulated_shards_for
+from swarm_simulation import SimulationResult, SimulationSettings, simulate
+from swarm_simulation.plot import plot_scale
+from swarm_simulation.settings import shards_for, simulated_shards_for
 
 PROGRESS_S = 60.0  # of virtual time
 

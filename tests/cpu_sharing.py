@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ftis_node.ipc import cuda_ipc
+from ftis_node.workers.weights import cuda_ipc
 
 UUID = "GPU-of-the-tests"
 REFUSAL_FILE = "REFUSE_SHARING"  # an environment variable: while that file exists no handle is opened

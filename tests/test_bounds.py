@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1] / "ftis_node"
 ROOMS = (
-    *("doctor", "evaluation", "gossip", "generation", "ipc", "learner", "memory", "node", "records", "replay"),
-    *("swarm", "tasks", "telemetry", "validation"),
+    *("doctor", "evaluation", "gossip", "generation", "learner", "memory", "node", "records", "replay"),
+    *("swarm", "tasks", "telemetry", "validation", "workers"),
 )
 FILES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
 SIZED_QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}

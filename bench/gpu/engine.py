@@ -21,16 +21,16 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.generation.client import PROOF_TOLERANCES, GenerationClient
 from ftis_node.generation.engines.base import EngineSettings
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.ipc.weights import WeightStore
 from ftis_node.lab.random_models import SHAPES
-from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.checkpoint.publish import Publisher, proof_of
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.messages import LearnerBoot, TrainCompletion, TrainGroup
-from ftis_node.learner.policy import load_unchecked
-from ftis_node.learner.publish import Publisher, proof_of
+from ftis_node.learner.model.policy import load_unchecked
 from ftis_node.memory.components import Workload
 from ftis_node.memory.generator import generator_memory
 from ftis_node.models import read_shape, resolve_model
 from ftis_node.records.group import SamplingSettings
+from ftis_node.workers.weights.store import WeightStore
 from gpu.device import GIB, gib, model_folder, scale_logits, used_bytes
 from learner_sides.job import LORA
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ftis_node.generation.engines.base import GenerationResult
-    from ftis_node.learner.policy import Policy
+    from ftis_node.learner.model.policy import Policy
     from gpu.cases import Options
 
 VERSIONS = 5

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftis_node.learner import attention
-from ftis_node.learner.attention import is_flash_usable
-from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.layout_choice import choose_layout
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.messages import LearnerBoot
-from ftis_node.learner.packing import make_packed_micro_batches
-from ftis_node.learner.policy import load_unchecked
+from ftis_node.learner.model import attention
+from ftis_node.learner.model.attention import is_flash_usable
+from ftis_node.learner.model.layout_choice import choose_layout
+from ftis_node.learner.model.policy import load_unchecked
 from gpu.device import INITIALIZER_RANGE, model_folder, scale_logits
 from learner_sides.batch import even_groups, with_flat_logprobs
 
 if TYPE_CHECKING:
-    from ftis_node.learner.policy import Policy
+    from ftis_node.learner.model.policy import Policy
     from gpu.cases import Options
 
 ROOT = Path(__file__).parents[2]
-FLASH_TESTS = "tests/learner/test_learner_attention.py"
+FLASH_TESTS = "tests/learner/model/test_learner_attention.py"
 COMPLETIONS = (20, 40, 90, 150, 200, 260)
 SMALL_COMPLETIONS = (6, 12, 20)
 PROMPT_TOKENS = 96

@@ -19,7 +19,7 @@ from typing import NoReturn
 import typer
 
 from ftis_node import __version__
-from ftis_node.cli import (
+from ftis_node.cli.commands import (
     bootstrap,
     compare,
     dashboard,

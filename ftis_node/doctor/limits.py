@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.doctor.findings import Finding
-from ftis_node.ipc.durable import newest_complete
 from ftis_node.node.storage.usage import look_at
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.telemetry.sizes import size
+from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.node import NodeSettings
 
-CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
+CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint/checkpoint.py has it, which imports torch
 
 
 def look_at_limits(home: Home, settings: NodeSettings | None) -> Iterator[Finding]:

@@ -13,8 +13,8 @@ import psutil
 
 from ftis_node.config.disk_room import free_bytes
 from ftis_node.doctor.findings import Finding, Level
-from ftis_node.ipc.weights_folder import MEMORY_DISK
 from ftis_node.telemetry.sizes import GIB
+from ftis_node.workers.weights.folder import MEMORY_DISK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -37,7 +37,7 @@ from ftis_node.files import read_text
 from ftis_node.generation.engines import choose_engine
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.progress import unwatched
 
 if TYPE_CHECKING:

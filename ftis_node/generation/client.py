@@ -8,8 +8,8 @@ it. So a worker that is READY serves what it says.
 A worker that dies asleep stays away until it is woken: the memory that its start needs belongs to the learner now. One
 that lacks memory at a restart has `make_room` awaited before each new try.
 
-Weights may come without a file (`ipc/shared_weights.py`). Where the worker cannot map them the learner is asked for a
-file, of these and of all later versions. Asleep the worker may have discarded its weights: then those that it served
+Weights may come without a file (`workers/weights/shared_weights.py`). Where the worker cannot map them the learner is
+asked for a file, now and for later versions. Asleep the worker may have discarded its weights: then those it served
 last are loaded again before anything else, if no new ones come.
 """
 
@@ -43,8 +43,8 @@ from ftis_node.generation.messages import (
 from ftis_node.generation.source import WeightSource
 from ftis_node.generation.throughput import Throughput
 from ftis_node.generation.time_limits import TimeLimits
-from ftis_node.ipc.spec import WorkerSpec
-from ftis_node.ipc.supervisor import MakeRoom, Supervisor, WorkerState
+from ftis_node.workers.spec import WorkerSpec
+from ftis_node.workers.supervisor import MakeRoom, Supervisor, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.engines.base import GenerationResult
     from ftis_node.generation.messages import GenerationBoot
-    from ftis_node.ipc.process import WorkerLife
-    from ftis_node.ipc.restart_policy import RestartPolicy
-    from ftis_node.ipc.spec import Timing
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.records.group import SamplingSettings
+    from ftis_node.workers.process import WorkerLife
+    from ftis_node.workers.restart_policy import RestartPolicy
+    from ftis_node.workers.spec import Timing
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 logger = logging.getLogger(__name__)
 

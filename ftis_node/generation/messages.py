@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from ftis_node.generation.engines.base import EngineSettings, GenerationResult
-from ftis_node.ipc.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
-from ftis_node.ipc.wire import Message
 from ftis_node.records.group import Completion, FinishReason
+from ftis_node.workers.weights.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
+from ftis_node.workers.wire import Message
 
 
 class GenerationBoot(Message, frozen=True):
@@ -65,7 +65,7 @@ class LoadWeights(Message, frozen=True):
 class WeightsLoaded(Message, frozen=True):
     """The version that the engine says it serves now, and the seconds that loading took it.
 
-    `difference` says which tensors it holds otherwise, as `ipc.weights.find_difference` does.
+    `difference` says which tensors it holds otherwise, as `workers.weights.store.find_difference` does.
     """
 
     version: int

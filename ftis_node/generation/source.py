@@ -10,7 +10,7 @@ from ftis_node.errors import FtisError, SharingError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ftis_node.ipc.weights import PublishedWeights
+    from ftis_node.workers.weights.store import PublishedWeights
 
 logger = logging.getLogger(__name__)
 

@@ -37,12 +37,12 @@ from ftis_node.generation.messages import (
     WeightsLoaded,
     pack_result,
 )
-from ftis_node.ipc.owner import die_with_owner
-from ftis_node.ipc.weights import file_checksums, find_difference
-from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
 from ftis_node.telemetry.faults import watched_task
+from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.weights.store import file_checksums, find_difference
+from ftis_node.workers.worker import Emitter, Handlers, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -1,7 +1,7 @@
 """The network of a node: announcements, group bodies, confirmations, the directory. Only this package imports hivemind.
 
 What is exported here is light. `ftis_node.gossip.libp2p.Libp2pGossip` and `ftis_node.gossip.bootstrap.BootstrapNode`
-import hivemind, and with it torch. Import them only where a network is started.
+import hivemind: import them only where a network is started.
 """
 
 from __future__ import annotations

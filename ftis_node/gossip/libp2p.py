@@ -4,7 +4,7 @@
     fetch    --> p2pd --> stream of the run's "fetch" --> p2pd --> stream server --> lookup
 
 p2pd finds the path between two nodes: relays, hole punching, addresses in the DHT. Importing this file imports
-hivemind, and with it torch.
+hivemind.
 """
 
 from __future__ import annotations

@@ -16,10 +16,7 @@ import os
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import FtisError, WorkerDiedError
-from ftis_node.ipc.spec import WorkerSpec
-from ftis_node.ipc.supervisor import Supervisor
-from ftis_node.ipc.weights import PublishedWeights, WeightProof
-from ftis_node.learner.launch import COMMUNICATION
+from ftis_node.learner.distributed.launch import COMMUNICATION
 from ftis_node.learner.messages import (
     AuditReply,
     AuditRequest,
@@ -39,16 +36,19 @@ from ftis_node.learner.messages import (
     WeightsWritten,
     WriteWeights,
 )
+from ftis_node.workers.spec import WorkerSpec
+from ftis_node.workers.supervisor import Supervisor
+from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ftis_node.ipc.process import WorkerLife
-    from ftis_node.ipc.restart_policy import RestartPolicy
-    from ftis_node.ipc.spec import Timing
-    from ftis_node.ipc.supervisor import WorkerState
     from ftis_node.learner.messages import LearnerBoot, StepReport, TrainGroup
+    from ftis_node.workers.process import WorkerLife
+    from ftis_node.workers.restart_policy import RestartPolicy
+    from ftis_node.workers.spec import Timing
+    from ftis_node.workers.supervisor import WorkerState
 
 OnPublished: TypeAlias = "Callable[[PublishedWeights | WeightProof], None]"
 
@@ -228,7 +228,7 @@ def worker_environment(boot: LearnerBoot) -> dict[str, str]:
     clears every page of them anew each time: in one arena, since a thread's own cannot hold a block above 64 MiB. With
     a GPU the large blocks are torch's own there, and the host's memory is better given back. Where the learner has a
     share of a GPU its segments grow, unless somebody has set torch's allocator already; where an engine maps its
-    weights they do so only once these are allocated (`ipc/cuda_ipc.py`).
+    weights they do so only once these are allocated (`workers/weights/cuda_ipc.py`).
     """
     is_set = any(name in os.environ for name in ALLOCATOR_SETTINGS)
     segments = {} if boot.memory_share is None or is_set or boot.hand_over == "ipc" else GROWING_SEGMENTS

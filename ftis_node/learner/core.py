@@ -1,7 +1,7 @@
 """The learner: a policy, its optimiser and its home on disk, advanced one step at a time.
 
-    groups -> batch -> micro-batches -> step -> published weights -> checkpoint
-              batch.py  packing.py      step.py  publish.py           checkpoint.py
+    groups -> batch -> micro-batches -> step          -> published weights -> checkpoint
+              batch.py  packing.py      train_step.py  publish.py           checkpoint.py
 
 Where several processes hold the model together, each has a Learner; rank 0's is the one that is spoken to, and the
 others do their part of what it does (`take_part`, `ranks.py`).
@@ -27,38 +27,38 @@ import msgspec
 import torch
 
 from ftis_node.errors import ConfigError, FtisError, MachineError
-from ftis_node.ipc.weights import WeightStore
-from ftis_node.learner import checkpoint as checkpoints
-from ftis_node.learner.agreement import AgreementMeter
-from ftis_node.learner.batch import make_batch, make_micro_batches
-from ftis_node.learner.check import CheckGroup
-from ftis_node.learner.export import adapter_state, export_policy
-from ftis_node.learner.fitting import Fitting, grow_segments_after_weights
-from ftis_node.learner.kernels import check_kernels, choose_kernels
+from ftis_node.learner.checkpoint import checkpoint as checkpoints
+from ftis_node.learner.checkpoint.export import adapter_state, export_policy
+from ftis_node.learner.checkpoint.publish import Publisher, discard_published, gathering_of, proof_of
+from ftis_node.learner.checkpoint.resume import find_checkpoint
+from ftis_node.learner.checkpoint.saving import CheckpointSaver
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.distributed.rank_commands import CheckOrder, EndOrder, GatherOrder, Order, ProveOrder
+from ftis_node.learner.distributed.ranks import ALONE, Ranks, cut_evenly
 from ftis_node.learner.messages import AuditRequest, LearnerState, StepReport, TrainGroup, TrainReply, TrainRequest
-from ftis_node.learner.mismatch import Mismatch, measure_mismatch
-from ftis_node.learner.objective import make_objective
-from ftis_node.learner.optimizer import check_optimizer_states, make_masters, make_optimizer
-from ftis_node.learner.orders import CheckOrder, EndOrder, GatherOrder, Order, ProveOrder
-from ftis_node.learner.packing import make_packed_micro_batches
-from ftis_node.learner.policy import open_policy, recompute_activations
-from ftis_node.learner.publish import Publisher, discard_published, gathering_of, proof_of
-from ftis_node.learner.ranks import ALONE, Ranks, cut_evenly
-from ftis_node.learner.reference import load_reference
+from ftis_node.learner.model.kernels import check_kernels, choose_kernels
+from ftis_node.learner.model.policy import open_policy, recompute_activations
+from ftis_node.learner.model.reference import load_reference
 from ftis_node.learner.report import report_of
-from ftis_node.learner.resume import find_checkpoint
-from ftis_node.learner.saving import CheckpointSaver
-from ftis_node.learner.step import compute_logprobs, take_step
+from ftis_node.learner.step.agreement import AgreementMeter
+from ftis_node.learner.step.check_group import CheckGroup
+from ftis_node.learner.step.mismatch import Mismatch, measure_mismatch
+from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.oom_retry import Fitting, grow_segments_after_weights
+from ftis_node.learner.step.optimizer import check_optimizer_states, make_masters, make_optimizer
+from ftis_node.learner.step.train_step import compute_logprobs, take_step
+from ftis_node.workers.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
-    from ftis_node.learner.batch import Batch, MicroBatch
+    from ftis_node.learner.data.batch import Batch, MicroBatch
     from ftis_node.learner.messages import CheckpointSkipped, LearnerBoot
-    from ftis_node.learner.step import Between, StepOutcome
+    from ftis_node.learner.step.train_step import Between, StepOutcome
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 MAKE_ROOM = "make room on that disk and start again, it goes on at the newest checkpoint"
 

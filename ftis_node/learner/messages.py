@@ -28,11 +28,11 @@ from typing import Literal
 
 import msgspec
 
-from ftis_node.ipc.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
-from ftis_node.ipc.weights import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
-from ftis_node.ipc.wire import Message
-from ftis_node.learner.schedule import Schedule, learning_rate
 from ftis_node.learner.senders import SenderFigures
+from ftis_node.learner.step.schedule import Schedule, learning_rate
+from ftis_node.workers.weights.shared_weights import Way  # noqa: TC001  msgspec reads the annotations
+from ftis_node.workers.weights.store import PublishedWeights, WeightProof  # noqa: TC001  msgspec reads the annotations
+from ftis_node.workers.wire import Message
 
 # arXiv 2605.22537, section on training: Adam at 1e-6, and at 1e-4 for LoRA.
 FULL_LEARNING_RATE = 1e-6

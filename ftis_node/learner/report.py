@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.learner.messages import StepReport
-from ftis_node.learner.mismatch import measure_mismatch
 from ftis_node.learner.senders import largest_senders, sender_figures
+from ftis_node.learner.step.mismatch import measure_mismatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ftis_node.learner.batch import Batch
-    from ftis_node.learner.mismatch import Mismatch
-    from ftis_node.learner.objective import Objective
+    from ftis_node.learner.data.batch import Batch
     from ftis_node.learner.senders import SenderFigures
-    from ftis_node.learner.step import Gradients, StepOutcome
+    from ftis_node.learner.step.mismatch import Mismatch
+    from ftis_node.learner.step.objective import Objective
+    from ftis_node.learner.step.train_step import Gradients, StepOutcome
 
 
 def report_of(

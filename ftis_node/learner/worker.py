@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ftis_node.errors import MachineError, WorkerTaskError
-from ftis_node.ipc.worker import run_worker
-from ftis_node.learner.launch import take_seats
+from ftis_node.learner.distributed.launch import take_seats
 from ftis_node.learner.messages import (
     AuditReply,
     AuditRequest,
@@ -38,14 +37,15 @@ from ftis_node.learner.messages import (
     WeightsWritten,
     WriteWeights,
 )
+from ftis_node.workers.worker import run_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from ftis_node.ipc.worker import Emitter, Handlers
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.launch import Seat
-    from ftis_node.learner.step import Between
+    from ftis_node.learner.distributed.launch import Seat
+    from ftis_node.learner.step.train_step import Between
+    from ftis_node.workers.worker import Emitter, Handlers
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ async def _save_while_idle(boot: LearnerBoot, bench: Bench, learner: Learner, em
 def _open(boot: LearnerBoot, seat: Seat | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats go on: torch and transformers take seconds to import.
     from ftis_node.learner.core import Learner
-    from ftis_node.learner.fitting import keep_to_share
-    from ftis_node.learner.ranks import ALONE, join
+    from ftis_node.learner.distributed.ranks import ALONE, join
+    from ftis_node.learner.step.oom_retry import keep_to_share
 
     keep_to_share(boot.memory_share)
     ranks = ALONE if seat is None else join(seat, boot)[0]

@@ -1,7 +1,7 @@
 """What is asked of the two workers, and what the learner holds in memory, part by part, from a model's shape.
 
 Arithmetic alone: nothing is loaded and torch is not imported. The learner's terms count what its code does
-(`learner/masters.py`, `learner/logprobs.py`, transformers' eager Qwen2 layer) tensor by tensor; tests compare them with
+(`masters.py`, `logprobs.py`, transformers' eager Qwen2 layer) tensor by tensor; tests compare them with
 the tensors of a real model on the CPU. A process' context is a rule of thumb until a GPU has been measured. Bytes
 everywhere; per token means per position of a micro-batch. `generator.py` has the generator's terms.
 """
@@ -40,7 +40,7 @@ HOST_PROCESS_BYTES = 512 * MIB
 class Workload:
     """What is asked of the two workers. `dtype_bytes` is the compute dtype's; `adapter_rank` matters with `lora`.
 
-    `holds_start`: the learner holds the model as it came besides (`learner/reference.py`). `maps_weights`: an engine on
+    `holds_start`: the learner holds the model as it came besides (`reference.py`). `maps_weights`: an engine on
     the learner's GPU reads new weights where they are.
     """
 
@@ -183,7 +183,7 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
 
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input (and, where it is
     trained, the normalised value) and one reciprocal; attention keeps q, k, v, output and a float32 log-sum a head; the
-    gated block keeps two wide tensors, three under an adapter (`learner/gated.py`).
+    gated block keeps two wide tensors, three under an adapter (`learner/model/gated.py`).
 
         float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
         float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import FileError
 from ftis_node.files import read_object
-from ftis_node.ipc.durable import newest_complete
+from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
 
-CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
-ADAPTER = re.compile(r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),")  # as learner/checkpoint.py names what is trained
+CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint/checkpoint.py has it, which imports torch
+ADAPTER = re.compile(
+    r"LoRA of rank (\d{1,5}), alpha (\d{1,5}),"
+)  # as learner/checkpoint/checkpoint.py names what is trained
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,21 +19,21 @@ import psutil
 from ftis_node.config.node import PARALLEL_SIZES
 from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.generation.engines import has_vllm
-from ftis_node.ipc.weights_folder import free_in_memory
 from ftis_node.memory.components import HEAD_CHUNK_TOKENS, Workload
 from ftis_node.memory.plan import USABLE_SHARE, Machine, plan
 from ftis_node.memory.weight_transport import way_of
 from ftis_node.models import list_accelerators, pick_device, read_shape
 from ftis_node.telemetry.sizes import in_gib
+from ftis_node.workers.weights.folder import free_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.ipc.shared_weights import Way
     from ftis_node.memory.plan import MemoryPlan
     from ftis_node.models import ModelShape, ModelSource
+    from ftis_node.workers.weights.shared_weights import Way
 
 log = logging.getLogger(__name__)
 

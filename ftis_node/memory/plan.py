@@ -23,7 +23,6 @@ from functools import partial
 from math import ceil, floor
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ftis_node.ipc.weights_folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_room
 from ftis_node.memory.components import (
     GPU_HEAD_CHUNK_TOKENS,
     HEAD_CHUNK_TOKENS,
@@ -35,6 +34,7 @@ from ftis_node.memory.components import (
 from ftis_node.memory.generator import GeneratorMemory, generator_memory
 from ftis_node.memory.ranks import share_of
 from ftis_node.memory.suggestions import Change, find_changes
+from ftis_node.workers.weights.folder import VERSIONS_AT_ONCE, VERSIONS_KEPT, has_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

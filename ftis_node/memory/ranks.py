@@ -1,4 +1,4 @@
-"""What one GPU of several holds of a learner that is spread over them (`learner/shards.py`).
+"""What one GPU of several holds of a learner that is spread over them (`learner/distributed/shards.py`).
 
 Weights, gradients and moments are divided by their number. A unit in work (a decoder layer, or embedding and head
 together) is there whole: its weights in the compute dtype, beside those of the next layer, which is on its way; and in

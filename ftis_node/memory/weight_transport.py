@@ -4,7 +4,7 @@
     pinned   a file in memory whose pages CUDA locks                 any other GPU
     file     a file in memory, or in the home                        a CPU; adapters, which are megabytes
 
-What fails at run time falls back to the next one by itself: `learner/publish.py` and `generation/source.py`.
+What fails at run time falls back to the next one by itself: `learner/checkpoint/publish.py` and `generation/source.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Set
 
     from ftis_node.config.node import NodeSettings
-    from ftis_node.ipc.shared_weights import Way
+    from ftis_node.workers.weights.shared_weights import Way
 
 KERNEL = Path("/proc/sys/kernel/osrelease")
 BY_EASE: tuple[Way, ...] = ("file", "pinned", "ipc")

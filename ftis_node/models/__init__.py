@@ -11,7 +11,7 @@ that need them, and `resolve_model` needs neither.
 
 from __future__ import annotations
 
-from ftis_node.models.devices import Accelerator, list_accelerators
+from ftis_node.models.devices import Accelerator, has_gpu, list_accelerators
 from ftis_node.models.empty import WeightRows, empty_causal_lm
 from ftis_node.models.export import export_adapter, export_model, tied_names
 from ftis_node.models.fingerprint import model_fingerprint, other_model
@@ -34,6 +34,7 @@ __all__ = [
     "empty_causal_lm",
     "export_adapter",
     "export_model",
+    "has_gpu",
     "list_accelerators",
     "load_causal_lm",
     "load_tokenizer",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from ftis_node.errors import MachineError, ModelError
+from ftis_node.models.devices import has_gpu
 from ftis_node.models.library_logging import quiet_library_logging
 
 if TYPE_CHECKING:
@@ -50,14 +51,14 @@ def load_causal_lm(source: ModelSource, *, dtype: Dtype = "auto", device: Device
 
 
 def pick_device(device: Device) -> Literal["cpu", "cuda"]:
-    """`device` as torch names it; "auto" is the GPU where there is one. Raises MachineError for a missing GPU."""
-    import torch
-
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+    """Return `device` as torch names it; "auto" is the GPU if there is one. Raises MachineError for a missing GPU."""
+    if device == "cpu":
         return "cpu"
-    if not torch.cuda.is_available():
+    if has_gpu():
+        return "cuda"
+    if device == "cuda":
         raise MachineError("no CUDA device here: use --device cpu, or see `ftis-node doctor`")
-    return "cuda"
+    return "cpu"
 
 
 def _check_complete(source: ModelSource, report: Any) -> None:

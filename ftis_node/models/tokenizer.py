@@ -21,6 +21,7 @@ from ftis_node.errors import ModelError
 from ftis_node.models.fingerprint import tokenizer_fingerprint
 from ftis_node.models.library_logging import quiet_library_logging
 from ftis_node.models.source import read_json
+from ftis_node.models.tokenizer_class import tokenizer_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,12 +100,11 @@ class PromptTokenizer:
 
 
 def load_tokenizer(source: ModelSource) -> PromptTokenizer:
-    """The tokenizer of `source`. Raises ModelError where its files are damaged."""
-    from transformers import AutoTokenizer
-
+    """Return the tokenizer of `source`. Raises ModelError if its files are damaged."""
     with quiet_library_logging():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+            chosen = tokenizer_class(source.folder)
+            tokenizer = chosen.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
         except Exception as error:
             raise ModelError(f"the tokenizer in {source.folder} cannot be read: {error}") from error
     return PromptTokenizer(tokenizer, name=source.name, extra_eos_ids=_generation_eos_ids(source.folder))

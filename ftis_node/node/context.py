@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.generation.client import ProofToCome
     from ftis_node.gossip.interface import Gossip
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, LearnerState, TrainGroup, TrainReply
     from ftis_node.models import ModelSource, PromptTokenizer
@@ -38,8 +37,9 @@ if TYPE_CHECKING:
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.swarm.peer_guard import PeerGuard
     from ftis_node.tasks.base import Task
-    from ftis_node.tasks.scoring import IsolatedScorer
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
     from ftis_node.telemetry.events import EventTrail
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 
 class Generation(Generator, Protocol):

@@ -9,14 +9,11 @@
     arithmetic.py      sums and differences, for swarms on two CPU cores
     sums.py            sums with working, for swarms on two CPU cores
     gsm8k.py           grade-school word problems      \\
-    math500.py         competition problems             > math_task.py, from problems.py or hub.py
+    math500.py         competition problems             > math/dataset.py, from problems.py or hub.py
     rg.py              reasoning-gym's generators; rg_guard.py keeps answers from being run as code
-    think_answer.py    the chat format of the reasoning tasks
-    math_answers.py    whether two mathematical answers are equal
-    answer_limits.py   what is too costly for a parser, and so a wrong answer
-    answer_cost.py     bounds of numbers and terms, for answer_limits.py
+    math/              the chat format of reasoning tasks, equality of answers, limits on what a parser reads
     answers.py         the answer in a completion, for votes
-    scoring.py         scores in a process of its own, under limits; scoring_worker.py is that process
+    scoring/           scores in a process of its own, under limits
 """
 
 from __future__ import annotations

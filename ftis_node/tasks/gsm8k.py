@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from ftis_node.tasks.math_task import MathTask
+from ftis_node.tasks.math.dataset import MathTask
 from ftis_node.tasks.problems import Problem, text_field
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

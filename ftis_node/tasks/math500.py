@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftis_node.tasks.math_task import MathTask
+from ftis_node.tasks.math.dataset import MathTask
 from ftis_node.tasks.problems import Problem, text_field
 
 

@@ -23,8 +23,8 @@ from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
 from ftis_node.tasks.answers import plain_text
 from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
 from ftis_node.tasks.rg_guard import is_safe_answer
-from ftis_node.tasks.think_answer import chat_prompt, final_answer
 
 NUM_ENTRIES_CACHED: Final = 256
 

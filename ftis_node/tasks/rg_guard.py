@@ -6,7 +6,7 @@ back. So an answer passes only if evaluating it can do nothing but compute:
 
 * for `eval`: a literal (`[[1, 2], [3, 4]]`), or what is no Python expression at all, or the reference itself;
 * for `parse_expr`: numbers, operators and brackets, one-letter variables and elementary functions. `Integral(f, x)`
-  stays out as well: differentiated, it equals any f it is given. It also keeps the limits of `answer_limits.py`.
+  stays out as well: differentiated, it equals any f it is given. It also keeps the limits of `expression_limits.py`.
 
 The verifier of complex numbers, which finds `nan` close to everything, is not shown it. A test reads the installed
 library for verifiers that evaluate and are missing here.
@@ -19,7 +19,7 @@ import re
 import warnings
 from typing import Final
 
-from ftis_node.tasks.answer_limits import is_within_limits
+from ftis_node.tasks.math.expression_limits import is_within_limits
 
 EVALUATED: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 PARSED: Final = frozenset({"countdown", "intermediate_integration", "puzzle24", "simple_integration"})

@@ -78,11 +78,11 @@ def test_a_header_without_its_lines_is_refused(tmp_path: Path) -> None:
 
 
 def test_breaks_are_chosen_by_name_and_by_package() -> None:
-    breaks = [Break(FOLDER / name, "", ()) for name in ("ipc/one.patch", "ipc/two.patch", "lab/one.patch")]
-    assert [one.name for one in chosen(breaks, [])] == ["ipc/one", "ipc/two", "lab/one"]
-    assert [one.name for one in chosen(breaks, ["lab", "ipc/two"])] == ["ipc/two", "lab/one"]
-    with pytest.raises(UsageError, match="no break 'ipc/three'; known: ipc/one, ipc/two$"):
-        chosen(breaks, ["ipc/three"])
+    breaks = [Break(FOLDER / name, "", ()) for name in ("workers/one.patch", "workers/two.patch", "lab/one.patch")]
+    assert [one.name for one in chosen(breaks, [])] == ["workers/one", "workers/two", "lab/one"]
+    assert [one.name for one in chosen(breaks, ["lab", "workers/two"])] == ["workers/two", "lab/one"]
+    with pytest.raises(UsageError, match="no break 'workers/three'; known: workers/one, workers/two$"):
+        chosen(breaks, ["workers/three"])
 
 
 def test_a_line_of_a_captured_log_is_no_test_that_failed() -> None:

@@ -33,7 +33,7 @@ ROOM_BYTES = 96 << 20
 FULL_WITHIN_S = 600.0  # with a start on a busy machine
 WRONG_USE, CANNOT = 2, 3  # exit codes
 HEAL = "tests/node/startup/test_recovery.py::"
-CHECKPOINTS = "tests/learner/test_learner_checkpoint.py::"
+CHECKPOINTS = "tests/learner/checkpoint/test_learner_checkpoint.py::"
 
 
 def end(scene: Scene) -> None:

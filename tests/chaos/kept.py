@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.home import Home
-from ftis_node.ipc.durable import is_complete
 from ftis_node.records.envelope import open_envelope
+from ftis_node.workers.durable import is_complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

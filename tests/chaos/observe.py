@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 from ftis_node.cli.reading import read_document
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
-from ftis_node.ipc.durable import is_complete
+from ftis_node.workers.durable import is_complete
 from tests.chaos.history import counted
 from tests.chaos.observe_buffer import read_buffer
 from tests.chaos.observe_processes import family_of, leftovers_of, strays_of

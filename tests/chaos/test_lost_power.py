@@ -17,12 +17,12 @@ import torch
 from ftis_node.config.disk_room import replace_file
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import mark_schema, marked_schema
-from ftis_node.ipc.durable import complete_folder, newest_complete
-from ftis_node.learner.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
-from ftis_node.learner.older import older_checkpoints, renew
+from ftis_node.learner.checkpoint.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
+from ftis_node.learner.checkpoint.legacy_checkpoints import older_checkpoints, renew
 from ftis_node.node.peers.store import PeerStore
 from ftis_node.records.identity import Identity
 from ftis_node.replay.database import open_writer
+from ftis_node.workers.durable import complete_folder, newest_complete
 from tests.chaos.lost_power import Tree, lay_out, recorded
 
 if TYPE_CHECKING:

@@ -11,18 +11,18 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import LoraSection, NodeSettings
-from ftis_node.ipc.weights import probe_logprobs
 from ftis_node.learner.core import Learner
 from ftis_node.memory.placement import Arrangement
 from ftis_node.models import resolve_model
 from ftis_node.node.startup.factories import learner_boot
+from ftis_node.workers.weights.store import probe_logprobs
 from tests.learner.learner_rig import random_groups
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ftis_node.ipc.weights import WeightProof
+    from ftis_node.workers.weights.store import WeightProof
 
 RUN = 'name = "a"\ntask = "arithmetic"\n[optimizer]\nlearning_rate = 1e-2\nlora_learning_rate = 1e-2'
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.cli import status as status_command
 from ftis_node.cli.app import run
+from ftis_node.cli.commands import status as status_command
 from ftis_node.cli.status_screen import log_line, screen
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError

@@ -17,7 +17,7 @@ from ftis_node.config.home_schema import mark_schema
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import FileError, ModelError
 from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text
-from ftis_node.learner.checkpoint import STATE_FILE, read_checkpoint
+from ftis_node.learner.checkpoint.checkpoint import STATE_FILE, read_checkpoint
 from ftis_node.models import read_header, resolve_model
 from ftis_node.report.chronicle import Chronicle
 from tests.models.tiny_models import save_tiny

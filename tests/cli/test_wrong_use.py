@@ -123,7 +123,7 @@ def test_wrong_words(
 
 
 def test_a_fault_of_ours_is_one_line_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from ftis_node.cli import status
+    from ftis_node.cli.commands import status
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("two\nlines")

@@ -93,7 +93,7 @@ def test_the_exit_code_is_the_machines_before_the_networks(failed: list[str], co
 
 
 def test_the_command_line_names_the_checks_that_there_are(tmp_path: Path) -> None:
-    from ftis_node.cli.doctor import CHECKS as OFFERED
+    from ftis_node.cli.commands.doctor import CHECKS as OFFERED
 
     assert tuple(check.name for check in checks_of(Patient(Home(tmp_path), ()))) == CHECKS == OFFERED
 

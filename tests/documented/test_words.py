@@ -30,7 +30,6 @@ ALLOWED = {
     "ftis_node/evaluation": (4, 2),
     "ftis_node/generation": (70, 41),
     "ftis_node/gossip": (3, 7),
-    "ftis_node/ipc": (31, 26),
     "ftis_node/lab": (15, 15),
     "ftis_node/learner": (74, 57),
     "ftis_node/memory": (16, 24),
@@ -43,6 +42,7 @@ ALLOWED = {
     "ftis_node/tasks": (35, 23),
     "ftis_node/telemetry": (66, 14),
     "ftis_node/validation": (13, 2),
+    "ftis_node/workers": (31, 26),
     "proto": (5, 4),
 }
 

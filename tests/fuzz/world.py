@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from ftis_node.cli.commands.peers import _line
 from ftis_node.cli.peer_screen import peer_document, screen
-from ftis_node.cli.peers import _line
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings

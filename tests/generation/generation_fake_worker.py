@@ -25,13 +25,13 @@ from ftis_node.errors import ModelError, SharingError, WorkerTaskError
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.worker import Service, report_break, report_tokens
-from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 from ftis_node.records.group import Completion, FinishReason
+from ftis_node.workers.worker import Emitter, Handlers, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from ftis_node.ipc.shared_weights import SharedWeights
+    from ftis_node.workers.weights.shared_weights import SharedWeights
 
 UNANSWERED = 66
 

@@ -29,14 +29,14 @@ from ftis_node.generation.messages import (
     pack_result,
     unpack_result,
 )
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.spec import Timing, WorkerSpec
-from ftis_node.ipc.supervisor import Supervisor
-from ftis_node.ipc.weights import find_difference
-from ftis_node.ipc.wire import Message
-from ftis_node.ipc.worker import Emitter, Handlers, run_worker
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.spec import Timing, WorkerSpec
+from ftis_node.workers.supervisor import Supervisor
+from ftis_node.workers.weights.store import find_difference
+from ftis_node.workers.wire import Message
+from ftis_node.workers.worker import Emitter, Handlers, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

@@ -26,19 +26,19 @@ from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.published import check_adapter, shapes_in
 from ftis_node.generation.engines.vllm_adapters import Adapters
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE, WeightStore
+from ftis_node.learner.checkpoint.publish import Publisher, proof_of
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
-from ftis_node.learner.policy import load_policy
-from ftis_node.learner.publish import Publisher, proof_of
+from ftis_node.learner.model.policy import load_policy
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason, SamplingSettings
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE, WeightStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from ftis_node.generation.engines.base import GenerationResult
-    from ftis_node.ipc.weights import PublishedWeights
+    from ftis_node.workers.weights.store import PublishedWeights
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

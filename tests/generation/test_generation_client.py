@@ -23,11 +23,11 @@ from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerationResult
 from ftis_node.generation.messages import GenerationBoot, pack_result, unpack_result
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.spec import Timing
-from ftis_node.ipc.supervisor import WorkerState
-from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.spec import Timing
+from ftis_node.workers.supervisor import WorkerState
+from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 QUICK = Timing(
     start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=4.0, stop_grace_s=2.0, terminate_grace_s=0.5

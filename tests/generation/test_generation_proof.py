@@ -20,8 +20,8 @@ from ftis_node.generation.engines import in_place
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.worker import Service
-from ftis_node.ipc.tensor_file import checksum, read_tensors
-from ftis_node.ipc.weights import PublishedWeights, WeightProof, WeightStore, find_difference, prove
+from ftis_node.workers.weights.store import PublishedWeights, WeightProof, WeightStore, find_difference, prove
+from ftis_node.workers.weights.tensor_file import checksum, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -32,8 +32,8 @@ from generation_vllm_support import VLLM_MODEL, VLLM_SETTINGS, DistantEngine
 
 from ftis_node.errors import ConfigError, ModelError, NonFiniteError, WorkerTaskError
 from ftis_node.generation.client import PROOF_TOLERANCES
-from ftis_node.ipc.weights import WeightStore, probe_logprobs, probe_token_ids, prove
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
+from ftis_node.workers.weights.store import WeightStore, probe_logprobs, probe_token_ids, prove
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 

@@ -19,9 +19,9 @@ from generation_support import EMBEDDING_ROWS, eventually, file_tensors, fresh_l
 from generation_vllm_support import PYTHON_PATH, STALL_S, VLLM_MODEL, VLLM_SETTINGS, make_client
 
 from ftis_node.errors import OutOfMemoryError, WorkerDiedError, WorkerError
-from ftis_node.ipc.supervisor import WorkerState
-from ftis_node.ipc.weights import WeightStore, prove
 from ftis_node.records.group import SamplingSettings
+from ftis_node.workers.supervisor import WorkerState
+from ftis_node.workers.weights.store import WeightStore, prove
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -41,9 +41,9 @@ from ftis_node.generation.engines.vllm_options import (
     has_separate_core,
 )
 from ftis_node.generation.engines.vllm_worker import WorkerExtension
-from ftis_node.ipc.weights import WeightStore
 from ftis_node.models import resolve_model
 from ftis_node.records.group import FinishReason
+from ftis_node.workers.weights.store import WeightStore
 
 if TYPE_CHECKING:
     from ftis_node.generation.engines.base import EngineSettings

@@ -19,10 +19,10 @@ from generation_vllm_support import VLLM_MODEL, make_client
 
 from ftis_node.errors import ModelError
 from ftis_node.generation.client import GenerationClient
-from ftis_node.ipc.shared_tensors import Exporter
-from ftis_node.ipc.tensor_file import checksum
-from ftis_node.ipc.weights import PublishedWeights, WeightStore, prove
 from ftis_node.records.group import SamplingSettings
+from ftis_node.workers.weights.shared_tensors import Exporter
+from ftis_node.workers.weights.store import PublishedWeights, WeightStore, prove
+from ftis_node.workers.weights.tensor_file import checksum
 from tests import cpu_sharing
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from ftis_node.errors import EngineError, ModelError, UnknownArchitectureError, 
 from ftis_node.generation import engines
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.supervisor import WorkerState
-from ftis_node.ipc.weights import WeightStore, prove
 from ftis_node.records.group import SamplingSettings
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.supervisor import WorkerState
+from ftis_node.workers.weights.store import WeightStore, prove
 
 PROMPT = (3, 1, 4, 1, 5)
 

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from tiny_models import make_model
 
 from ftis_node.errors import ConfigError, FtisError, MachineError
-from ftis_node.ipc.weights import WeightStore, probe_logprobs
-from ftis_node.learner import checkpoint
+from ftis_node.learner.checkpoint.checkpoint import checkpoint
+from ftis_node.learner.checkpoint.export import export_newest, export_policy
 from ftis_node.learner.core import Learner
-from ftis_node.learner.export import export_newest, export_policy
 from ftis_node.learner.messages import FULL_LEARNING_RATE, LORA_LEARNING_RATE, LoraSettings
 from ftis_node.models import load_causal_lm, load_tokenizer, resolve_model
+from ftis_node.workers.weights.store import WeightStore, probe_logprobs
 
 LORA = LoraSettings(rank=8, alpha=16)
 
@@ -258,7 +258,7 @@ def test_out_of_memory_says_what_to_change(model_folder, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as memory:
-        memory.setattr("ftis_node.learner.policy.completion_logprobs", lambda *_, **__: exhausted())
+        memory.setattr("ftis_node.learner.model.policy.completion_logprobs", lambda *_, **__: exhausted())
         with pytest.raises(MachineError, match="one sequence of 20 tokens at a time: set learner.recompute"):
             learner.train(random_groups(), step=1)
     assert torch.equal(learner.policy.trainable()["model.norm.weight"], before)

@@ -13,11 +13,11 @@ import torch
 from learner_rig import make_boot, random_groups, sample_group
 
 from ftis_node.errors import FtisError
-from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.learner import core
 from ftis_node.learner.messages import CheckRequest, GiveMemoryBack, MemoryGivenBack, StateRequest, TrainRequest
 from ftis_node.learner.worker import build
 from ftis_node.models import load_causal_lm, resolve_model
+from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 
 class Emit(SimpleNamespace):

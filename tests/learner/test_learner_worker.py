@@ -25,13 +25,13 @@ from learner_rig import (
 )
 
 from ftis_node.errors import FtisError, ModelError, WorkerDiedError
-from ftis_node.ipc.durable import is_complete
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.spec import Timing
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.schedule import Schedule
+from ftis_node.learner.step.schedule import Schedule
+from ftis_node.workers.durable import is_complete
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.spec import Timing
 from tests.gossip.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)

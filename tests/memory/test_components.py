@@ -22,13 +22,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner import attention, logprobs
-from ftis_node.learner.batch import MicroBatch
-from ftis_node.learner.gated import save_memory
-from ftis_node.learner.layout import Span
-from ftis_node.learner.logprobs import completion_logprobs
+from ftis_node.learner.data.batch import MicroBatch
+from ftis_node.learner.data.layout import Span
 from ftis_node.learner.messages import LoraSettings
-from ftis_node.learner.optimizer import make_masters, make_optimizer, moments_of
-from ftis_node.learner.policy import add_adapter, recompute_activations
+from ftis_node.learner.model.gated import save_memory
+from ftis_node.learner.model.logprobs import completion_logprobs
+from ftis_node.learner.model.policy import add_adapter, recompute_activations
+from ftis_node.learner.step.optimizer import make_masters, make_optimizer, moments_of
 from ftis_node.memory.components import (
     HEAD_CHUNK_TOKENS,
     HOST_PROCESS_BYTES,

@@ -15,7 +15,7 @@ import torch
 from ftis_node.errors import ModelError, OutOfMemoryError
 from ftis_node.generation import worker
 from ftis_node.generation.messages import GenerationBoot
-from ftis_node.ipc.worker import run_worker
+from ftis_node.workers.worker import run_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

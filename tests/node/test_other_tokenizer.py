@@ -41,7 +41,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks import load_task
-from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EventTrail, read_events
 from tests.gossip.helpers import eventually
 from tests.models.tiny_models import save_tiny

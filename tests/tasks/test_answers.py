@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from ftis_node.tasks import TaskItem, load_task
-from ftis_node.tasks.answer_limits import MAX_CHARS
 from ftis_node.tasks.answers import answer_in
-from ftis_node.tasks.math_answers import plain_answer
+from ftis_node.tasks.math.equivalence import plain_answer
+from ftis_node.tasks.math.expression_limits import MAX_CHARS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ import pytest
 
 from ftis_node.records.group import CompletionStatus
 from ftis_node.tasks import load_task
-from ftis_node.tasks.cost import ScoringCost
-from ftis_node.tasks.math_answers import answers_agree
-from ftis_node.tasks.scoring import IsolatedScorer, ScoringLimits
+from ftis_node.tasks.math.equivalence import answers_agree
+from ftis_node.tasks.scoring.cost import ScoringCost
+from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.records.group import Group
-    from ftis_node.tasks.cost import ScoringCost
+    from ftis_node.tasks.scoring.cost import ScoringCost
 
 MANIFEST = RunManifest(
     name="test",

@@ -8,7 +8,7 @@ from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ftis_node.errors import EngineError, UnknownArchitectureError
-from ftis_node.models import pick_device
+from ftis_node.models import has_gpu, pick_device
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,16 +46,14 @@ def choose_engine(name: EngineName) -> OpenEngine:
 
 
 def has_vllm() -> bool:
-    """Whether vLLM is installed in the build that this machine needs; asks torch, imports nothing of vLLM's."""
+    """Return whether vLLM is installed in the build that this machine needs. Imports neither vLLM nor torch."""
     if util.find_spec("vllm") is None:
         return False
-    import torch
-
     try:
         metadata.version(CPU_PACKAGE)
     except metadata.PackageNotFoundError:
-        return torch.cuda.is_available()
-    return not torch.cuda.is_available()
+        return has_gpu()
+    return not has_gpu()
 
 
 async def _open_vllm_or_torch(

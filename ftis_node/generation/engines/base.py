@@ -14,14 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ftis_node.ipc.wire import Message
+from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ftis_node.ipc.shared_weights import SharedWeights
     from ftis_node.records.group import Completion, SamplingSettings
+    from ftis_node.workers.weights.shared_weights import SharedWeights
 
 DEFAULT_MAX_VERSION_SPAN = 8
 DEFAULT_MAX_PREFILL_TOKENS = 8192
@@ -137,7 +137,7 @@ class Engine(Protocol):
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         """Serve the weights of a published safetensors file from now on. `is_locked`: lock its pages for the GPU.
 
-        Returns `ipc.tensor_file.checksum` of tensors by their names in the file: computed from what the engine holds
+        Returns `tensor_file.checksum` of tensors by their names in the file: computed from what the engine holds
         afterwards where that is what the file has, of what it read where it packs that into another form. Tensors that
         it converts, shards or merges are left out.
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.generation.engines.published import check_published, check_shared
-from ftis_node.ipc.tensor_file import checksum, read_tensors
 from ftis_node.models import tied_names
+from ftis_node.workers.weights.tensor_file import checksum, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.ipc.page_locked import LockedFiles
-    from ftis_node.ipc.shared_tensors import OpenedWeights
-    from ftis_node.ipc.shared_weights import SharedWeights
+    from ftis_node.workers.weights.page_locked import LockedFiles
+    from ftis_node.workers.weights.shared_tensors import OpenedWeights
+    from ftis_node.workers.weights.shared_weights import SharedWeights
 
 
 def load_in_place(model: Any, path: Path, *, locked: LockedFiles | None = None) -> dict[str, int]:

@@ -17,9 +17,9 @@ from ftis_node.errors import EngineError, MachineError, ModelError, WorkerTaskEr
 from ftis_node.generation.engines.attention import use_grouped_attention
 from ftis_node.generation.engines.mixture_decoder import MixtureDecoder, Weighing
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine
-from ftis_node.ipc.weights import probe_logprobs
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.progress import unwatched
+from ftis_node.workers.weights.store import probe_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,16 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ftis_node.errors import ModelError
-from ftis_node.ipc.durable import is_complete
-from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from ftis_node.models import read_header, read_json
+from ftis_node.workers.durable import is_complete
+from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from ftis_node.ipc.shared_weights import SharedWeights
     from ftis_node.models import ModelSource
+    from ftis_node.workers.weights.shared_weights import SharedWeights
 
 Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 

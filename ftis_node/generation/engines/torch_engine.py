@@ -26,18 +26,18 @@ from ftis_node.generation.engines.attention import use_grouped_attention
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
 from ftis_node.generation.engines.decoder import ActiveRequest, Decoder
 from ftis_node.generation.engines.in_place import load_in_place, load_shared_in_place
-from ftis_node.ipc.page_locked import LockedFiles
-from ftis_node.ipc.shared_tensors import OpenedWeights
-from ftis_node.ipc.weights import probe_logprobs
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.faults import watched_task
+from ftis_node.workers.weights.page_locked import LockedFiles
+from ftis_node.workers.weights.shared_tensors import OpenedWeights
+from ftis_node.workers.weights.store import probe_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from ftis_node.ipc.shared_weights import SharedWeights
     from ftis_node.models import ModelSource
+    from ftis_node.workers.weights.shared_weights import SharedWeights
 
 DEFAULT_MAX_BATCH = 128
 TOKENS_PER_HOP = 8  # more: fewer hops to pay for; fewer: newcomers and cancellations are seen sooner

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftis_node.ipc.tensor_file import checksum
 from ftis_node.models import read_header
+from ftis_node.workers.weights.tensor_file import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

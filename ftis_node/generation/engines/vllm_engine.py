@@ -41,9 +41,9 @@ from ftis_node.generation.engines.vllm_options import (
     environment,
     has_separate_core,
 )
-from ftis_node.ipc.shared_weights import encode
-from ftis_node.ipc.weights import ADAPTER_FILE, file_checksums
 from ftis_node.models import pick_device
+from ftis_node.workers.weights.shared_weights import encode
+from ftis_node.workers.weights.store import ADAPTER_FILE, file_checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
     from ftis_node.generation.engines.vllm_driver import Driver
-    from ftis_node.ipc.shared_weights import SharedWeights
     from ftis_node.models import ModelSource
+    from ftis_node.workers.weights.shared_weights import SharedWeights
 
 POLL_EVERY_S = 0.5
 SEED_BITS = 31

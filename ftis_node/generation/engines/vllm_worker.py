@@ -19,11 +19,11 @@ import torch
 
 from ftis_node.errors import SharingError
 from ftis_node.generation.engines.vllm_cpu_weights import DirectLoader, held_checksums, plan
-from ftis_node.ipc.page_locked import LockedFiles
-from ftis_node.ipc.shared_tensors import OpenedWeights
-from ftis_node.ipc.shared_weights import decode
-from ftis_node.ipc.tensor_file import read_tensors
 from ftis_node.models import read_header
+from ftis_node.workers.weights.page_locked import LockedFiles
+from ftis_node.workers.weights.shared_tensors import OpenedWeights
+from ftis_node.workers.weights.shared_weights import decode
+from ftis_node.workers.weights.tensor_file import read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

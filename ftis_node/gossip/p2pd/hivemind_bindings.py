@@ -1,8 +1,7 @@
 """The only file that imports hivemind; it also undoes the side effects of that import.
 
-The import loads torch (seconds, hundreds of megabytes) and warns about a deprecated torch call. It redirects hivemind's
-log lines to a handler of its own, and renames the log level WARNING for the whole process. Only `libp2p.py`,
-`bootstrap.py` and the files below them may import this one.
+hivemind redirects its log lines to its own handler and renames the log level WARNING for the whole process. Only
+`libp2p.py`, `bootstrap.py` and the files below them may import this one.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftis_node.gossip.p2pd.hivemind_parts import only_p2p_and_dht
 from ftis_node.records.addresses import AddressError, parse_address, read_address
 
-with warnings.catch_warnings():
+with warnings.catch_warnings(), only_p2p_and_dht():
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
     from hivemind.dht.node import DHTNode
     from hivemind.dht.routing import DHTID

@@ -19,13 +19,13 @@ from ftis_node.errors import FtisError
 from ftis_node.generation.client import PROOF_TOLERANCES
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.local import LocalGenerator
-from ftis_node.ipc.supervisor import WorkerState
-from ftis_node.ipc.weights import WEIGHTS_FILE, find_difference
 from ftis_node.learner.messages import AuditReply
 from ftis_node.memory.placement import Arrangement
 from ftis_node.node.startup.factories import generation_boot, learner_boot
 from ftis_node.node.startup.worker_settings import dtype_of
 from ftis_node.swarm.transit import VersionsInTransit
+from ftis_node.workers.supervisor import WorkerState
+from ftis_node.workers.weights.store import WEIGHTS_FILE, find_difference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ftis_node.generation.engines.base import Engine, GenerationResult
     from ftis_node.generation.messages import GenerationBoot
     from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.lab.experiment.delay import Delay
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.core import Learner
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource
     from ftis_node.node.startup.factories import Ingredients
     from ftis_node.records.group import SamplingSettings
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 
 class InProcessGeneration:
@@ -280,7 +280,7 @@ class InProcessLearner:
 
     def export(self, out: Path) -> None:
         """Write the current model to the folder `out`, with an adapter merged."""
-        from ftis_node.learner.export import export_policy
+        from ftis_node.learner.checkpoint.export import export_policy
 
         if self._learner is None:
             raise FtisError("the learner was not started")

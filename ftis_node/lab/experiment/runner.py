@@ -19,9 +19,9 @@ import msgspec
 from pebble import ProcessPool
 
 from ftis_node.errors import FtisError, WorkerDiedError
-from ftis_node.ipc.owner import die_with_owner
 from ftis_node.lab.experiment.scratch_folder import scratch_folder
 from ftis_node.lab.experiment.trial_result import TrialResult
+from ftis_node.workers.owner import die_with_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

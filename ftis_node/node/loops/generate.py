@@ -20,7 +20,7 @@ from ftis_node.node.loops.prompt_order import PromptOrder
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Group, SamplingSettings
-from ftis_node.tasks.cost import ScoringCost
+from ftis_node.tasks.scoring.cost import ScoringCost
 
 if TYPE_CHECKING:
     from ftis_node.node.context import Parts

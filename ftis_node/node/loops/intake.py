@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ftis_node.node.context import Parts
     from ftis_node.swarm.peer_guard import PeerWork
-    from ftis_node.tasks.scoring import IsolatedScorer
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
     from ftis_node.validation import Verdict
 
 QUEUE_CAPACITY = 64

@@ -15,8 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import KEPT_EVENT_FILES
-from ftis_node.ipc.durable import remove_leftovers
-from ftis_node.ipc.weights_folder import weights_folder
 from ftis_node.models import parameter_count
 from ftis_node.node.context import Parts
 from ftis_node.node.loops.disk_space import Room
@@ -41,11 +39,13 @@ from ftis_node.node.training.token_budget import generate_budget
 from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.tasks.scoring import IsolatedScorer
+from ftis_node.tasks.scoring.scorer import IsolatedScorer
 from ftis_node.telemetry.events import EventTrail
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.trail_summary import read_remembered
+from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.weights.folder import weights_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -19,16 +19,16 @@ from ftis_node.generation.engines.vllm_options import check_options
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.gossip import GossipLimits, NetworkSettings
 from ftis_node.gossip.encryption import read_secret
-from ftis_node.ipc.spec import Timing
-from ftis_node.ipc.weights import PROBE_LENGTH
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
-from ftis_node.learner.schedule import Schedule
+from ftis_node.learner.step.schedule import Schedule
 from ftis_node.memory.components import micro_batch_tokens_of, recomputes
 from ftis_node.memory.placement import Arrangement, arrange, arrange_alone, visible_gpus
 from ftis_node.models import pick_device
 from ftis_node.node.startup.worker_settings import dtype_of, serves_adapters
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
+from ftis_node.workers.spec import Timing
+from ftis_node.workers.weights.store import PROBE_LENGTH
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from ftis_node.generation.client import WriteWeights
     from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.multiaddr import ListenAddress
-    from ftis_node.ipc.supervisor import MakeRoom
     from ftis_node.learner.messages import CheckpointSkipped
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import Generation, Learning
     from ftis_node.records.identity import Identity
     from ftis_node.telemetry.events import EventTrail
+    from ftis_node.workers.supervisor import MakeRoom
 
 log = logging.getLogger(__name__)
 

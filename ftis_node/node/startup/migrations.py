@@ -30,11 +30,11 @@ from ftis_node.config.manifest import read_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import DamagedError, FileError, MachineError
 from ftis_node.files import read_object
-from ftis_node.ipc.durable import complete_folder
-from ftis_node.learner.older import older_checkpoints, renew
+from ftis_node.learner.checkpoint.legacy_checkpoints import older_checkpoints, renew
 from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.replay import database
 from ftis_node.replay.reader import ReplayReader
+from ftis_node.workers.durable import complete_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from ftis_node.errors import FtisError
-from ftis_node.ipc.weights import WeightProof
 from ftis_node.learner.messages import LearnerState
+from ftis_node.workers.weights.store import WeightProof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.generation.client import ProofToCome
     from ftis_node.generation.engines.base import GenerationResult
-    from ftis_node.ipc.weights import PublishedWeights
     from ftis_node.learner.client import OnPublished
     from ftis_node.learner.messages import AuditReply, TrainGroup, TrainReply
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.records.group import SamplingSettings
+    from ftis_node.workers.weights.store import PublishedWeights
 
 OFF = "off"
 

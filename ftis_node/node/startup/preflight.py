@@ -15,9 +15,9 @@ from ftis_node.config.home_schema import HOME_SCHEMA, marked_schema
 from ftis_node.errors import ConfigError, FileError, MachineError, ModelError, UsageError
 from ftis_node.files import read_object
 from ftis_node.gossip.p2pd.ports import check_free
-from ftis_node.ipc.durable import newest_complete
 from ftis_node.memory.home_training import CHECKPOINT_PREFIX, checkpoint_owner
 from ftis_node.models import model_fingerprint, other_model, parameter_count, read_shape
+from ftis_node.workers.durable import newest_complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,10 +14,10 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from ftis_node.ipc.durable import keep_newest, newest_complete
 from ftis_node.node.storage.log_rotation import turn_over
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.events import trail_files
+from ftis_node.workers.durable import keep_newest, newest_complete
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import Parts
     from ftis_node.node.storage.usage import HomeUse
 
-CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint.py has it, which imports torch
+CHECKPOINT_PREFIX = "step-"  # as learner/checkpoint/checkpoint.py has it, which imports torch
 DAMAGED_PREFIX = "damaged-"
 TURNED_OVER = re.compile(r".+\.log\.\d+")
 

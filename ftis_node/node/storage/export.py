@@ -26,7 +26,7 @@ def export_model_of(home: Home, out: Path, *, merge: bool, on_progress: OnProgre
 
     Raises ConfigError where no node has run with the home, or `out` is in use.
     """
-    from ftis_node.learner.export import export_newest
+    from ftis_node.learner.checkpoint.export import export_newest
 
     if not home.settings.exists() or not home.run_toml.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")

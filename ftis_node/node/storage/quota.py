@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.limits import usual_home_bytes
 from ftis_node.errors import ConfigError
-from ftis_node.ipc.weights_folder import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 from ftis_node.models import parameter_count, read_shape
 from ftis_node.node.startup.preflight import checkpoint_bytes
 from ftis_node.node.startup.worker_settings import dtype_of, serves_adapters
 from ftis_node.node.storage.usage import HomeLimit
 from ftis_node.telemetry.sizes import size
+from ftis_node.workers.weights.folder import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE
 
 if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
-    from ftis_node.ipc.shared_weights import Way
     from ftis_node.models import ModelSource
+    from ftis_node.workers.weights.shared_weights import Way
 
 GROUPS_BYTES = 16 << 20  # groups under way, lines of events, the buffer's journal
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import free_bytes
-from ftis_node.ipc.durable import TEMPORARY_MARK
 from ftis_node.telemetry.sizes import size
+from ftis_node.workers.durable import TEMPORARY_MARK
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home

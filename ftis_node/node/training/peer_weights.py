@@ -2,7 +2,7 @@
 
     weight of a peer = clamp(its agreement / the own halves' agreement, MIN_WEIGHT, 1)
 
-Both are exponential means over the steps in which they were measured (`learner/agreement.py`). A peer that was not
+Both are exponential means over the steps in which they were measured (`learner/step/agreement.py`). A peer that was not
 measured yet, or at a time when the own halves do not agree among themselves, counts fully. The least weight is not 0,
 or a peer could not be measured again. Kept in memory: after a start every peer counts fully.
 """

@@ -15,15 +15,15 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftis_node.errors import WorkerError
-from ftis_node.ipc.weights import PublishedWeights
+from ftis_node.workers.weights.store import PublishedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ftis_node.generation.client import ProofToCome
-    from ftis_node.ipc.weights import WeightProof
     from ftis_node.learner.messages import TrainReply
     from ftis_node.node.context import Parts
+    from ftis_node.workers.weights.store import WeightProof
 
 GiveWeights: TypeAlias = "Callable[[Parts, PublishedWeights, ProofToCome | WeightProof | None], Awaitable[None]]"
 """Whom new weights are given to: `hand_over`, or a learner node's `OfferLoop.take`."""

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.errors import ModelError, RecordError, WorkerDiedError
 from ftis_node.gossip.interface import FetchOutcome
-from ftis_node.ipc.weights import probe_token_ids
 from ftis_node.models import model_fingerprint
 from ftis_node.node.startup.worker_settings import serves_adapters
 from ftis_node.node.supervision.background import in_background
@@ -34,11 +33,12 @@ from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
 from ftis_node.validation.rules import Refusal
 from ftis_node.validation.weights_rules import Follower, refuse_offer
+from ftis_node.workers.weights.store import probe_token_ids
 
 if TYPE_CHECKING:
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.node.context import Parts
     from ftis_node.records.weights import WeightsOffer
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
 

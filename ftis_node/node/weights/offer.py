@@ -20,21 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.ipc.weights import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from ftis_node.learner.saving import MAX_UNSAVED_STEPS
+from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.models import model_fingerprint
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
 from ftis_node.records.weights import WeightsOffer, WeightsPart, open_question, seal_offer
 from ftis_node.swarm.transit import outdated_offers
+from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from ftis_node.generation.client import ProofToCome
-    from ftis_node.ipc.weights import PublishedWeights, WeightProof
     from ftis_node.node.context import Parts
+    from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 
 log = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftis_node.files import read_file
-from ftis_node.ipc.durable import complete_folder, remove_leftovers
-from ftis_node.ipc.weights import (
+from ftis_node.records.weights import open_offer
+from ftis_node.workers.durable import complete_folder, remove_leftovers
+from ftis_node.workers.weights.store import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
     WEIGHTS_FILE,
     PublishedWeights,
     WeightProof,
 )
-from ftis_node.records.weights import open_offer
 
 if TYPE_CHECKING:
     from pathlib import Path

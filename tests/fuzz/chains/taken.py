@@ -10,15 +10,15 @@ import msgspec
 import torch
 
 from ftis_node.algorithms.methods import METHODS, method_parameters
+from ftis_node.cli.commands.replay import _line
 from ftis_node.cli.group_screen import group_document, screen
-from ftis_node.cli.replay import _line
 from ftis_node.dashboard.groups import open_group
 from ftis_node.dashboard.view.groups import group_lines, group_row
 from ftis_node.dashboard.view.plain import text_of
-from ftis_node.learner.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
-from ftis_node.learner.objective import make_objective
-from ftis_node.learner.packing import make_packed_micro_batches
+from ftis_node.learner.step.objective import make_objective
 from ftis_node.models.decoder import Decoder
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.serve import Served

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.cli import compare
 from ftis_node.cli.app import run
+from ftis_node.cli.commands import compare
 from ftis_node.lab.experiment.scratch_folder import MEMORY_DISK, PREFIX, scratch_folder
 
 if TYPE_CHECKING:

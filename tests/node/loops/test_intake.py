@@ -28,7 +28,7 @@ from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.tasks.scoring import IsolatedScorer, ScoringLimits
+from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.telemetry.events import EventTrail
 from ftis_node.validation import Accepted, Refused, Verdict, judge
 from tests.conftest import make_completion, make_group

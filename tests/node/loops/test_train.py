@@ -8,7 +8,6 @@ from typing import Any
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.ipc.weights import WeightProof
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderFigures
 from ftis_node.memory.placement import Arrangement
@@ -20,6 +19,7 @@ from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.telemetry.tracking import Tracking
+from ftis_node.workers.weights.store import WeightProof
 from tests.conftest import PROMPT_IDS, make_group
 from tests.node.bookkeeping import bookkeeping
 from tests.node.support import manifest_text

@@ -15,7 +15,7 @@ from ftis_node.config.node import LoraSection, NodeSettings
 from ftis_node.errors import ConfigError, EngineError
 from ftis_node.generation import engines
 from ftis_node.generation.engines.vllm_options import engine_arguments
-from ftis_node.learner.schedule import Schedule
+from ftis_node.learner.step.schedule import Schedule
 from ftis_node.memory.placement import Arrangement
 from ftis_node.models import ModelSource
 from ftis_node.node.startup import factories as makers

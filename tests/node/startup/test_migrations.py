@@ -24,7 +24,7 @@ from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, MachineError
-from ftis_node.learner.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
+from ftis_node.learner.checkpoint.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
 from ftis_node.node.startup import migrations as upgrade
 from ftis_node.replay import database
 from ftis_node.replay.buffer import ReplayBuffer
@@ -122,15 +122,15 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ftis_node.config.home import Home
-from ftis_node.learner import older
+from ftis_node.learner.checkpoint.checkpoint import legacy_checkpoints
 from ftis_node.node.startup import migrations as upgrade
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 home, moment = Home(Path(sys.argv[1])), sys.argv[2]
 if moment == "backup":
     upgrade.database.back_up = die
 else:
-    write = older.replace_file
-    older.replace_file = lambda path, data: write(path, data) or moment in path.name and die()
+    write = legacy_checkpoints.replace_file
+    legacy_checkpoints.replace_file = lambda path, data: write(path, data) or moment in path.name and die()
 upgrade.upgrade(home, after_step=lambda schema: str(schema) == moment and die())
 """
 

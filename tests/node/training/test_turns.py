@@ -22,8 +22,6 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.ipc.restart_policy import RestartPolicy
-from ftis_node.ipc.weights import PublishedWeights, WeightProof
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
@@ -36,6 +34,8 @@ from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.weights.store import PublishedWeights, WeightProof
 from tests.node.bookkeeping import bookkeeping
 from tests.node.support import manifest_text
 from tests.trained_models import trained_model

@@ -20,9 +20,7 @@ from ftis_node.errors import ModelError, RecordError
 from ftis_node.gossip import SwarmPhase
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
-from ftis_node.ipc.durable import complete_folder
-from ftis_node.ipc.weights import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
-from ftis_node.learner.saving import MAX_UNSAVED_STEPS
+from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.weights import follow as weights_follow
 from ftis_node.node.weights import offer as weights_offer
@@ -33,6 +31,8 @@ from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
 from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer, open_question, seal_offer
 from ftis_node.swarm.peer_guard import PeerGuard
+from ftis_node.workers.durable import complete_folder
+from ftis_node.workers.weights.store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
 from tests.conftest import RUN_ID, TOKENIZER
 from tests.gossip.helpers import eventually, settings
 from tests.node.bookkeeping import bookkeeping

@@ -1,0 +1,71 @@
+"""Chooses the shards that a node reads: its own, and as many others as the budget allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_affordable
+
+if TYPE_CHECKING:
+    from swarm_simulation.environment import Environment, Reader
+
+FIRST_LOOK_S = 10.0
+
+
+class ShardReader:
+    """Shard selection of one node. `shards` are those that it reads now."""
+
+    __slots__ = ("_heard_before", "_looked_at", "_node", "_world", "shards")
+
+    def __init__(self, node: Reader, world: Environment) -> None:
+        self._node = node
+        self._world = world
+        self._heard_before = 0
+        self._looked_at = 0.0
+        self.shards: frozenset[int] = frozenset()
+
+    def begin(self) -> None:
+        """Subscribe to the first shards: several for a new node, one for a node of the start, whose number has
+        settled.
+        """
+        world = self._world
+        self._looked_at = world.events.now
+        self._read(min(FIRST_SHARDS, world.settings.num_simulated_shards) if world.events.now else 1)
+        world.events.after(FIRST_LOOK_S, self._first_look)
+
+    def look(self, num_heard: int) -> None:
+        """Read more or fewer shards, by the announcements received since the last call."""
+        world = self._world
+        passed_s = world.events.now - self._looked_at
+        if passed_s < FIRST_LOOK_S:
+            return
+        count = num_affordable(
+            (num_heard - self._heard_before) / passed_s,
+            num_read=len(self.shards),
+            num_shards=min(world.settings.num_shards, world.settings.num_simulated_shards),
+            budget_per_s=world.settings.announcements_per_s,
+        )
+        self._heard_before, self._looked_at = num_heard, world.events.now
+        if count != len(self.shards):
+            self._read(count)
+
+    def leave(self) -> None:
+        """Unsubscribe from all shards."""
+        for shard in self.shards:
+            self._world.readers[shard].pop(self._node.peer_id)
+        self.shards = frozenset()
+
+    def _first_look(self) -> None:
+        if not self._node.is_gone:
+            self.look(self._node.num_heard)
+
+    def _read(self, count: int) -> None:
+        node, world = self._node, self._world
+        chosen = choose_shards(
+            node.peer_id, num_shards=world.settings.num_shards, count=count, readers=world.known_readers()
+        )
+        for shard in self.shards - chosen:
+            world.readers[shard].pop(node.peer_id)
+        for shard in chosen - self.shards:
+            world.readers[shard][node.peer_id] = node
+        self.shards = chosen

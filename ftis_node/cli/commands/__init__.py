@@ -1,0 +1,1 @@
+"""The commands of `ftis-node`, one a file; `cli/app.py` lists them."""

@@ -1,0 +1,96 @@
+"""`ftis-node tasks`: which tasks and rewards can be named here, and what one of them asks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftis_node.cli.common import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from ftis_node.tasks import Task
+
+
+def tasks(
+    spec: Annotated[str | None, typer.Argument(help="Show the first problem of this task SPEC.")] = None,
+    split: Annotated[str, typer.Option("--split", help="train or test.")] = "train",
+    as_json: JsonOption = False,
+) -> None:
+    """List the tasks and rewards that a SPEC may name, with the plug-ins of installed packages; or try one.
+
+    JSON shape: {built_in: [spec], plugins: [{kind, name, package, version, target}]}; of a SPEC: {name, split,
+    num_problems, prompt: [{role, content}], answer, reward_of_answer}, where the answer alone is scored as a text.
+    """
+    document = _listing() if spec is None else _tried(spec, split)
+    if as_json:
+        print_json(document)
+    else:
+        for line in _lines(document) if spec is None else _problem_lines(document):
+            typer.echo(line)
+
+
+def _listing() -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from ftis_node.tasks.plugins import REWARD_GROUP, TASK_GROUP, find_plugins
+    from ftis_node.tasks.registry import BUILT_IN
+
+    found = [*find_plugins(TASK_GROUP), *find_plugins(REWARD_GROUP)]
+    return {"built_in": list(BUILT_IN), "plugins": [asdict(plugin) for plugin in found]}
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    plugins = [
+        _printable(f"plug-in   {one['kind']} {one['name']}  ({one['package']} {one['version']}, {one['target']})")
+        for one in document["plugins"]
+    ]
+    return [
+        *(f"built in  task {spec}" for spec in document["built_in"]),
+        *(plugins or ["no plug-ins (docs/train/tasks.md)"]),
+    ]
+
+
+def _tried(spec: str, split: str) -> dict[str, Any]:
+    """The first problem, made here; its answer scored as it will be in a node, in the scoring process."""
+    import asyncio
+
+    from ftis_node.tasks import load_task
+
+    task = load_task(spec, split=split)
+    item = task[0]
+    return {
+        "name": task.name,
+        "split": task.split,
+        "num_problems": len(task),
+        "prompt": [dict(message) for message in item.prompt],
+        "answer": item.answer,
+        "reward_of_answer": asyncio.run(_reward_of_answer(task)),
+    }
+
+
+async def _reward_of_answer(task: Task) -> float | None:
+    """None where scoring failed: the scorer has logged why."""
+    from ftis_node.records.group import CompletionStatus
+    from ftis_node.tasks.scoring.scorer import IsolatedScorer
+
+    item = task[0]
+    async with IsolatedScorer(task) as scorer:
+        ((reward, status),) = await scorer.score(item, [item.answer])
+    return reward if status is CompletionStatus.SCORED else None
+
+
+def _problem_lines(document: dict[str, Any]) -> list[str]:
+    reward = document["reward_of_answer"]
+    return [
+        f"{document['name']}, split {document['split']}: {document['num_problems']:,} problems; the first:",
+        *(_printable(f"{message['role']}: {message['content']}") for message in document["prompt"]),
+        _printable(f"answer: {document['answer']}"),
+        f"reward of the answer alone: {'scoring it failed' if reward is None else reward}",
+    ]
+
+
+def _printable(text: str) -> str:
+    """Text of a file or a package without what would steer a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

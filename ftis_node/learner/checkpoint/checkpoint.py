@@ -1,0 +1,251 @@
+"""The learner on disk, whole or not there, and readable without running anything.
+
+    checkpoints/step-00000012/
+        weights.safetensors     what is trained: the whole model in float32, or the adapter alone
+        optimizer.safetensors   Adam's moments by parameter name, and torch's random states
+        state.json              the rest: where it stands, in the buffer too, and whose it is
+        checksums.json          of each of these
+
+`durable` makes the folder appear at once. A folder that is complete but not what was written (a disk that lost or
+turned bytes, a file removed by hand) is set aside as `damaged-step-...` and the next older one is taken; where none can
+be read the learner refuses to start, rather than silently begin again at the model as it came.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from ftis_node import __version__
+from ftis_node.errors import ConfigError, FileError, ModelError
+from ftis_node.files import read_file
+from ftis_node.learner.checkpoint.checksum import check_file, read_checksums, write_checksums
+from ftis_node.learner.distributed.shards import is_spread, part_like, whole
+from ftis_node.learner.messages import CheckpointSkipped, StepReport
+from ftis_node.learner.step.optimizer import moment_shapes, moments_of, restore_moments
+from ftis_node.models import model_fingerprint, other_model
+from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, remove_leftovers
+from ftis_node.workers.weights.tensor_file import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.nn import Parameter
+
+    from ftis_node.learner.messages import LearnerBoot
+    from ftis_node.learner.model.policy import Policy
+
+PREFIX = "step-"
+DAMAGED_PREFIX = "damaged-"
+WEIGHTS_FILE = "weights.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, STATE_FILE)
+RANDOM_STATE = "random_state"
+CUDA_RANDOM_STATE = "cuda_random_state"  # where the learner is on a GPU
+FORMAT = 2
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose checkpoint it is. One of another owner is refused, never resumed. `model` is a name for people alone.
+
+    `trains` says what its tensors are: "full", or the adapter's shape.
+    """
+
+    run_id: str
+    model: str
+    model_fingerprint: str
+    trains: str
+
+
+class CheckpointState(msgspec.Struct, frozen=True):
+    """`state.json`. `last_groups` is the position in the buffer: the ids of the groups that `step` took."""
+
+    format: int
+    owner: Owner
+    step: int
+    policy_version: int
+    last_report: StepReport | None
+    last_groups: tuple[str, ...]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was read: the state, and tensors by parameter name (`moments` as `<name>.<moment>`)."""
+
+    state: CheckpointState
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    random_state: Tensor
+    cuda_random_state: Tensor | None
+
+
+def owner_of(policy: Policy, boot: LearnerBoot) -> Owner:
+    """What a checkpoint must have in common with this learner to be resumed."""
+    lora = boot.lora
+    return Owner(
+        run_id=boot.run_id,
+        model=policy.source.name,
+        model_fingerprint=model_fingerprint(policy.source),
+        trains="full" if lora is None else f"LoRA of rank {lora.rank}, alpha {lora.alpha}, on {lora.target_modules}",
+    )
+
+
+def state_of(
+    *, owner: Owner, step: int, policy_version: int, last_report: StepReport | None, last_groups: tuple[str, ...]
+) -> CheckpointState:
+    """What `state.json` says of a learner that was just there."""
+    versions = {"ftis-node": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    return CheckpointState(FORMAT, owner, step, policy_version, last_report, last_groups, versions)
+
+
+def write_checkpoint(
+    folder: Path, state: CheckpointState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], *, keep: int
+) -> Path:
+    """Write what was gathered, tensor by tensor, from where it is. Raises OSError where the disk refuses."""
+    target = folder / name_of(state.step)
+    with complete_folder(target) as temporary:
+        write_tensors(temporary / WEIGHTS_FILE, weights)
+        write_tensors(temporary / OPTIMIZER_FILE, moments)
+        (temporary / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        write_checksums(temporary, FILES)
+    keep_newest(folder, PREFIX, keep)
+    return target
+
+
+def name_of(step: int) -> str:
+    """The folder's name."""
+    return f"{PREFIX}{step:08d}"
+
+
+@torch.no_grad()
+def gather(
+    trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer, *, keep: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights and the optimiser's moments with torch's random states, whole, by the names of the files.
+
+    What is not spread over ranks is not copied: it holds until the next update. All ranks take part; those that do not
+    write need not `keep` them.
+    """
+    weights: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
+    parts = {name: parameter.detach() for name, parameter in trainable.items()}
+    for into, found in ((weights, parts), (moments, moments_of(optimizer, trainable))):
+        for key, part in found.items():
+            value = whole(part)
+            if keep:
+                into[key] = value.cpu() if is_spread(part) else value
+    return weights, moments | _random_states() if keep else moments
+
+
+def read_checkpoint(path: Path, *, owner: Owner, shapes: Mapping[str, torch.Size]) -> Checkpoint:
+    """The checkpoint in `path`. `shapes` are those of the parameters to be trained.
+
+    Raises ModelError where it is damaged, ConfigError where it is sound but somebody else's.
+    """
+    sums = read_checksums(path)
+    check_file(path, STATE_FILE, sums)
+    try:
+        state = msgspec.json.decode(read_file(path / STATE_FILE), type=CheckpointState)
+    except (OSError, FileError, msgspec.MsgspecError, RecursionError) as error:
+        raise ModelError(f"{STATE_FILE} cannot be read: {error}") from error
+    _check_owner(path, state.owner, owner)
+    for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
+        check_file(path, name, sums)
+    weights = read_tensors(path / WEIGHTS_FILE)
+    moments = read_tensors(path / OPTIMIZER_FILE)
+    random_state, cuda_random_state = moments.pop(RANDOM_STATE, None), moments.pop(CUDA_RANDOM_STATE, None)
+    if random_state is None:
+        raise ModelError(f"{OPTIMIZER_FILE} has no {RANDOM_STATE}")
+    _check_shapes(weights, moments, shapes)
+    return Checkpoint(state, weights, moments, random_state, cuda_random_state)
+
+
+def newest_usable(
+    folder: Path, *, owner: Owner, shapes: Mapping[str, torch.Size]
+) -> tuple[Checkpoint | None, list[CheckpointSkipped]]:
+    """The newest checkpoint that can be read (None in a home without any), and the newer ones that cannot.
+
+    Changes nothing on disk. Raises ModelError where there are some and none can be read, ConfigError where they are
+    somebody else's.
+    """
+    complete = [path for path in folder.glob(f"{PREFIX}*") if is_complete(path)]
+    damaged: list[CheckpointSkipped] = []
+    for path in sorted(complete, reverse=True):
+        try:
+            return read_checkpoint(path, owner=owner, shapes=shapes), damaged
+        except ModelError as error:
+            damaged.append(CheckpointSkipped(name=path.name, reason=str(error)))
+    if damaged:
+        newest = damaged[0]
+        raise ModelError(
+            f"none of the {len(damaged)} checkpoints in {folder} can be read ({newest.name}: {newest.reason}): "
+            "move them away to begin again"
+        )
+    return None, []
+
+
+def tidy(folder: Path, damaged: Sequence[CheckpointSkipped]) -> None:
+    """Set `damaged` ones aside and remove what a crash left half written. For the home's only writer, at its start."""
+    remove_leftovers(folder, PREFIX)
+    for skipped in damaged:
+        aside = folder / f"{DAMAGED_PREFIX}{skipped.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        (folder / skipped.name).rename(aside)
+
+
+@torch.no_grad()
+def restore_weights(checkpoint: Checkpoint, trainable: Mapping[str, Parameter]) -> None:
+    """Put the weights back where they were."""
+    for name, parameter in trainable.items():
+        parameter.copy_(part_like(parameter, checkpoint.weights[name]))
+
+
+def restore_optimizer(
+    checkpoint: Checkpoint, trainable: Mapping[str, Parameter], optimizer: torch.optim.Optimizer
+) -> None:
+    """Put the moments back where they were, and torch's random states. Raises ConfigError for another form of them."""
+    restore_moments(optimizer, trainable, checkpoint.moments)
+    torch.set_rng_state(checkpoint.random_state.clone())  # of a view it reads the whole's first bytes (torch 2.13)
+    if checkpoint.cuda_random_state is not None and _uses_gpu():
+        torch.cuda.set_rng_state(checkpoint.cuda_random_state.clone())
+
+
+def _random_states() -> dict[str, Tensor]:
+    """Of the processor, and of the GPU where this process has one in use."""
+    states = {RANDOM_STATE: torch.get_rng_state()}
+    if _uses_gpu():
+        states[CUDA_RANDOM_STATE] = torch.cuda.get_rng_state()
+    return states
+
+
+def _uses_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _check_owner(path: Path, theirs: Owner, ours: Owner) -> None:
+    if theirs.run_id != ours.run_id:
+        raise ConfigError(f"this home belongs to run {theirs.run_id}, not {ours.run_id}: choose another --home")
+    if theirs.model_fingerprint != ours.model_fingerprint:  # a name says nothing: folders are renamed and copied
+        raise ConfigError(other_model("this home", theirs.model, ours.model))
+    if theirs.trains != ours.trains:
+        raise ConfigError(f"{path} was trained as {theirs.trains}, not {ours.trains}: choose another --home")
+
+
+def _check_shapes(
+    weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> None:
+    if {name: value.shape for name, value in weights.items()} != dict(shapes):
+        raise ModelError(f"{WEIGHTS_FILE} does not hold the tensors that are trained")
+    for key, value in moments.items():
+        name = key.rpartition(".")[0]
+        if name not in shapes or value.shape not in moment_shapes(shapes[name]):
+            raise ModelError(f"{OPTIMIZER_FILE} holds {key}, which belongs to no tensor that is trained")

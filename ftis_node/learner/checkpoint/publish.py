@@ -1,0 +1,123 @@
+"""New weights for the generator, in the compute dtype, with their proof: the whole model, an adapter merged into it; or
+the adapter alone, where the engine serves adapters.
+
+Version n is the policy after step n. Version 0 is the model as it came and is not written: the generator has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
+
+from ftis_node.errors import SharingError
+from ftis_node.learner.distributed.shards import Gathering, is_spread
+from ftis_node.learner.model.policy import adapter_alone, adapter_merger, own_tensors
+from ftis_node.workers.durable import remove_leftovers
+from ftis_node.workers.weights.page_locked import LockedFiles
+from ftis_node.workers.weights.shared_tensors import Exporter
+from ftis_node.workers.weights.store import PREFIX, PublishedWeights, WeightProof, prove
+from ftis_node.workers.weights.tensor_file import checksum
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.learner.model.policy import Policy
+    from ftis_node.workers.weights.shared_weights import Way
+    from ftis_node.workers.weights.store import WeightStore
+
+
+log = logging.getLogger(__name__)
+
+Form = Literal["model", "adapter"]
+
+
+class Publisher:
+    """Publishes one learner's versions, in the way that was planned for as long as it works; `way` is the present one.
+
+    With "ipc" the engine reads the policy's own tensors: nothing is copied, and no update may come before the hand-over
+    is over. After anything that cannot be shared the rest of this life's versions go through files.
+    """
+
+    def __init__(self, store: WeightStore, *, way: Way = "file", form: Form = "model") -> None:
+        self.way: Way = way
+        self.fell_back = ""
+        self._store = store
+        self._form: Form = form
+        self._exporter = Exporter()
+        self._locked = None if way == "file" else LockedFiles()
+
+    def publish(self, policy: Policy, *, version: int) -> PublishedWeights:
+        """Share or write the weights of `version`. Raises OSError where the disk refuses."""
+        if self.way == "ipc":
+            try:
+                return self._share(policy, version)
+            except SharingError as error:
+                self.give_up_sharing(str(error))
+        return self.write(policy, version=version)
+
+    def give_up_sharing(self, reason: str) -> None:
+        """Publish files from now on, because of `reason`."""
+        if self.way == "ipc":
+            log.warning("weights cross in files from now on: %s", reason)
+            self.way, self.fell_back = "pinned", reason
+
+    def write(self, policy: Policy, *, version: int) -> PublishedWeights:
+        """The weights of `version` in a file, whatever the way is. Raises OSError where the disk refuses."""
+        with gathering_of(policy, form=self._form) as gathering:
+            dtype = policy.compute_dtype
+            if self._form == "adapter":
+                _, config = adapter_alone(policy)
+                return self._store.publish_adapter(
+                    version, gathering.tensors, config, dtype=dtype, change=gathering.take
+                )
+            weights = self._store.publish(
+                version, gathering.tensors, dtype=dtype, change=gathering.take, locked=self._locked
+            )
+        if self._locked is None:
+            return weights
+        why_not = self._locked.why_not
+        return replace(weights, way="file" if why_not else "pinned", fell_back=self.fell_back or why_not)
+
+    def close(self) -> None:
+        """Unlock what is locked."""
+        if self._locked is not None:
+            self._locked.close()
+
+    def _share(self, policy: Policy, version: int) -> PublishedWeights:
+        tensors = own_tensors(policy)
+        if self._form != "model" or policy.adapted is not None or any(map(is_spread, tensors.values())):
+            raise SharingError("an adapter that is merged, or weights on several GPUs, lie nowhere as they are served")
+        if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
+            raise SharingError(f"not all tensors of the model are {policy.compute_dtype}")
+        checksums = {name: checksum(tensor) for name, tensor in tensors.items()}
+        shared = self._exporter.share(tensors)
+        return PublishedWeights(
+            version=version, path="", num_bytes=shared.num_bytes, checksums=checksums, way="ipc", shared=shared
+        )
+
+
+def gathering_of(policy: Policy, *, form: Form = "model") -> Gathering:
+    """The tensors of a publication, in the compute dtype; whole only as they are taken."""
+    if form == "adapter":
+        tensors, _ = adapter_alone(policy)
+        return Gathering(tensors, dtype=policy.compute_dtype)
+    return Gathering(own_tensors(policy), dtype=policy.compute_dtype, change=adapter_merger(policy))
+
+
+def proof_of(policy: Policy, *, version: int) -> WeightProof:
+    """Log-probs of fixed tokens by our own forward pass, the adapter unmerged."""
+    return policy.compute(lambda model: prove(model, version=version, vocab_size=policy.tokenizer.vocab_size))
+
+
+def discard_published(folder: Path) -> None:
+    """At a learner's start all that a former life published goes.
+
+    What it wrote last may not have reached the disk, and versions above the checkpoint's were published before their
+    own, so from here on those numbers will mean other weights.
+    """
+    remove_leftovers(folder, PREFIX)
+    for path in folder.glob(f"{PREFIX}*"):
+        shutil.rmtree(path)

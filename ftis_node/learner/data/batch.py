@@ -1,0 +1,198 @@
+"""From groups to arrays: one batch per step, cut into micro-batches under a token budget.
+
+A batch is a matrix of completion tokens, `[N, T]`; losses are computed on that. A micro-batch is what goes through the
+model at once, and says by index which of its positions predict which cells of the matrix. Between the two lies the
+seam: how the tokens of a micro-batch are laid out is known to this file (one completion a row, padded on the right, for
+models that take nothing else) and to `packing.py` (all in one row, nothing padded) alone.
+
+Padding on the right needs no attention mask: a causal model never looks ahead, so no real token sees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ftis_node.learner.data.layout import Link, Span
+    from ftis_node.learner.messages import TrainGroup
+
+PADDING_ID = 0  # any id will do: its outputs are never read
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The N completions of a step, at most T tokens each; all on the CPU.
+
+    prompts, completions    N arrays of token ids (int32)
+    behaviour_logprobs      [N, T] float32, 0 outside the mask and in the rows of `is_text`
+    mask                    [N, T] bool
+    rewards                 [N] float64
+    group_ids               [N] int64, one id per group (one generator's completions of one prompt)
+    advantage_ids           [N] int64, one id per advantage key
+    sender_ids              [N] int64, one id per sender, 0 for this node's own
+    weights                 [N] float64, what each row's advantage is multiplied by
+    senders                 names of the senders by their ids, as the groups give them
+    is_own                  [N] bool, signed by this node
+    of_own_weights          [N] bool, own, or sampled with this node's weights by a peer that the operator trusts
+    policy_versions         [N] int64, the node's own version that sampled the first token of the row's group, ...
+    policy_versions_newest  [N] int64, ... and the last
+    is_text                 [N] bool, told as text by a peer with another tokenizer: only a mean log-prob is known
+    behaviour_means         [N] float64, that mean, over the peer's own tokens; 0 in all other rows
+    num_groups              groups, the own ones first counted in `num_own_groups`
+    """
+
+    prompts: tuple[NDArray[np.int32], ...]
+    completions: tuple[NDArray[np.int32], ...]
+    behaviour_logprobs: Tensor
+    mask: Tensor
+    rewards: Tensor
+    group_ids: Tensor
+    advantage_ids: Tensor
+    sender_ids: Tensor
+    weights: Tensor
+    senders: tuple[str, ...]
+    is_own: Tensor
+    of_own_weights: Tensor
+    policy_versions: Tensor
+    policy_versions_newest: Tensor
+    is_text: Tensor
+    behaviour_means: Tensor
+    num_own_groups: int
+    num_foreign_groups: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens."""
+        return int(self.mask.sum())
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each completion with its prompt, `[N]`."""
+        return [len(prompt) + len(ids) for prompt, ids in zip(self.prompts, self.completions, strict=True)]
+
+    def sampled_by(self, version: int) -> Tensor:
+        """`[N, T]` bool: the tokens that `version` of this node's weights sampled, by who can be believed in that."""
+        by_version = (self.policy_versions == version) & (self.policy_versions_newest == version)
+        return (self.of_own_weights & by_version)[:, None] & self.mask
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Tokens that go through the model at once, and where M completion tokens are found in it.
+
+    token_ids        [R, C] int64
+    predictor_index  [M] int64, positions in the flattened `token_ids`: the output there predicts ...
+    target_ids       [M] int64, ... this token, ...
+    cell_index       [M] int64, ... which is this cell of the batch's flattened [N, T]
+    positions        [R, C] int64, each token's position in its own text; None: its column
+    blocks, links    who sees whom in a packed row (`layout.py`), then R is 1; no blocks: all that stands before
+    """
+
+    token_ids: Tensor
+    predictor_index: Tensor
+    target_ids: Tensor
+    cell_index: Tensor
+    positions: Tensor | None = None
+    blocks: tuple[Span, ...] = ()
+    links: tuple[Link, ...] = ()
+
+
+def make_batch(groups: Sequence[TrainGroup]) -> Batch:
+    """The batch of a step.
+
+    Raises ValueError for an empty prompt, and where a completion's ids and log-probs are not equally many (of one that
+    was told as text: where there are log-probs).
+    """
+    rows = [(number, group, completion) for number, group in enumerate(groups) for completion in group.completions]
+    completions = tuple(np.frombuffer(completion.token_ids, "<i4") for _, _, completion in rows)
+    logprobs = [np.frombuffer(completion.logprobs, "<f4") for _, _, completion in rows]
+    means = [completion.behaviour_mean_logprob for _, _, completion in rows]
+    for ids, values, mean, (_, group, _) in zip(completions, logprobs, means, rows, strict=True):
+        if len(values) != (len(ids) if mean is None else 0) or not group.prompt_ids:
+            sizes = f"{len(group.prompt_ids)} prompt bytes, {len(ids)} token ids, {len(values)} log-probs"
+            raise ValueError(f"group {group.group_id} cannot be trained on: {sizes}")
+    keys = {key: number for number, key in enumerate(dict.fromkeys(group.advantage_key for group in groups))}
+    peers = dict.fromkeys(_sender(group) for group in groups if not group.own)
+    senders = {name: number for number, name in enumerate(peers, start=1)}
+    num_own_groups = sum(group.own for group in groups)
+    return Batch(
+        prompts=tuple(np.frombuffer(group.prompt_ids, "<i4") for _, group, _ in rows),
+        completions=completions,
+        behaviour_logprobs=_padded(logprobs, num_columns=max(map(len, completions), default=0)),
+        mask=_mask([len(ids) for ids in completions]),
+        rewards=torch.tensor([completion.reward for _, _, completion in rows], dtype=torch.float64),
+        group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.int64),
+        advantage_ids=torch.tensor([keys[group.advantage_key] for _, group, _ in rows], dtype=torch.int64),
+        sender_ids=torch.tensor(
+            [0 if group.own else senders[_sender(group)] for _, group, _ in rows], dtype=torch.int64
+        ),
+        weights=torch.tensor([group.weight for _, group, _ in rows], dtype=torch.float64),
+        senders=(next((group.sender for group in groups if group.own), ""), *peers),
+        is_own=torch.tensor([group.own for _, group, _ in rows], dtype=torch.bool),
+        of_own_weights=torch.tensor([group.own or group.of_own_weights for _, group, _ in rows], dtype=torch.bool),
+        policy_versions=torch.tensor([group.policy_version for _, group, _ in rows], dtype=torch.int64),
+        policy_versions_newest=torch.tensor([group.policy_version_newest for _, group, _ in rows], dtype=torch.int64),
+        is_text=torch.tensor([mean is not None for mean in means], dtype=torch.bool),
+        behaviour_means=torch.tensor([mean or 0.0 for mean in means], dtype=torch.float64),
+        num_own_groups=num_own_groups,
+        num_foreign_groups=len(groups) - num_own_groups,
+    )
+
+
+def _sender(group: TrainGroup) -> str:
+    return group.sender or group.group_id
+
+
+def make_micro_batches(batch: Batch, *, max_tokens: int) -> list[MicroBatch]:
+    """Cut a batch so that rows times longest row, in tokens, stays within `max_tokens`.
+
+    Rows are sorted by length, so that little is padded, longest first, so that what does not fit in memory shows at
+    once. A completion that is longer than the budget gets a micro-batch of its own.
+    """
+    lengths = batch.lengths
+    by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    cuts: list[list[int]] = []
+    for row in by_length:
+        if not cuts or lengths[cuts[-1][0]] * (len(cuts[-1]) + 1) > max_tokens:
+            cuts.append([])
+        cuts[-1].append(row)
+    return [_lay_out(batch, rows, num_columns=lengths[rows[0]]) for rows in cuts]
+
+
+def _lay_out(batch: Batch, rows: Sequence[int], *, num_columns: int) -> MicroBatch:
+    token_ids = np.full((len(rows), num_columns), PADDING_ID, dtype=np.int64)
+    predictors, targets, cells = [], [], []
+    for line, row in enumerate(rows):
+        prompt, completion = batch.prompts[row], batch.completions[row]
+        end = len(prompt) + len(completion)
+        token_ids[line, :end] = np.concatenate([prompt, completion])
+        # The output at a token predicts the next one, so the prompt's last token predicts the first of the completion.
+        predictors.append(line * num_columns + np.arange(len(prompt) - 1, end - 1))
+        targets.append(completion.astype(np.int64))
+        cells.append(row * batch.mask.shape[1] + np.arange(len(completion)))
+    return MicroBatch(
+        token_ids=torch.from_numpy(token_ids),
+        predictor_index=torch.from_numpy(np.concatenate(predictors)),
+        target_ids=torch.from_numpy(np.concatenate(targets)),
+        cell_index=torch.from_numpy(np.concatenate(cells)),
+    )
+
+
+def _mask(lengths: Sequence[int]) -> Tensor:
+    return torch.arange(max(lengths, default=0))[None, :] < torch.tensor(lengths, dtype=torch.int64)[:, None]
+
+
+def _padded(rows: Sequence[NDArray[np.float32]], *, num_columns: int) -> Tensor:
+    matrix = np.zeros((len(rows), num_columns), dtype=np.float32)
+    for line, values in enumerate(rows):
+        matrix[line, : len(values)] = values
+    return torch.from_numpy(matrix)

@@ -1,0 +1,236 @@
+"""How the small operations of a decoder layer are computed (`learner.kernels`).
+
+    plain     operation by operation, as transformers writes them
+    compile   torch.compile, one decoder layer at a time; packed attention stays outside of what is compiled
+    liger     Triton kernels for RMSNorm and rotary angles, by the package liger-kernel where it is installed; the
+              feed-forward block stays `gated.py`'s, which keeps less
+    auto      on a GPU the fastest of these, measured; on a CPU plain, where a compiler takes half a minute to start
+
+Norms, rotary angles and activations read and write all of a layer's tensors many times; fused they do so once. What is
+chosen must give the log-probs and the gradient of plain kernels, to what rounding allows (`layout_choice.py`). One that
+fails is left out with a warning that says why.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ftis_node.errors import ConfigError
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.model import attention
+from ftis_node.learner.model.layout_choice import difference_from, probe_group, probe_values
+from ftis_node.learner.model.logprobs import decode
+from ftis_node.learner.step.oom_retry import one_out_of_memory_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftis_node.learner.data.batch import MicroBatch
+    from ftis_node.learner.messages import LearnerBoot
+    from ftis_node.learner.model.policy import Policy
+
+log = logging.getLogger(__name__)
+
+REPETITIONS = 5
+LIMIT_S = 10.0  # after which nothing is repeated any more
+GAIN = 1.03  # times as fast as plain that others must be: less is noise
+MORE_MEMORY = 1.02  # times the plain layer's peak that is no more than it, for the memory plan
+PROMPT_TOKENS, COMPLETION_TOKENS, GROUP_SIZE = 128, 384, 12  # of the texts that are measured
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A forward and a backward pass of one layer; `peak_bytes` are on top of the model."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def check_kernels(boot: LearnerBoot) -> None:
+    """Raise ConfigError for kernels that this learner cannot have."""
+    if boot.kernels in ("compile", "liger") and boot.num_processes > 1:
+        raise ConfigError(
+            f"learner.kernels = '{boot.kernels}' is for a learner of one process: use 'auto', or leave learner.gpus "
+            "and learner.processes out"
+        )
+    if boot.kernels == "compile" and boot.measure_agreement:
+        raise ConfigError(
+            "learner.kernels = 'compile' leaves out the hooks of method.peer_weights = \"agreement\": use 'plain'"
+        )
+
+
+def choose_kernels(policy: Policy, boot: LearnerBoot) -> Policy:
+    """`policy` with the kernels that `boot` asks for, or the fastest that are right here."""
+    if boot.kernels == "plain" or boot.measure_agreement or policy.root is not None:
+        return policy
+    if boot.kernels != "auto":
+        problem = _problem(policy, boot.kernels)
+        if problem is not None:
+            log.warning("kernels: plain, because %s cannot be used: %s", boot.kernels, problem)
+            return policy
+        log.info("kernels: %s, as set", boot.kernels)
+        return _with_kernels(policy, boot.kernels)
+    if policy.causal_lm.device.type == "cpu":
+        return policy
+    return _fastest(policy, boot)
+
+
+def _fastest(policy: Policy, boot: LearnerBoot) -> Policy:
+    micro_batch = _micro_batch(policy, boot.micro_batch_tokens)
+    plain = measure(policy, micro_batch)
+    words, best, best_s = [f"plain {1e3 * plain.seconds:.1f} ms"], "plain", plain.seconds / GAIN
+    for name in ("compile", *(["liger"] if find_spec("liger_kernel") else [])):
+        still_on: list[Callable[[], None]] = []
+        problem = _problem(policy, name, still_on)
+        if problem is None:
+            found = measure(policy, micro_batch)
+            if found.peak_bytes > MORE_MEMORY * plain.peak_bytes:
+                problem = f"a layer takes {found.peak_bytes / plain.peak_bytes:.2f} times the memory"
+            words.append(f"{name} {1e3 * found.seconds:.1f} ms")
+            if problem is None and found.seconds < best_s:
+                best, best_s = name, found.seconds
+        if problem is not None:
+            log.warning("kernels: %s is left out: %s", name, problem)
+        for undo in still_on:
+            undo()
+    log.info("kernels: %s; a layer of %d tokens: %s", best, micro_batch.token_ids.numel(), ", ".join(words))
+    return policy if best == "plain" else _with_kernels(policy, best)
+
+
+def _with_kernels(policy: Policy, name: str) -> Policy:
+    SWITCHES[name](policy.causal_lm)
+    if name == "compile":  # a shape that cannot be compiled later is computed as it is written
+        torch._dynamo.config.suppress_errors = True
+    return replace(policy, kernels=name)
+
+
+def _problem(policy: Policy, name: str, still_on: list[Callable[[], None]] | None = None) -> str | None:
+    """Why these kernels cannot be used, None where they can. They are off afterwards, unless `still_on` takes how."""
+    expected = probe_values(policy)
+    try:
+        undo = SWITCHES[name](policy.causal_lm)
+    except Exception as error:  # whatever a package of another version raises
+        return _in_a_line(error)
+    try:
+        problem = difference_from(expected, probe_values(policy), dtype=policy.compute_dtype)
+    except Exception as error:  # whatever a compiler raises
+        problem = _in_a_line(error)
+    if problem is None and still_on is not None:
+        still_on.append(undo)
+    else:
+        undo()
+    return problem
+
+
+def _in_a_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def compile_layers(causal_lm: Any) -> Callable[[], None]:
+    """Have each decoder layer compiled when it first runs. Returns what undoes that."""
+    layers = _layers(causal_lm)
+    if not layers:
+        raise ValueError("its layers are none of transformers' own")
+    # A plan has other numbers for each micro-batch: compiled, each would be another program.
+    attention.register(torch.compiler.disable(attention.attend))  # type: ignore[no-untyped-call]
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+    def undo() -> None:
+        attention.register()
+        for layer in layers:
+            layer._compiled_call_impl = None
+
+    return undo
+
+
+def use_liger(causal_lm: Any) -> Callable[[], None]:
+    """Have norms and rotary angles computed by Liger's kernels. Returns what undoes that. Raises ImportError."""
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+    code = sys.modules[type(causal_lm).__module__].__dict__
+    names, forwards = dict(code), [(module, module.__dict__.get("forward")) for module in causal_lm.modules()]
+
+    def undo() -> None:
+        code.update(names)
+        for module, forward in forwards:
+            module.__dict__.pop("forward", None)
+            if forward is not None:
+                module.__dict__["forward"] = forward
+
+    _apply_liger_kernel_to_instance(
+        model=causal_lm, rope=True, rms_norm=True, swiglu=False, cross_entropy=False, fused_linear_cross_entropy=False
+    )
+    return undo
+
+
+SWITCHES = {"compile": compile_layers, "liger": use_liger}
+
+
+def measure(policy: Policy, micro_batch: MicroBatch) -> Measured:
+    """A pass forward and back through the first layer, the median of a few after one that does not count.
+
+    Memory is that of a GPU; 0 on a CPU.
+    """
+    decoder = policy.causal_lm.get_decoder()
+    all_layers, on_gpu = decoder.layers, policy.causal_lm.device.type == "cuda"
+    decoder.layers = all_layers[:1]
+    wanted = [value for value in decoder.layers.parameters() if value.requires_grad]
+    once = partial(_pass, policy, micro_batch, wanted)
+    before = 0
+    try:
+        with one_out_of_memory_error():
+            once()
+            gc.collect()
+            if on_gpu:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+            seconds: list[float] = []
+            while len(seconds) < REPETITIONS and sum(seconds) < LIMIT_S:
+                began = time.perf_counter()
+                once()
+                if on_gpu:
+                    torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - began)
+    except torch.OutOfMemoryError:
+        return Measured(float("inf"), sys.maxsize)
+    finally:
+        decoder.layers = all_layers
+    return Measured(float(np.median(seconds)), torch.cuda.max_memory_allocated() - before if on_gpu else 0)
+
+
+def _pass(policy: Policy, micro_batch: MicroBatch, wanted: list[torch.Tensor]) -> None:
+    with torch.enable_grad():
+        hidden = decode(policy.causal_lm, micro_batch, flash=policy.flash)
+        torch.autograd.grad(hidden.float().square().mean(), wanted)
+
+
+def _micro_batch(policy: Policy, num_tokens: int) -> MicroBatch:
+    """Of about as many positions as the plan has for one, in the policy's layout."""
+    ids = np.random.default_rng(0).integers(0, policy.tokenizer.vocab_size, PROMPT_TOKENS + COMPLETION_TOKENS)
+    num_groups = max(1, round(num_tokens / (PROMPT_TOKENS + GROUP_SIZE * COMPLETION_TOKENS)))
+    groups = [
+        probe_group(str(number), ids.astype("<i4"), PROMPT_TOKENS, (COMPLETION_TOKENS,) * GROUP_SIZE)
+        for number in range(num_groups)
+    ]
+    make = make_packed_micro_batches if policy.packs else make_micro_batches
+    return max(make(make_batch(groups), max_tokens=num_tokens), key=lambda made: made.token_ids.numel())
+
+
+def _layers(causal_lm: Any) -> list[Any]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,0 +1,119 @@
+"""Which layout a model is computed in: packed rows where they give what padded rows give, measured at its start."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.distributed.ranks import ALONE
+from ftis_node.learner.distributed.shards import gradient_of
+from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.learner.model import attention
+from ftis_node.workers.weights.store import probe_token_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from ftis_node.learner.data.batch import Batch, MicroBatch
+    from ftis_node.learner.distributed.ranks import Ranks
+    from ftis_node.learner.model.policy import Policy
+
+log = logging.getLogger(__name__)
+
+MAX_PROBE_TOKENS = 1000
+# Root mean square of differences between two layouts, in nats, and relative for gradients. In bfloat16 a trainer
+# differs from itself at another chunk size by 0.055 (standard deviation) and by up to 0.656 among 3,916 tokens
+# (https://github.com/huggingface/trl/issues/6789).
+PACKED_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+LARGEST = 6  # times the tolerance that a single difference may be: 1.5 nats in bfloat16
+
+
+def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None) -> Policy:
+    """`policy` with packed rows, by the fastest attention that computes them as plain rows are computed here.
+
+    None does where a model is recurrent, has attention of its own or of another kind, or ignores positions. All of
+    `ranks` decide alike. One that is spread over them is of no more use after an error in a pass: `open_again` makes it
+    once more.
+    """
+    batch = _probe_batch(policy)
+    before = policy.causal_lm.config._attn_implementation
+    expected = _values_and_gradient(policy, make_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
+    attention.register()
+    policy.causal_lm.set_attn_implementation(attention.ATTENTION)
+    may_flash = attention.is_flash_usable(policy.causal_lm.device, policy.compute_dtype)
+    for flash in (True, False) if may_flash else (False,):
+        packing = replace(policy, packs=True, flash=flash)
+        try:
+            found = _values_and_gradient(packing, make_packed_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
+        except (TypeError, ValueError, RuntimeError, LookupError) as error:
+            problem: str | None = str(error)
+            if open_again is not None:
+                policy = open_again()
+                policy.causal_lm.set_attn_implementation(attention.ATTENTION)
+        else:
+            problem = difference_from(expected, found, dtype=policy.compute_dtype)
+        if ranks.is_any(problem is not None):
+            problem = problem or "so says another rank"
+        if problem is None:
+            return packing
+        log.warning("%s cannot be packed (flash %s), which costs time: %s", policy.source.name, flash, problem)
+    policy.causal_lm.set_attn_implementation(before)
+    return policy
+
+
+def difference_from(expected: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], *, dtype: torch.dtype) -> str | None:
+    """How log-probs `[M]` and a gradient differ by more than two right ways of computing them do; None: they do not."""
+    tolerance = PACKED_TOLERANCES[dtype]
+    scales = (1.0, 1.0 + float(expected[1].square().mean().sqrt()))
+    for what, one, other, scale in zip(("log-probs", "gradient"), found, expected, scales, strict=True):
+        errors = (one - other) / scale
+        rms, largest = float(errors.square().mean().sqrt()), float(errors.abs().max())
+        if not (rms < tolerance and largest < LARGEST * tolerance):
+            return f"{what} are off by {rms:.2g} (RMS), {largest:.2g} at most"
+    return None
+
+
+def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Log-probs `[M]` of fixed tokens, and a gradient, in the policy's own layout."""
+    make = make_packed_micro_batches if policy.packs else make_micro_batches
+    return _values_and_gradient(policy, make(_probe_batch(policy), max_tokens=MAX_PROBE_TOKENS))
+
+
+def _probe_batch(policy: Policy) -> Batch:
+    """Fixed tokens, of lengths that take every way through the attention: short and long texts, links, masks."""
+    ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
+    return make_batch([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
+
+
+def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> TrainGroup:
+    """A group whose prompt and completions, of these lengths, are made of `tokens`, and whose log-probs are 0."""
+    answers = [np.resize(np.roll(tokens, length), length).tobytes() for length in lengths]
+    completions = tuple(
+        TrainCompletion(token_ids=answer, logprobs=bytes(len(answer)), reward=0.0) for answer in answers
+    )
+    return TrainGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt).tobytes(), completions)
+
+
+def _values_and_gradient(policy: Policy, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
+    """Log-probs in the batch's order, and the gradient of their mean to the smallest of what is trained.
+
+    That is a norm, a bias or an adapter's matrix, mostly of the first layer: all attention lies before it.
+    """
+    (micro_batch,) = micro_batches
+    smallest = min(policy.trainable().values(), key=lambda parameter: parameter.numel())
+    logprobs = policy.logprobs(micro_batch)
+    if policy.root is None:
+        (gradient,) = torch.autograd.grad(logprobs.mean(), smallest)
+    else:
+        gradient = gradient_of(logprobs.mean(), smallest, policy.trainable().values())
+    order = micro_batch.cell_index.argsort()
+    return logprobs.detach().float().cpu()[order], gradient.float().cpu()

@@ -1,0 +1,224 @@
+"""Log-probs of the completion tokens under the model being trained.
+
+The output head is where memory goes: a vocabulary of 150,000 in float32 is 0.6 MB a token. So the decoder runs alone,
+only the positions that predict a completion token are taken from its output, and the head is applied to them in chunks
+whose logits are thrown away and made again in the backward pass. There the gradient is written down, not derived:
+
+    dlp_t / dlogits = onehot(token) - softmax(logits)
+
+so one buffer of a chunk's logits is all that is ever held, and tokens whose share of the loss is zero (filtered, or
+without advantage) are left out. Log-sum-exp is in float32, or better, whatever the head computes in. Log-probs are
+those of the full softmax at the sampling temperature, as generators report them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from ftis_node.learner.model.attention import AttentionPlan
+
+if TYPE_CHECKING:
+    from ftis_node.learner.data.batch import MicroBatch
+    from ftis_node.learner.distributed.ranks import Ranks
+
+HEAD_CHUNK_TOKENS = (
+    512  # 0.3 GB of float32 logits at a vocabulary of 150,000; on a GPU as many as the plan has room for
+)
+
+
+def completion_logprobs(
+    causal_lm: Any,
+    micro_batch: MicroBatch,
+    *,
+    temperature: float = 1.0,
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS,
+    flash: bool = False,
+    entropies: EntropyMeter | None = None,
+) -> Tensor:
+    """Log-probs `[M]`, float32 (or float64), of `micro_batch.target_ids`, on the model's device and with its gradient.
+
+    `causal_lm` is a transformers model whose logits are its output head applied to its decoder's last hidden state
+    (see `policy.check_logits`). `flash`: packed rows go through FlashAttention's kernels. `entropies` is given the
+    entropy at each of these tokens.
+    """
+    device, head = causal_lm.device, causal_lm.get_output_embeddings()
+    hidden = decode(causal_lm, micro_batch, flash=flash)
+    predictors = hidden.flatten(0, 1)[micro_batch.predictor_index.to(device)]
+    targets = micro_batch.target_ids.to(device)
+    return head_logprobs(
+        head, predictors, targets, temperature=temperature, chunk_tokens=head_chunk_tokens, entropies=entropies
+    )
+
+
+def decode(causal_lm: Any, micro_batch: MicroBatch, *, flash: bool = False) -> Tensor:
+    """The decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
+    layout = _layout(micro_batch, causal_lm.device, flash=flash)
+    token_ids = micro_batch.token_ids.to(causal_lm.device)
+    hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
+    return hidden
+
+
+class EntropyMeter:
+    """The policy's mean entropy, in nats a token, over what was computed since it was last asked for."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._num_tokens = 0
+
+    def add(self, entropies: Tensor) -> None:
+        """Of some tokens, `[M]`."""
+        self._sum += float(entropies.double().sum())
+        self._num_tokens += entropies.numel()
+
+    def share(self, ranks: Ranks) -> None:
+        """Rank 0 takes over what the others have."""
+        totals = torch.tensor([self._sum, self._num_tokens], dtype=torch.float64)
+        ranks.add_up(totals)
+        self._sum, self._num_tokens = (float(totals[0]), int(totals[1])) if ranks.rank == 0 else (0.0, 0)
+
+    def take(self) -> float | None:
+        """The mean, None without tokens; then it begins anew."""
+        mean = self._sum / self._num_tokens if self._num_tokens else None
+        self._sum, self._num_tokens = 0.0, 0
+        return mean
+
+
+def head_logprobs(
+    head: Any,
+    hidden: Tensor,
+    target_ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = HEAD_CHUNK_TOKENS,
+    entropies: EntropyMeter | None = None,
+) -> Tensor:
+    """`[M, H]` hidden states and `[M]` token ids to log-probs `[M]`."""
+    if type(head) is nn.Linear and getattr(head, "bias", None) is None:
+        logprobs: Tensor = HeadLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, head.weight, target_ids, temperature, chunk_tokens, entropies
+        )
+        return logprobs
+    chunks = zip(torch.split(hidden, chunk_tokens), torch.split(target_ids, chunk_tokens), strict=True)
+    return torch.cat([checkpoint(_any_head, part, head, ids, temperature, use_reentrant=False) for part, ids in chunks])
+
+
+class HeadLogprobs(Function):
+    """`[M, H]`, `[V, H]` and `[M]` to `[M]`; kept for the backward pass: the inputs and a log-sum-exp a token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        target_ids: Tensor,
+        temperature: float,
+        chunk_tokens: int,
+        entropies: EntropyMeter | None = None,
+    ) -> Tensor:
+        """Chunk by chunk."""
+        exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        logprobs = hidden.new_empty(len(target_ids), dtype=exact)
+        logsumexp = torch.empty_like(logprobs)
+        for start in range(0, len(target_ids), chunk_tokens):
+            at = slice(start, start + chunk_tokens)
+            logits = _logits(hidden[at], weight, temperature, exact)
+            logprobs[at] = logits.gather(-1, target_ids[at, None])[:, 0]
+            logsumexp[at] = _log_sum_exp(logits, entropies)
+            del logits  # before the next chunk's are made
+        logprobs -= logsumexp
+        ctx.save_for_backward(hidden, weight, target_ids, logsumexp)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        return logprobs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Tokens with a gradient alone are computed again."""
+        hidden, weight, target_ids, logsumexp = ctx.saved_tensors
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
+        rows = gradients[0].nonzero()[:, 0]
+        hidden_gradient = torch.zeros_like(hidden) if needs_hidden else None
+        # Sums over chunks are kept in float32 where the head computes in less.
+        weight_gradient = torch.zeros_like(weight, dtype=logsumexp.dtype) if needs_weight else None
+        for chosen in torch.split(rows, ctx.chunk_tokens):
+            part = hidden[chosen]
+            scores = _logits(part, weight, ctx.temperature, logsumexp.dtype)
+            share = gradients[0][chosen, None] / ctx.temperature
+            scores.sub_(logsumexp[chosen, None]).exp_().mul_(-share)
+            scores.scatter_add_(1, target_ids[chosen, None], share)
+            scores = scores.to(weight.dtype)
+            if hidden_gradient is not None:
+                hidden_gradient[chosen] = scores @ weight
+            if weight_gradient is not None:
+                _add_product(weight_gradient, scores.T, part)
+            del scores
+        in_dtype = None if weight_gradient is None else weight_gradient.to(weight.dtype)
+        return hidden_gradient, in_dtype, None, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """`[K, V]` in `dtype`, and nobody else's; not rounded to the weight's format if the device has such a product."""
+    if weight.dtype != dtype and has_wide_products(weight.device, weight.dtype):
+        logits = torch.mm(hidden, weight.T, out_dtype=dtype)
+    else:
+        logits = (hidden @ weight.T).to(dtype)
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _log_sum_exp(logits: Tensor, entropies: EntropyMeter | None) -> Tensor:
+    """`[K, V]` to `[K]`; `logits` are used up: there is no second buffer of their size."""
+    largest = logits.amax(dim=-1, keepdim=True)
+    logits.sub_(largest)
+    if entropies is None:
+        return logits.exp_().sum(dim=-1).log_().add_(largest[:, 0])
+    weights = logits.exp()
+    total = weights.sum(dim=-1)
+    entropies.add(total.log() - weights.mul_(logits).sum(dim=-1) / total)
+    return total.log_().add_(largest[:, 0])
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, in one product where the device has it: nothing of the total's size is made besides."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif has_wide_products(left.device, left.dtype):
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+@cache
+def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the device multiplies matrices of `dtype` into float32 ones, and adds them in place, as CUDA does.
+
+    Tried once on 16 x 16 ones. A CPU has none: there a product in `dtype` is added.
+    """
+    ones = torch.ones((16, 16), device=device, dtype=dtype)
+    total = torch.ones((16, 16), device=device, dtype=torch.float32)
+    try:
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
+        product = torch.mm(ones, ones, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((total == 17).all() and (product == 16).all())
+
+
+def _layout(micro_batch: MicroBatch, device: torch.device, *, flash: bool) -> dict[str, Any]:
+    """Positions and plan as the model hands them on; nothing where rows are plain texts."""
+    if not micro_batch.blocks or micro_batch.positions is None:
+        return {}
+    plan = AttentionPlan.of(micro_batch.blocks, micro_batch.links, device, flash=flash)
+    return {"position_ids": micro_batch.positions.to(device), "plan": plan}
+
+
+def _any_head(hidden: Tensor, head: Any, target_ids: Tensor, temperature: float) -> Tensor:
+    """`[K, H]` and `[K]` to `[K]`, for a head that is not one plain matrix."""
+    logits = head(hidden)
+    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    logprobs: Tensor = logits.gather(-1, target_ids[:, None]).squeeze(-1) - logits.logsumexp(dim=-1)
+    return logprobs

@@ -1,0 +1,321 @@
+"""The model being trained: in full, or a LoRA adapter on a frozen model.
+
+Precision. The model, and an adapter on it, is held and computed in `dtype`, as engines hold it. Where that is bfloat16
+what is trained has float32 masters besides (`masters.py`), because an update at a learning rate of 1e-6 is smaller than
+bfloat16 can add to a weight.
+
+The model stays in eval mode: two passes over a batch must agree, so there is no dropout. Layers whose activations are
+recomputed in the backward pass are the exception, since transformers does that in training mode only.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from ftis_node.errors import ConfigError, ModelError
+from ftis_node.learner.data.batch import MicroBatch
+from ftis_node.learner.distributed.ranks import RankGroup
+from ftis_node.learner.distributed.shards import back_to_meta, fill, hollow, is_spread, plain_name, shard
+from ftis_node.learner.model.gated import save_memory
+from ftis_node.learner.model.layout_choice import choose_layout
+from ftis_node.learner.model.logprobs import HEAD_CHUNK_TOKENS, EntropyMeter, completion_logprobs
+from ftis_node.models import (
+    ModelSource,
+    PromptTokenizer,
+    WeightRows,
+    empty_causal_lm,
+    load_causal_lm,
+    load_tokenizer,
+    resolve_model,
+    tied_names,
+)
+from ftis_node.models.library_logging import quiet_library_logging
+from ftis_node.workers.weights.store import probe_logprobs, probe_token_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+    from torch.nn import Parameter
+
+    from ftis_node.learner.distributed.ranks import Ranks
+    from ftis_node.learner.messages import LearnerBoot, LoraSettings
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+ADAPTER = "default"  # peft's name for the only adapter
+# Nats, on average over the probe. In bfloat16 a logit of 20 is rounded to a multiple of 0.125, so single log-probs may
+# differ by that much between two ways of computing them; a soft cap or a logit scale moves them by far more.
+LOGITS_TOLERANCE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps.
+
+    `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`). `entropies`: where that is asked
+    for, takes those of all log-probs that are computed with a gradient. `root` is there where the model is spread over
+    ranks (`shards.py`): its weights are whole inside of it alone. `head_chunk_tokens` go through the head
+    at once. `kernels` compute its layers (`kernels.py`).
+    """
+
+    source: ModelSource
+    tokenizer: PromptTokenizer
+    causal_lm: Any
+    adapted: Any | None
+    compute_dtype: torch.dtype
+    temperature: float
+    packs: bool = False
+    flash: bool = False
+    entropies: EntropyMeter | None = None
+    root: Any | None = None
+    head_chunk_tokens: int = HEAD_CHUNK_TOKENS
+    kernels: str = "plain"
+
+    @property
+    def layout(self) -> str:
+        """How its sequences are laid out, in words for the status."""
+        if not self.packs:
+            return "padded rows"
+        return "packed rows, FlashAttention" if self.flash else "packed rows"
+
+    def trainable(self) -> dict[str, Parameter]:
+        """What is trained, by name; the optimiser moves its masters."""
+        return {name: value for name, value in self.causal_lm.named_parameters() if value.requires_grad}
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the model itself, without an adapter; tied weights once."""
+        adapter = self.num_trainable_parameters if self.adapted is not None else 0
+        return int(sum(value.numel() for value in self.causal_lm.parameters())) - adapter
+
+    @property
+    def num_trainable_parameters(self) -> int:
+        """Of those, or of the adapter, what is trained."""
+        return sum(value.numel() for value in self.trainable().values())
+
+    def compute(self, work: Callable[[Any], Result]) -> Result:
+        """`work(causal_lm)`. All that runs the model goes through here, on all ranks at once."""
+        return work(self.causal_lm) if self.root is None else self.root(work)
+
+    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        """Log-probs `[M]` of a micro-batch's completion tokens."""
+        return self.compute(
+            lambda model: completion_logprobs(
+                model,
+                micro_batch,
+                temperature=self.temperature,
+                head_chunk_tokens=self.head_chunk_tokens,
+                flash=self.flash,
+                entropies=self.entropies if torch.is_grad_enabled() else None,
+            )
+        )
+
+
+def load_policy(boot: LearnerBoot) -> Policy:
+    """The policy that `boot` describes, untrained, with its log-probs checked and its layout chosen.
+
+    Raises ModelError, ConfigError, MachineError or NetworkError.
+    """
+    policy = load_unchecked(boot)
+    check_logits(policy)
+    return _metered(choose_layout(policy), boot)
+
+
+def load_unchecked(boot: LearnerBoot) -> Policy:
+    """The policy that `boot` describes, without any computation: its weights are enough for an export.
+
+    Raises as `load_policy` does.
+    """
+    source, tokenizer = _find(boot)
+    return _policy_of(boot, source, tokenizer, load_causal_lm(source, dtype=boot.dtype, device=boot.device))
+
+
+def open_policy(boot: LearnerBoot, ranks: Ranks) -> Policy:
+    """As `load_policy`, spread over `ranks` where they are several; all of them raise what one does."""
+    if not isinstance(ranks, RankGroup):
+        return load_policy(boot)
+    with ranks.agreed():
+        source, tokenizer = _find(boot)
+    spread = partial(spread_policy, boot, source, tokenizer, ranks)
+    policy = spread()
+    with ranks.agreed():
+        check_logits(policy)
+    return _metered(choose_layout(policy, ranks=ranks, open_again=spread), boot)
+
+
+def spread_policy(
+    boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, ranks: RankGroup, *, trains: bool = True
+) -> Policy:
+    """The policy over `ranks`, each of which reads the rows that it holds; not `trains`: as a frozen copy.
+
+    Where the files do not name tensors as the model does, each reads the whole model first. Raises what `load_policy`
+    does.
+    """
+    with ranks.agreed():
+        rows = WeightRows(source)
+        causal_lm = empty_causal_lm(source, dtype=getattr(torch, boot.dtype))
+        if is_whole := rows.why_not(causal_lm):
+            log.warning("each process reads the whole of %s first: %s", source.name, is_whole)
+            causal_lm = load_causal_lm(source, dtype=boot.dtype, device="cpu")
+        policy = _policy_of(boot, source, tokenizer, causal_lm)
+        if not trains:
+            causal_lm.requires_grad_(False)
+    spread = shard(policy, ranks)
+    if not is_whole:
+        with ranks.agreed():
+            fill(spread, rows, ranks)
+    return spread
+
+
+def _find(boot: LearnerBoot) -> tuple[ModelSource, PromptTokenizer]:
+    resolved = resolve_model(boot.model)
+    source = ModelSource(name=boot.model_name, folder=resolved.folder)
+    return source, load_tokenizer(source)
+
+
+def _policy_of(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokenizer, causal_lm: Any) -> Policy:
+    """The policy with this model, which gets its adapter; nothing is computed."""
+    causal_lm.requires_grad_(boot.lora is None)
+    torch.manual_seed(boot.seed)
+    hollow(causal_lm)  # an adapter beside a weight without memory would have none either
+    adapted = add_adapter(causal_lm, boot.lora) if boot.lora else None
+    back_to_meta(causal_lm)
+    if boot.recompute_activations:
+        recompute_activations(causal_lm)
+    save_memory(causal_lm)
+    return Policy(
+        source=source,
+        tokenizer=tokenizer,
+        causal_lm=causal_lm,
+        adapted=adapted,
+        compute_dtype=getattr(torch, boot.dtype),
+        temperature=boot.temperature,
+        head_chunk_tokens=boot.head_chunk_tokens,
+    )
+
+
+def _metered(policy: Policy, boot: LearnerBoot) -> Policy:
+    return replace(policy, entropies=EntropyMeter()) if boot.report_entropy else policy
+
+
+def add_adapter(causal_lm: Any, lora: LoraSettings) -> Any:
+    """Put a LoRA adapter into `causal_lm`, in its number format. Returns peft's wrapper. Raises ConfigError."""
+    if lora.dropout != 0:
+        raise ConfigError("LoRA dropout must be 0: the two passes over a batch would not see the same model")
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    with quiet_library_logging():
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM"
+        )
+        try:
+            return get_peft_model(causal_lm, config, autocast_adapter_dtype=False).eval()
+        except ValueError as error:
+            raise ConfigError(f"the LoRA adapter does not fit the model: {error}") from error
+
+
+def own_tensors(policy: Policy) -> dict[str, Tensor]:
+    """The model's tensors under the names of a model without adapter, as they are; tied weights appear once."""
+    left_out = tied_names(policy.causal_lm)
+    return {
+        plain_name(name): value
+        for name, value in policy.causal_lm.state_dict().items()
+        if ".lora_" not in name and name not in left_out
+    }
+
+
+def adapter_merger(policy: Policy) -> Callable[[str, Tensor], Tensor]:
+    """A function of a weight's plain name and its value that adds what the adapter adds to it."""
+    layers = {} if policy.adapted is None else dict(_adapted_layers(policy.causal_lm))
+
+    def merge(name: str, value: Tensor) -> Tensor:
+        layer = layers.get(name)
+        return value if layer is None else _merged(layer, value)
+
+    return merge
+
+
+def adapter_alone(policy: Policy) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The adapter's weights and its configuration, as peft's `save_pretrained` names them.
+
+    The base model is named as others know it, never by a folder of this machine.
+    """
+    from peft import get_peft_model_state_dict
+
+    assert policy.adapted is not None, "a policy that is trained in full has no adapter"
+    tensors = get_peft_model_state_dict(policy.adapted, adapter_name=ADAPTER, save_embedding_layers=False)
+    config = policy.adapted.peft_config[ADAPTER].to_dict()
+    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+    return tensors, plain | {"base_model_name_or_path": policy.source.name, "inference_mode": True}
+
+
+def check_logits(policy: Policy) -> None:
+    """Compare our log-probs with the model's own logits. Raises ModelError for a model that treats them further."""
+    ids = torch.tensor([probe_token_ids(policy.tokenizer.vocab_size)])
+    positions = torch.arange(ids.shape[1] - 1)
+    micro_batch = MicroBatch(token_ids=ids, predictor_index=positions, target_ids=ids[0, 1:], cell_index=positions)
+    with torch.no_grad():
+        ours = policy.compute(lambda model: completion_logprobs(model, micro_batch)).cpu()
+        theirs = torch.tensor(policy.compute(lambda model: probe_logprobs(model, ids[0].tolist())))
+    difference = (ours - theirs).abs().mean().item()
+    if not difference < LOGITS_TOLERANCE:
+        raise ModelError(
+            f"{policy.source.name} changes its logits after the output head (log-probs are off by {difference:.2g}): "
+            "such models cannot be trained here"
+        )
+
+
+@torch.no_grad()
+def _merged(layer: Any, value: Tensor) -> Tensor:
+    """`value` with what the adapter of `layer` adds to it, in float32. One buffer where the layer is plain: peft's own
+    sum makes five, which on a CPU takes three times as long."""
+    if is_spread(value) or getattr(layer, "fan_in_fan_out", True):
+        added: Tensor = layer.get_delta_weight(ADAPTER)
+        return value.float() + added.float()
+    down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    merged = value.to(torch.float32, copy=True)
+    return merged.addmm_(up.float(), down.float(), alpha=layer.scaling[ADAPTER])
+
+
+def _adapted_layers(causal_lm: Any) -> Iterator[tuple[str, Any]]:
+    """Pairs of a weight's plain name and the layer with an adapter that holds it."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in causal_lm.named_modules():
+        if isinstance(module, LoraLayer):
+            yield f"{name}.weight", module
+
+
+def recompute_activations(causal_lm: Any) -> bool:
+    """Keep only each layer's input for the backward pass: about a third more time, a fraction of the memory.
+
+    Returns whether that changed anything: not where layers are recomputed already, or are none of transformers'. Random
+    states are kept for a layer's second pass only where something in it is random.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in causal_lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers or all(layer.gradient_checkpointing for layer in layers):
+        return False
+    how = {"use_reentrant": False, "preserve_rng_state": _has_dropout(causal_lm)}
+    causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    for layer in layers:
+        layer.training = True
+    return True
+
+
+def _has_dropout(causal_lm: Any) -> bool:
+    """Whether a module or a setting has a dropout above 0."""
+    settings = causal_lm.config.to_dict()
+    rates = [value for name, value in settings.items() if "dropout" in name or name.endswith("_pdrop")]
+    rates += [module.p for module in causal_lm.modules() if isinstance(module, torch.nn.Dropout)]
+    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)

@@ -1,0 +1,118 @@
+"""Whether a peer's completions pull the weights in the direction in which this node's own do.
+
+For each sender the gradient of the loss to one matrix, from that sender's completions alone:
+
+    G_s = sum over the sender's tokens t of delta_t h_t^T            [out, in]
+    agreement of s = cos(G_s, G_own)
+
+The matrix is the last layer's attention output projection: h_t is its input and delta_t the gradient of its output. In
+the last layer a position's output reaches that position's prediction alone, so every delta_t belongs to one
+completion's token, and one backward pass over all senders' tokens gives every G_s exactly. With LoRA it is the
+gradient of the matrix that the adapter stands beside.
+
+Own completions are the only ones that nobody else can forge. How far they agree among themselves, cos(G_a, G_b) of the
+even and the odd own groups, says what cosine to expect of good data in so small a batch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftis_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ftis_node.learner.data.batch import Batch, MicroBatch
+    from ftis_node.learner.step.train_step import Forward
+
+PROJECTION = "o_proj"
+MAX_SENDERS = 64  # whose gradients are held at once; further peers of a step have no figure
+OWN_HALVES = 2
+
+
+class AgreementMeter:
+    """Measures a step's passes: wrap the forward function of each step's batch, and `take` the figures after it."""
+
+    def __init__(self, causal_lm: Any) -> None:
+        modules = [module for name, module in causal_lm.named_modules() if name.endswith(PROJECTION)]
+        if not modules:
+            raise ConfigError(
+                f'method.peer_weights = "agreement" needs a model whose layers have a module {PROJECTION}: leave it out'
+            )
+        modules[-1].register_forward_hook(self._on_forward)
+        self._batch: Batch | None = None
+        self._micro_batch: MicroBatch | None = None
+        self._slots = torch.zeros(0, dtype=torch.int64)
+        self._sums: dict[int, Tensor] = {}
+        self._seen: list[MicroBatch] = []
+
+    def watching(self, forward: Forward, batch: Batch) -> Forward:
+        """`forward`, measured until the next `take`."""
+        self._batch, self._slots = batch, _slots(batch)
+        self._sums, self._seen = {}, []
+
+        def watched(micro_batch: MicroBatch) -> Tensor:
+            self._micro_batch = micro_batch
+            return forward(micro_batch)
+
+        return watched
+
+    def take(self) -> tuple[dict[str, float], float | None]:
+        """Agreement by sender, and that of the own halves: None with fewer than two own groups with a gradient.
+
+        Senders without a gradient have no figure, nor has anybody where the own completions have none.
+        """
+        batch, sums = self._batch, self._sums
+        self._batch, self._micro_batch, self._sums, self._seen = None, None, {}, []
+        halves = [sums.pop(half) for half in range(OWN_HALVES) if half in sums]
+        if batch is None or not halves:
+            return {}, None
+        own = torch.stack(halves).sum(dim=0)
+        found = {batch.senders[slot - OWN_HALVES + 1]: _cosine(total, own) for slot, total in sums.items()}
+        among_own = _cosine(*halves) if len(halves) == OWN_HALVES else None
+        return {name: value for name, value in found.items() if value is not None}, among_own
+
+    def _on_forward(self, module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if self._batch is None or not output.requires_grad:
+            return
+        micro_batch, features = self._micro_batch, inputs[0].detach()
+        assert micro_batch is not None
+        add = partial(self._add, micro_batch, features)
+        output.register_hook(add)  # type: ignore[no-untyped-call]
+
+    def _add(self, micro_batch: MicroBatch, features: Tensor, gradient: Tensor) -> None:
+        """Called in the backward pass. A micro-batch that was seen before begins another pass over the batch."""
+        if self._batch is None:
+            return
+        if any(micro_batch is each for each in self._seen):
+            self._sums, self._seen = {}, []
+        self._seen.append(micro_batch)
+        rows = micro_batch.cell_index // self._batch.mask.shape[1]
+        slot_at = torch.full((gradient.shape[0] * gradient.shape[1],), -1, dtype=torch.int64)
+        slot_at[micro_batch.predictor_index] = self._slots[rows]
+        deltas, inputs = gradient.detach().flatten(0, 1).float(), features.flatten(0, 1).float()
+        for slot in set(slot_at.tolist()):
+            if slot < 0:
+                continue
+            at = (slot_at == slot).nonzero().squeeze(1).to(deltas.device)
+            total = deltas[at].T @ inputs[at]
+            self._sums[slot] = self._sums[slot] + total if slot in self._sums else total
+
+
+def _slots(batch: Batch) -> Tensor:
+    """`[N]`: 0 or 1 for the own halves, then one for each sender, -1 for senders beyond the limit."""
+    own_groups = torch.tensor(sorted(set(batch.group_ids[batch.is_own].tolist())), dtype=torch.int64)
+    halves = torch.searchsorted(own_groups, batch.group_ids) % OWN_HALVES
+    slots = torch.where(batch.is_own, halves, batch.sender_ids + OWN_HALVES - 1)
+    return torch.where(slots < OWN_HALVES + MAX_SENDERS, slots, -1)
+
+
+def _cosine(one: Tensor, other: Tensor) -> float | None:
+    """None where one of them is 0, or not finite."""
+    norms = float(one.norm() * other.norm())
+    value = float((one * other).sum()) / norms if norms > 0 else float("nan")
+    return max(-1.0, min(1.0, value)) if value == value else None

@@ -1,0 +1,58 @@
+"""Whether an update leaves all weights finite, known before it is made, so that nothing has to be put back.
+
+Adam changes a weight by at most (arXiv 1412.6980, section 2.1; its denominator is never below eps)
+
+    |update| <= lr / (1 - beta1) * max(|m|, |g|) / eps + lr * decay * |w|
+
+so the largest weight, moment and gradient bound what comes out. A learning rate of infinity, an eps that vanishes in
+float32 or a moment that is none are all seen there; a healthy step is 25 orders of magnitude below the limit. A copy of
+weights and moments to go back to would take three times the memory of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftis_node.learner.distributed.shards import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+LARGEST = torch.finfo(torch.float32).max / 4
+LARGEST_GRADIENT = math.sqrt(LARGEST)  # its square is part of the second moment
+
+
+@torch.no_grad()
+def stays_finite(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the next step of `optimizer`, an Adam, leaves weights and moments finite. Of all ranks at once."""
+    return all(_group_stays_finite(optimizer, group) for group in optimizer.param_groups)
+
+
+def _group_stays_finite(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    weights = [weight for weight in group["params"] if weight.grad is not None]
+    gradient = _largest([weight.grad for weight in weights])
+    moment = _largest([moment for weight in weights for moment in _moments(optimizer, weight)])
+    weight, rate = _largest(weights), float(group["lr"])
+    smallest = sys.float_info.min
+    eps, kept = float(group.get("eps", 1.0)), float(group.get("betas", (0.0,))[0])  # plain descent has neither
+    scale = rate / max(1.0 - kept, smallest) / max(eps, smallest)
+    bound = scale * max(moment, gradient) + weight * (1.0 + rate * float(group["weight_decay"]))
+    figures = (gradient, moment, weight, rate, bound)
+    return all(map(math.isfinite, figures)) and gradient <= LARGEST_GRADIENT and bound <= LARGEST
+
+
+def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> list[Tensor]:
+    """What the optimiser holds of a weight in floating point: its moments, or the scales of those in 8 bits."""
+    held = optimizer.state[weight].values()
+    return [value for value in held if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim]
+
+
+def _largest(tensors: Sequence[Tensor]) -> float:
+    """The largest absolute value in any of them; NaN where there is one, 0 without tensors."""
+    return float(whole(torch.nn.utils.get_total_norm(tensors, norm_type=math.inf))) if tensors else 0.0

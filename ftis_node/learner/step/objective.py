@@ -1,0 +1,229 @@
+"""What a step maximises: the method by name, its parameters, and how rewards become advantages.
+
+Two kinds of group meet here. Advantages are taken inside an *advantage key*, which in the horizontal mode spans several
+generators; the loss is given the groups as they were generated, since GEPO's expectation is over one generator's
+completions of one prompt.
+
+A third kind has no token ratio at all: completions that a peer with another tokenizer told as text. Their advantage is
+taken in their whole group, then weighted or dropped as `algorithms/cross_tokenizer.py` says, and the loss gets the
+learner's own log-probs as theirs. That is meant for `nois`, `tis` and `ftis`; other methods take such rows as
+if the learner had sampled them, which costs them the very ratio that they are about. A filter that compares the
+completions of a sender takes them as this node's own: their KL is not known, and those with A <= 0 are filtered here.
+
+Groups of peers with log-probs that no honest sampling brings about (`algorithms/understated.py`) teach nothing: their
+advantages are 0. That is known when all log-probs are; until then, of the completions looked at (`train_step.py`).
+
+Where a run asks for it, the KL to the starting model is added, over all rows whatever their kind.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from ftis_node.algorithms import (
+    cross_tokenizer_advantages,
+    find_method,
+    group_advantages,
+    is_separable,
+    kl_to_start,
+    likelihood_gain,
+    method_parameters,
+    policy_loss,
+    sender_sums,
+)
+from ftis_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from ftis_node.learner.data.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`loss` of a batch under one method. Make it by `make_objective`, which checks the parameters."""
+
+    method: str
+    params: Mapping[str, Any]
+    advantage_scale: str
+    takes_anchor: bool
+    takes_senders: bool
+    separable: bool
+    kl_to_start: float = 0.0
+    max_gain_nats: float = math.inf
+
+    def separates(self, batch: Batch) -> bool:
+        """Whether dL/dlp of a completion's tokens depends on no other completion's learner log-probs.
+
+        Rows that were told as text lend theirs to their group (`_loss_with_texts`).
+        """
+        return self.separable and not bool(batch.is_text.any())
+
+    def advantages(self, batch: Batch) -> Tensor:
+        """`[N]` float64."""
+        return batch.weights * group_advantages(batch.rewards, batch.advantage_ids, scale=self.advantage_scale)
+
+    def understated(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
+        """`[N]` bool: peers' completions whose log-probs are further below the learner's than honest ones get."""
+        gain = likelihood_gain(learner_logprobs, batch.behaviour_logprobs, batch.mask)
+        return ~batch.is_own & ~batch.is_text & (gain > self.max_gain_nats)
+
+    def distrusted(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
+        """`[N]` bool: all completions of groups in which one is understated, for who lied there may have in others."""
+        liars = batch.group_ids[self.understated(learner_logprobs, batch)]
+        return torch.isin(batch.group_ids, liars)
+
+    def loss(
+        self,
+        learner_logprobs: Tensor,
+        batch: Batch,
+        advantages: Tensor,
+        *,
+        anchor: Tensor | None,
+        reference: Tensor | None = None,
+        distrusted: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Scalar loss and metrics of `learner_logprobs` `[N, T]`.
+
+        `distrusted` `[N]` are the completions that teach nothing; where it is not known yet, those are left out that
+        `learner_logprobs` convict by themselves. `anchor` `[N, T]` is the learner's log-probs at the first of several
+        updates on this batch; methods that do not know it measure against the behaviour log-probs and need none.
+        `reference` `[N, T]` is the starting model's log-probs: with it the KL to that model is part of the loss, and of
+        the metrics as `kl_to_start`.
+        """
+        if distrusted is None:
+            distrusted = self.understated(learner_logprobs, batch)
+        believed = torch.where(distrusted, 0.0, advantages)
+        loss, metrics = self._method_loss(learner_logprobs, batch, believed, anchor)
+        if reference is None:
+            return loss, metrics
+        settings = self._settings
+        kl = kl_to_start(
+            learner_logprobs,
+            reference,
+            batch.mask,
+            agg=settings["agg"],
+            max_completion_length=settings["max_completion_length"],
+        )
+        return loss + self.kl_to_start * kl.to(loss.dtype), metrics | {"kl_to_start": kl.item()}
+
+    def _method_loss(
+        self, learner_logprobs: Tensor, batch: Batch, advantages: Tensor, anchor: Tensor | None
+    ) -> tuple[Tensor, dict[str, float]]:
+        params = dict(self.params)
+        if anchor is not None and self.takes_anchor:
+            params["anchor_logprobs"] = anchor
+        if self.takes_senders:
+            params["sender_ids"] = torch.where(batch.is_text, 0, batch.sender_ids)
+        if batch.is_text.any():
+            return self._loss_with_texts(learner_logprobs, batch, advantages, params)
+        return policy_loss(
+            self.method, learner_logprobs, batch.behaviour_logprobs, batch.mask, advantages, batch.group_ids, **params
+        )
+
+    def _loss_with_texts(
+        self, learner_logprobs: Tensor, batch: Batch, advantages: Tensor, params: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The same for a batch with rows that were told as text: those with A <= 0 are filtered, the others weighted.
+
+        `kept_fraction` counts the filtered ones among all completions; `mean_kl` is of the other rows, since the KL of
+        these is not known.
+        """
+        settings = method_parameters(self.method) | params
+        own_logprobs = learner_logprobs.detach()
+        is_filtered = batch.is_text & (advantages <= 0)
+        is_counted = ~is_filtered if settings["denominator"] == "kept" else torch.ones_like(is_filtered)
+        weighted = cross_tokenizer_advantages(
+            _mean_logprobs(own_logprobs, batch.mask), batch.behaviour_means, advantages, cap=settings["cap"]
+        )
+        of_rows = {name: params[name][is_counted] for name in ("anchor_logprobs", "sender_ids") if name in params}
+        loss, metrics = policy_loss(
+            self.method,
+            learner_logprobs[is_counted],
+            torch.where(batch.is_text[:, None], own_logprobs, batch.behaviour_logprobs)[is_counted],
+            batch.mask[is_counted],
+            torch.where(batch.is_text, weighted, advantages)[is_counted],
+            batch.group_ids[is_counted],
+            **params | of_rows,
+        )
+        num_counted = int(is_counted.sum())
+        num_kept = metrics["kept_fraction"] * num_counted - int((is_filtered & is_counted).sum())
+        num_with_kl = num_counted - int((batch.is_text & is_counted).sum())
+        metrics["kept_fraction"] = num_kept / len(is_counted)
+        metrics["mean_kl"] *= num_counted / max(num_with_kl, 1)
+        return loss, metrics
+
+    def sender_sums(self, learner_logprobs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """What the completions of each of `batch.senders` were worth, as `algorithms/diagnostics.py` says.
+
+        `learner_logprobs` `[N, T]` are those of the first pass. Completions of distrusted groups have no advantage.
+        """
+        advantages = torch.where(self.distrusted(learner_logprobs, batch), 0.0, self.advantages(batch))
+        behaviour_logprobs, texts = batch.behaviour_logprobs, {}
+        if batch.is_text.any():
+            behaviour_logprobs = torch.where(batch.is_text[:, None], learner_logprobs, behaviour_logprobs)
+            means, cap = _mean_logprobs(learner_logprobs, batch.mask), self._settings["cap"]
+            weights = cross_tokenizer_advantages(means, batch.behaviour_means, torch.ones_like(means), cap=cap)
+            texts = {"is_text": batch.is_text, "text_weights": weights}
+        return sender_sums(
+            self.method,
+            learner_logprobs,
+            behaviour_logprobs,
+            batch.mask,
+            advantages,
+            batch.group_ids,
+            batch.sender_ids,
+            num_senders=len(batch.senders),
+            **texts,
+            **self.params,
+        )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Every parameter of the method, with the values of this run."""
+        return method_parameters(self.method) | dict(self.params)
+
+
+def _mean_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the tokens of each completion, `[N]` float64; 0 without tokens."""
+    return torch.where(mask, logprobs, 0.0).double().sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+
+def make_objective(
+    method: str,
+    params: Mapping[str, Any],
+    advantage_scale: Literal["std", "mean"] | None = None,
+    *,
+    kl_to_start: float = 0.0,
+    max_gain_nats: float = math.inf,
+) -> Objective:
+    """The objective of `method`; `advantage_scale` None takes the method's own, `kl_to_start` is the weight of that KL.
+
+    `max_gain_nats` is how far a peer's log-probs of a completion may lie below the learner's, summed up.
+
+    Raises ConfigError for bad settings.
+    """
+    try:
+        scale = advantage_scale or find_method(method).advantage_scale
+        known = method_parameters(method)
+        objective = Objective(
+            method=method,
+            params=params,
+            advantage_scale=scale,
+            takes_anchor="anchor_logprobs" in known,
+            takes_senders="sender_ids" in known,
+            separable=is_separable(method, params),
+            kl_to_start=kl_to_start,
+            max_gain_nats=max_gain_nats,
+        )
+        one = torch.zeros(1, 1)
+        policy_loss(method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **params)
+    except ValueError as error:
+        raise ConfigError(f"the learner's method cannot be set up: {error}") from error
+    return objective

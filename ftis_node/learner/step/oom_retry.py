@@ -1,0 +1,127 @@
+"""A step that runs out of memory is done again with less, instead of ending the learner.
+
+    activations are kept --> they are recomputed (a third more time) --> smaller micro-batches
+
+Before its first update a step has changed nothing and can begin again. `token_budget.py` decides on micro-batches; here
+memory is given back and the step is tried. Results do not depend on either but for rounding.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from ftis_node.errors import MachineError, says_out_of_memory
+from ftis_node.learner.step.token_budget import Budget
+from ftis_node.workers.weights.cuda_ipc import grow_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ftis_node.learner.messages import LearnerBoot
+
+Outcome = TypeVar("Outcome")
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def one_out_of_memory_error() -> Iterator[None]:
+    """Inside, memory that runs out raises torch.OutOfMemoryError, whoever noticed it."""
+    try:
+        yield
+    except MemoryError as error:
+        raise torch.OutOfMemoryError(str(error) or "out of memory") from error
+    except RuntimeError as error:
+        if says_out_of_memory(str(error)):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise
+
+
+def keep_to_share(share: float | None) -> None:
+    """Have this process' tensors take at most this part of the GPU; None: all of it.
+
+    More raises torch.OutOfMemoryError here, where a step is done again with less, instead of in the generator beside.
+    """
+    if share is not None:
+        torch.cuda.set_per_process_memory_fraction(share)
+
+
+def grow_segments_after_weights(boot: LearnerBoot) -> None:
+    """Have segments grow from now on, where they did not from the start because the weights are shared with an engine.
+
+    What grows has no handle that another process may open (`workers/weights/cuda_ipc.py`).
+    """
+    if boot.hand_over == "ipc" and boot.memory_share is not None and not grow_segments():
+        log.info("torch's allocator keeps its settings: segments do not grow")
+
+
+class Fitting:
+    """The budget of a learner's micro-batches, and how often the newest step ran out of memory.
+
+    `recompute` has activations recomputed from here on, and returns whether they were kept until now.
+    """
+
+    def __init__(self, max_tokens: int, *, recompute: Callable[[], bool] = lambda: False) -> None:
+        self._budget = Budget.of(max_tokens)
+        self._recompute = recompute
+        self.num_out_of_memory = 0
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that a micro-batch may have now."""
+        return self._budget.max_tokens
+
+    def run(self, attempt: Callable[[], Outcome], *, step: int, whole: int, longest: int) -> Outcome:
+        """The outcome of `attempt`, called again with activations recomputed, then with a smaller `max_tokens` for as
+        long as it runs out of memory.
+
+        The batch has `whole` tokens, its longest sequence `longest`. Raises MachineError where that alone is too much.
+        """
+        self.num_out_of_memory = 0
+        while True:
+            try:
+                with one_out_of_memory_error():
+                    return attempt()
+            except torch.OutOfMemoryError as error:
+                reason = str(error)  # not the error itself: its traceback holds the step's tensors
+            if not self.note_out_of_memory(step=step, whole=whole, longest=longest):
+                raise MachineError(
+                    f"step {step} does not fit in memory, one sequence of {longest} tokens at a time: set "
+                    "learner.recompute_activations = true, train an adapter (--lora), or take learner.optimizer_states "
+                    f"= '8bit' ({reason.splitlines()[0]})"
+                )
+
+    def note_out_of_memory(self, *, step: int, whole: int, longest: int) -> bool:
+        """Free what can be freed; recompute, or take a smaller budget, from here on. False where neither is left."""
+        self.num_out_of_memory += 1
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if self._recompute():
+            log.warning(
+                "step %d ran out of memory: activations are recomputed from here on, which takes a third more time",
+                step,
+            )
+            return True
+        smaller = self._budget.after_out_of_memory(whole=whole, longest=longest)
+        if smaller is None:
+            return False
+        log.warning(
+            "step %d ran out of memory with micro-batches of %d tokens: %d from here on",
+            step,
+            min(self.max_tokens, whole),
+            smaller.max_tokens,
+        )
+        self._budget = smaller
+        return True
+
+    def note_good_step(self, *, whole: int) -> None:
+        """After a while of these, more is tried again."""
+        before, self._budget = self._budget, self._budget.after_good_step(whole=whole)
+        if self._budget.max_tokens != before.max_tokens:
+            log.info("micro-batches of %d tokens are tried again", self.max_tokens)

@@ -1,0 +1,298 @@
+"""One step, exact for every method although the batch does not fit in memory at once.
+
+A loss depends on the model only through the log-probs, a small matrix, and the chain rule does the rest:
+
+    for each micro-batch: log-probs lp;  dL/dlp;  lp.backward(dL/dlp)               -> dL/dweights
+
+Where a completion's part of dL/dlp depends on its own log-probs alone (`Objective.separates`: nearly all methods) it
+is known as soon as its micro-batch is, so one forward and one backward pass do. A loss that ties completions together
+needs all log-probs first: a pass without gradient for the whole matrix, then the same with it. Parts of dL/dlp that are
+zero (filtered, or no advantage) cost no backward pass.
+
+Where the log-probs convict the sender of a group, that group's other completions may have taught already: then the
+passes are made again without it.
+
+A step ends in one of three ways: applied; *skipped*, where no token has a gradient (an Adam step would still move the
+weights by its momentum); *refused*, where a value is not finite, or a weight would not be. Then weights and optimiser
+are as they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from ftis_node.errors import WorkerTaskError
+from ftis_node.learner.distributed.ranks import ALONE
+from ftis_node.learner.distributed.shards import whole
+from ftis_node.learner.step.finite import stays_finite
+from ftis_node.learner.step.oom_retry import one_out_of_memory_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from ftis_node.learner.data.batch import Batch, MicroBatch
+    from ftis_node.learner.distributed.ranks import Ranks
+    from ftis_node.learner.step.objective import Objective
+
+Forward: TypeAlias = "Callable[[MicroBatch], Tensor]"  # log-probs [M] of a micro-batch's completion tokens
+LossOf: TypeAlias = "Callable[[Tensor], tuple[Tensor, dict[str, float]]]"  # of all log-probs [N, T]
+Between: TypeAlias = Callable[[], None]  # called between micro-batches; raises WorkerTaskError to stop the step
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What the passes over the batch found. `skipped` or `refused` say why the parameters hold no gradient to apply.
+
+    `learner_logprobs` is `[N, T]` float32 on the CPU, detached; `grad_norm` is the norm before clipping.
+    """
+
+    learner_logprobs: Tensor
+    loss: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    grad_norm: float = 0.0
+    skipped: str | None = None
+    refused: str | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is a gradient to apply."""
+        return self.skipped is None and self.refused is None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """A step of one or more updates on one batch.
+
+    `first` is the first update's passes. `refused` may stand beside `num_updates` > 0: then a later update was not
+    applied, for want of memory where `ran_out`.
+    """
+
+    first: Gradients
+    num_updates: int
+    skipped: str | None
+    refused: str | None
+    ran_out: bool = False
+
+
+class _NotFinite(Exception):
+    """A value is not finite; says which."""
+
+
+def compute_gradients(
+    forward: Forward,
+    batch: Batch,
+    micro_batches: Sequence[MicroBatch],
+    objective: Objective,
+    *,
+    anchor: Tensor | None = None,
+    reference: Tensor | None = None,
+    distrusted: Tensor | None = None,
+    between: Between = lambda: None,
+    ranks: Ranks = ALONE,
+) -> Gradients:
+    """Add dL/dweights of the whole batch to the `.grad` of whatever `forward` depends on.
+
+    `anchor`, `reference` and `distrusted` are as in `Objective.loss`.
+    """
+    logprobs = batch.behaviour_logprobs.clone()
+    try:
+        _check_batch(batch)
+        advantages = objective.advantages(batch)
+        loss_of = partial(
+            objective.loss,
+            batch=batch,
+            advantages=advantages,
+            anchor=anchor,
+            reference=reference,
+            distrusted=distrusted,
+        )
+        if objective.separates(batch) or len(micro_batches) == 1:
+            shares = _one_pass(forward, logprobs, micro_batches, loss_of, between, ranks)
+        else:
+            shares = _two_passes(forward, logprobs, micro_batches, loss_of, between, ranks)
+        has_signal = False
+        for output, share in shares:
+            has_signal = True
+            between()
+            torch.autograd.backward(output, share.to(output.device))
+        ranks.fill_in(logprobs, micro_batches)
+        with torch.no_grad():
+            loss, metrics = loss_of(logprobs)
+        _check(loss, "the loss")
+    except _NotFinite as error:
+        return Gradients(logprobs, refused=str(error))
+    return Gradients(logprobs, loss=loss.item(), metrics=metrics, skipped=None if has_signal else "no signal")
+
+
+def _one_pass(
+    forward: Forward,
+    logprobs: Tensor,
+    micro_batches: Sequence[MicroBatch],
+    loss_of: LossOf,
+    between: Between,
+    ranks: Ranks,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each micro-batch's log-probs with their graph, and dL/dlp `[M]` of them; fills `logprobs` `[N, T]` on the way.
+
+    Cells that are still to come hold behaviour log-probs: to a separable loss they do not matter, as they are finite.
+    """
+    for micro_batch in ranks.deal(micro_batches):
+        between()
+        output = forward(micro_batch)
+        with ranks.agreed(_NotFinite):
+            found = _check(output.detach().cpu(), "a learner log-prob")
+            logprobs.view(-1)[micro_batch.cell_index] = found.to(logprobs)
+            share = _gradient_of(logprobs, loss_of).view(-1)[micro_batch.cell_index]
+        if ranks.is_any(bool(share.any())):
+            yield output, share
+
+
+def _two_passes(
+    forward: Forward,
+    logprobs: Tensor,
+    micro_batches: Sequence[MicroBatch],
+    loss_of: LossOf,
+    between: Between,
+    ranks: Ranks,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `_one_pass`, for a loss that ties completions together."""
+    _fill(logprobs, forward, micro_batches, between, ranks)
+    _check(logprobs, "a learner log-prob")
+    gradient = _gradient_of(logprobs, loss_of).view(-1)
+    for micro_batch in ranks.deal([each for each in micro_batches if gradient[each.cell_index].any()]):
+        between()
+        yield forward(micro_batch), gradient[micro_batch.cell_index]
+
+
+def _gradient_of(logprobs: Tensor, loss_of: LossOf) -> Tensor:
+    """dL/dlp, `[N, T]`."""
+    leaf = logprobs.clone().requires_grad_()
+    loss, _ = loss_of(leaf)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    _check(loss.detach(), "the loss")
+    return _check(gradient, "the loss")
+
+
+def _check(values: Tensor, name: str) -> Tensor:
+    if not torch.isfinite(values).all():
+        raise _NotFinite(f"{name} is not finite")
+    return values
+
+
+def _check_batch(batch: Batch) -> None:
+    _check(batch.rewards, "a reward")
+    _check(batch.behaviour_logprobs, "a behaviour log-prob")
+    _check(batch.behaviour_means, "a behaviour log-prob")
+
+
+@torch.no_grad()
+def _fill(
+    logprobs: Tensor, forward: Forward, micro_batches: Sequence[MicroBatch], between: Between, ranks: Ranks
+) -> None:
+    for micro_batch in ranks.deal(micro_batches):
+        between()
+        logprobs.view(-1)[micro_batch.cell_index] = forward(micro_batch).cpu().to(logprobs)
+    ranks.fill_in(logprobs, micro_batches)
+
+
+def compute_logprobs(
+    forward: Forward,
+    batch: Batch,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    between: Between = lambda: None,
+    ranks: Ranks = ALONE,
+) -> Tensor:
+    """The learner's log-probs `[N, T]`, float32 on the CPU, 0 outside the mask; no gradient."""
+    logprobs = torch.zeros_like(batch.behaviour_logprobs)
+    _fill(logprobs, forward, micro_batches, between, ranks)
+    return logprobs
+
+
+def take_step(
+    forward: Forward,
+    batch: Batch,
+    micro_batches: Sequence[MicroBatch],
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    *,
+    max_grad_norm: float,
+    updates: int = 1,
+    reference: Tensor | None = None,
+    between: Between = lambda: None,
+    before_update: Callable[[], None] = lambda: None,
+    ranks: Ranks = ALONE,
+) -> StepOutcome:
+    """`updates` optimiser steps on one batch, or fewer: it ends at the first that is skipped or refused.
+
+    `before_update` is called once, at the last moment at which the weights are those that the step began with. What is
+    raised during the first update (by a callback, or for want of memory) leaves weights and optimiser as they were.
+    Later it cannot: then the step is done, with fewer updates.
+    """
+
+    def passes(anchor: Tensor | None, distrusted: Tensor | None) -> Gradients:
+        return compute_gradients(
+            forward,
+            batch,
+            micro_batches,
+            objective,
+            anchor=anchor,
+            reference=reference,
+            distrusted=distrusted,
+            between=between,
+            ranks=ranks,
+        )
+
+    def update(anchor: Tensor | None) -> Gradients:
+        with one_out_of_memory_error():
+            distrusted = None if anchor is None else objective.distrusted(anchor, batch)
+            gradients = passes(anchor, distrusted)
+            if distrusted is None and gradients.is_usable:
+                distrusted = objective.distrusted(gradients.learner_logprobs, batch)
+                if distrusted.any():
+                    optimizer.zero_grad(set_to_none=True)
+                    gradients = passes(anchor, distrusted)
+            between()
+            if anchor is None:
+                before_update()
+            return _apply(gradients, optimizer, max_grad_norm)
+
+    ran_out = False
+    try:
+        first = last = update(None)
+        num_updates = int(first.is_usable)
+        while last.is_usable and num_updates < updates:
+            try:
+                last = update(first.learner_logprobs)
+            except (WorkerTaskError, torch.OutOfMemoryError) as error:
+                if ranks.size > 1 and isinstance(error, torch.OutOfMemoryError):
+                    raise  # the others do not know of it
+                ran_out = isinstance(error, torch.OutOfMemoryError)
+                last = replace(first, refused=f"update {num_updates + 1} of {updates} was not done: {error}")
+            num_updates += int(last.is_usable)
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+    return StepOutcome(first, num_updates, skipped=last.skipped, refused=last.refused, ran_out=ran_out)
+
+
+def _apply(gradients: Gradients, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Gradients:
+    """Clip and step if there is something to apply; returns `gradients` with the norm, or with why it was refused."""
+    if not gradients.is_usable:
+        return gradients
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    norm = whole(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)).item()
+    if not math.isfinite(norm):
+        return replace(gradients, refused="the gradient is not finite")
+    if not stays_finite(optimizer):
+        return replace(gradients, refused="the update would make weights that are not finite")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return replace(gradients, grad_norm=norm)

@@ -1,0 +1,1 @@
+"""Mathematical answers: data sets, equality of expressions, limits on what a parser reads."""

@@ -1,0 +1,76 @@
+"""What the mathematics data sets share: problems from a file or the hub, the think-answer format, math-verify.
+
+A data set is a subclass in its own file that says where its rows come from and how one is read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from ftis_node.errors import TaskError
+from ftis_node.records.group import PromptRef
+from ftis_node.tasks.base import TaskItem
+from ftis_node.tasks.hub import fetch_rows
+from ftis_node.tasks.math.equivalence import answers_agree, plain_answer
+from ftis_node.tasks.math.think_answer import chat_prompt, final_answer
+from ftis_node.tasks.problems import Problem, parse_problems, problem_file, read_problems
+
+
+class MathTask(ABC):
+    """One split of a data set, from a local path or else from the hub.
+
+    `path` is a JSON-lines file, taken to be the split asked for, or a folder of `train.jsonl` and `test.jsonl`.
+    Raises TaskError for a broken file or a split that the set does not have, NetworkError where the hub is away.
+    """
+
+    name: ClassVar[str]
+    hub_name: ClassVar[str]
+    hub_config: ClassVar[str]
+    hub_splits: ClassVar[tuple[str, ...]]
+    isolate_scoring: ClassVar[bool] = True
+
+    def __init__(self, split: str = "train", *, path: str | None = None) -> None:
+        self.split = split
+        self._problems = self._read_file(path) if path else self._fetch()
+
+    @staticmethod
+    @abstractmethod
+    def read_row(row: dict[str, Any]) -> Problem:
+        """The problem of one row. Raises ValueError saying what is wrong with it."""
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __getitem__(self, index: int) -> TaskItem:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}/{self.split} has no problem {index}")
+        problem = self._problems[index]
+        return TaskItem(PromptRef(self.name, self.split, index), chat_prompt(problem.question), problem.answer)
+
+    def resolve(self, ref: PromptRef) -> TaskItem:
+        if (ref.task, ref.split) != (self.name, self.split) or not 0 <= ref.index < len(self):
+            raise KeyError(str(ref))
+        return self[ref.index]
+
+    def score(self, item: TaskItem, completion_text: str) -> float:
+        """1 if the format holds and the answer equals the reference, else 0."""
+        answer = final_answer(completion_text)
+        return 1.0 if answer and answers_agree(item.answer, answer) else 0.0
+
+    def answer_of(self, item: TaskItem, completion_text: str) -> str | None:
+        """What stands in the answer block, plain numbers in one form; None where the format is broken."""
+        answer = final_answer(completion_text)
+        return plain_answer(answer) if answer else None
+
+    def _read_file(self, path: str) -> tuple[Problem, ...]:
+        return read_problems(problem_file(path, self.split), self.read_row)
+
+    def _fetch(self) -> tuple[Problem, ...]:
+        if self.split not in self.hub_splits:
+            raise TaskError(
+                f"{self.name} is for evaluation, it has no split {self.split!r}: train on another task, "
+                f"or give a file of training problems as {self.name}:PATH"
+            )
+        rows = fetch_rows(self.hub_name, config=self.hub_config, split=self.split, task=self.name)
+        return parse_problems(rows, self.read_row, source=f"{self.hub_name} ({self.split})")

@@ -1,0 +1,54 @@
+"""Bounds of what an expression comes to when it is worked out; the arithmetic behind `expression_limits.py`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+WORST: Final = 1e9  # beyond every limit; costs stay below its square, far from overflow
+_COUNTED_TO: Final = 1000  # terms and exponents; more are beyond every limit
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bounds of an expression: bits of its largest number, terms above and below its fraction line."""
+
+    bits: float = 1.0
+    terms: float = 1.0
+    below: float = 1.0
+
+    @property
+    def value(self) -> float:
+        """The largest number that it can be as an exponent."""
+        return float(2.0 ** min(self.bits, 30.0))
+
+    def plus(self, other: Cost) -> Cost:
+        """Over one fraction line."""
+        terms = self.terms * other.below + other.terms * self.below
+        return capped(max(self.bits, other.bits) + 1.0, terms, self.below * other.below)
+
+    def times(self, other: Cost) -> Cost:
+        return capped(self.bits + other.bits, self.terms * other.terms, self.below * other.below)
+
+    def over(self, other: Cost) -> Cost:
+        return self.times(Cost(other.bits, other.below, other.terms))
+
+    def to_the(self, exponent: Cost) -> Cost:
+        times = exponent.value
+        return capped(
+            max(1.0, self.bits) * times, _multiplied_out(self.terms, times), _multiplied_out(self.below, times)
+        )
+
+
+def capped(bits: float, terms: float, below: float) -> Cost:
+    return Cost(min(bits, WORST), min(terms, WORST), min(below, WORST))
+
+
+def _multiplied_out(terms: float, times: float) -> float:
+    """How many terms a sum of `terms` has to the power of `times`."""
+    if terms <= 1.0:
+        return 1.0
+    if times > _COUNTED_TO or terms > _COUNTED_TO:
+        return WORST
+    return min(WORST, float(math.comb(int(terms) + math.ceil(times) - 1, math.ceil(times))))

@@ -1,0 +1,268 @@
+r"""Limits of a mathematical answer, checked before any parser or SymPy sees it.
+
+A dozen characters can keep a computer-algebra system busy for hours: `99^{999!}`, `\sum_{k=1}^{9999} 1/k`, thirty
+nested fractions. An answer beyond one of the limits below is a wrong answer: it is scored 0. The limits are constants
+and ask no clock, so that all nodes give the same text the same reward; to change one changes the rewards of a run.
+
+| limit | value | what it bounds |
+|---|---|---|
+| `MAX_CHARS` | 500 | characters |
+| `MAX_DEPTH` | 8 | brackets inside one another, braces of commands too |
+| `MAX_BRACKETS` | 48 | opening brackets of all kinds |
+| `MAX_FRACTION_DEPTH` | 3 | fractions inside one another |
+| `MAX_DIGITS` | 40 | digits in a row |
+| `MAX_POWERS` | 24 | exponents |
+| `MAX_FUNCTIONS` | 6 | `\sin`, `\log`, ... and `!` |
+| `MAX_ROOTS` | 6 | `\sqrt` and powers with a fraction as exponent |
+| `MAX_ROOT_DIGITS` | 2 | digits of a number in a root's index or in an exponent that is not whole |
+| `MAX_BINOMIALS` | 3 | `\binom`, `\choose`; beside one no number has more than three digits |
+| `MAX_BARS` | 8 | bars, floors and other pairs that are no brackets |
+| `MAX_CELLS` | 30 | cells of matrices |
+| `MAX_BITS` | 16,384 | bits of the largest number, worked out: 2^9999 has 10,000 |
+| `MAX_FUNCTION_BITS` | 512 | the same of an answer with a function in it |
+| `MAX_LOG_BITS` | 28 | the same with a logarithm: SymPy makes log(3^c) of c log(3) |
+| `MAX_SHIFT` | 9 | numbers in a factorial of letters, such as (n + 1)! |
+| `MAX_TERMS` | 512 | terms when all brackets are multiplied out |
+| `FORBIDDEN` | 0 | sums, products, integrals, limits and operations on matrices: an answer is worked out |
+
+The longest reference answer of MATH-500 has 53 characters, depth 2 and 8 powers. Bits and terms are upper bounds from
+one pass over the text; nothing is computed with its numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from ftis_node.tasks.math.expression_cost import WORST, Cost, capped
+
+MAX_CHARS: Final = 500
+MAX_DEPTH: Final = 8
+MAX_BRACKETS: Final = 48
+MAX_FRACTION_DEPTH: Final = 3
+MAX_DIGITS: Final = 40
+MAX_POWERS: Final = 24
+MAX_FUNCTIONS: Final = 6
+MAX_ROOTS: Final = 6
+MAX_ROOT_DIGITS: Final = 2
+MAX_BINOMIALS: Final = 3
+MAX_BARS: Final = 8
+MAX_CELLS: Final = 30
+MAX_BITS: Final = 16_384
+MAX_FUNCTION_BITS: Final = 512
+MAX_LOG_BITS: Final = 28
+MAX_SHIFT: Final = 9
+MAX_TERMS: Final = 512
+
+FORBIDDEN: Final = re.compile(
+    r"\\(?:sum|prod|coprod|i*int|oint|idotsint|lim|limsup|liminf|bigcup|bigcap|det|xrightarrow|partial)(?![A-Za-z])"
+    r"|[∑∏∫]"
+    r"|\\sqrt\s*\[[^\]]*\d{3}"  # the hundredth root, and further ones
+    r"|(?<![A-Za-z])(?:eye|zeros|ones|cols|rows|diag|norm|rank|trace|rref|hstack|vstack|orthogonalize|nullspace"
+    r"|diagonalize|eigenval\w*|eigenvect\w*|svd)\s*\}?\s*(?:\\left|\\!)?\s*[({\[]"
+    r"|\\d?frac\s*\{\s*(?:d|\\mathrm\s*\{\s*d\s*\})\s*(?:\^[^{}]*|\^\{[^{}]*\})?\}"  # a derivative
+)
+_BINOMIAL = re.compile(r"\\(?:[dt]?binom|choose)(?![A-Za-z])")
+_ROOT = re.compile(r"\\?sqrt|√")
+_FUNCTION = re.compile(
+    r"(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc)h?(?![a-z])|(?<![a-z])(?:log|ln|exp|gcd|lcm|floor|ceil|max|min|erf)(?![a-z])"
+    r"|\\(?:Gamma|Re|Im|arg|mod)(?![A-Za-z])|!(?!=)"
+)
+_LOG = re.compile(r"(?<![a-z])(?:log|ln)(?![a-z])")
+_BAR = re.compile(r"\||\\[lr]?(?:[vV]ert|floor|ceil|angle)(?![A-Za-z])|\\[lu][lr]corner")
+_MATRIX_POWER = re.compile(r"matrix\}[^a-zA-Z]*(?:\\right)?[^a-zA-Z]*\^")
+_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|\\[A-Za-z]+|\\.|\*\*|\S", re.DOTALL)
+_BARS: Final = frozenset({"|", "\\|", "\\vert", "\\Vert"})
+_OPEN: Final = frozenset({"(", "[", "{", "\\{", "\\(", "\\[", "\\lvert", "\\lVert", "\\lfloor", "\\lceil", "\\langle"})
+_CLOSE: Final = frozenset({")", "]", "}", "\\}", "\\)", "\\]", "\\rvert", "\\rVert", "\\rfloor", "\\rceil", "\\rangle"})
+_BETWEEN_TERMS: Final = frozenset("+-=<>,;:&") | {"\\\\", "\\pm", "\\mp", "\\le", "\\leq", "\\ge", "\\geq", "\\ne"}
+_POWER: Final = frozenset({"^", "**"})
+_FRACTIONS: Final = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
+_NO_BASE: Final = frozenset({"\\left", "\\right", "\\displaystyle", "\\,", "\\!", "\\;", "\\ ", "$"})
+_BINOMIAL_BITS: Final = 1000.0
+
+
+def is_within_limits(answer: str) -> bool:
+    """Whether `answer` may be given to a parser: False where it is beyond one of the limits. Takes under 10 ms."""
+    return (
+        len(answer) <= MAX_CHARS
+        and not FORBIDDEN.search(answer)
+        and max((len(digits) for digits in re.findall(r"\d+", answer)), default=0) <= MAX_DIGITS
+        and _has_few_functions(answer)
+        and len(_ROOT.findall(answer)) <= MAX_ROOTS
+        and _has_small_binomials(answer)
+        and len(_BAR.findall(answer)) <= MAX_BARS
+        and _has_small_matrices(answer)
+        and answer.count("^") + answer.count("**") <= MAX_POWERS
+        and _is_flat(answer)
+        and _Reader(answer).is_cheap()
+    )
+
+
+def _has_few_functions(answer: str) -> bool:
+    """Few, and no factorial beside another function: that of `e^9` has 28,000 digits."""
+    functions = _FUNCTION.findall(answer)
+    return len(functions) <= MAX_FUNCTIONS and not 0 < functions.count("!") < len(functions)
+
+
+def _has_small_binomials(answer: str) -> bool:
+    num = len(_BINOMIAL.findall(answer))
+    return num == 0 or (num <= MAX_BINOMIALS and not re.search(r"\d{4}", answer))
+
+
+def _has_small_matrices(answer: str) -> bool:
+    """Few cells; and no function, root or power of a matrix, which is worked out symbol by symbol."""
+    num_cells = answer.count("&") + answer.count("\\\\")
+    if num_cells > MAX_CELLS:
+        return False
+    return "matrix}" not in answer or not any(kind.search(answer) for kind in (_FUNCTION, _ROOT, _MATRIX_POWER))
+
+
+def _is_flat(answer: str) -> bool:
+    """Whether brackets are few and not nested too deep; one that is never closed stays open."""
+    depth = deepest = num_open = 0
+    for char in answer:
+        if char in "([{":
+            depth, num_open = depth + 1, num_open + 1
+            deepest = max(deepest, depth)
+        elif char in ")]}":
+            depth = max(0, depth - 1)
+    return deepest <= MAX_DEPTH and num_open <= MAX_BRACKETS
+
+
+def _is_root_fine(exponent: list[str]) -> bool:
+    """Whether an exponent asks for no root that is too high: it is whole, or has small numbers alone."""
+    is_whole = not any(
+        token == "/" or "." in token or token in _FRACTIONS or _ROOT.match(token) or _FUNCTION.match(token.lstrip("\\"))
+        for token in exponent
+    )
+    return is_whole or all(len(token) <= MAX_ROOT_DIGITS for token in exponent if token.isdecimal())
+
+
+def _is_shift_fine(base: list[str]) -> bool:
+    """Whether a factorial is that of a number, or of letters and small numbers: SymPy multiplies (x + 99)! out."""
+    has_letter = any(token.isalpha() or (token[0] == "\\" and token[1:].isalpha()) for token in base)
+    return not has_letter or all(int(token) <= MAX_SHIFT for token in base if token.isdecimal())
+
+
+def _max_bits(answer: str) -> int:
+    if _LOG.search(answer):
+        return MAX_LOG_BITS
+    return MAX_FUNCTION_BITS if _FUNCTION.search(answer.replace("!", "")) else MAX_BITS
+
+
+def _as_brackets(tokens: list[str]) -> list[str]:
+    """Bars as brackets, which open and close in turn: an exponent behind one is that of all between them."""
+    is_open = False
+    for place, token in enumerate(tokens):
+        if token in _BARS:
+            is_open = not is_open
+            tokens[place] = "(" if is_open else ")"
+    return tokens
+
+
+class _Reader:
+    """One pass over an answer, by recursive descent; `_is_flat` has bounded the recursion."""
+
+    def __init__(self, answer: str) -> None:
+        self._tokens = _as_brackets(_TOKEN.findall(answer))
+        self._max_bits = _max_bits(answer)
+        self._at = 0
+        self._fractions = self._deepest_fraction = 0
+
+    def is_cheap(self) -> bool:
+        """Whether numbers and terms stay within the limits."""
+        cost = Cost()
+        while self._at < len(self._tokens):
+            cost = cost.plus(self._sum())
+            self._at += 1  # a closing bracket without an opening one
+        return (
+            cost.bits <= self._max_bits
+            and cost.terms * cost.below <= MAX_TERMS
+            and self._deepest_fraction <= MAX_FRACTION_DEPTH
+        )
+
+    def _peek(self) -> str:
+        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+
+    def _sum(self) -> Cost:
+        """Terms up to a closing bracket or the end."""
+        cost = self._product()
+        while self._peek() in _BETWEEN_TERMS:
+            self._at += 1
+            if (token := self._peek()) and token not in _CLOSE:
+                cost = cost.plus(self._product())
+        return cost
+
+    def _product(self) -> Cost:
+        """Factors up to the next term."""
+        cost = Cost(bits=0.0)
+        while (token := self._peek()) and token not in _BETWEEN_TERMS and token not in _CLOSE:
+            if token == "/":
+                self._at += 1
+                if self._peek() and self._peek() not in _BETWEEN_TERMS | _CLOSE:
+                    cost = cost.over(self._factor())
+            else:
+                cost = cost.times(self._factor())
+        return cost
+
+    def _factor(self) -> Cost:
+        """A base with its factorials and exponents, which stand upon one another."""
+        began = self._at
+        cost = self._base()
+        while (token := self._peek()) in _POWER or token == "!":
+            self._at += 1
+            if token == "!" and not _is_shift_fine(self._tokens[began : self._at]):
+                cost = Cost(bits=WORST)
+            elif token == "!":
+                cost = capped(cost.value * max(1.0, cost.bits), cost.terms, cost.below)
+            else:
+                cost = cost.to_the(self._exponent())
+        return cost
+
+    def _exponent(self) -> Cost:
+        """One group, command or character, with what stands upon it; a whole number without braces."""
+        while self._peek() in ("-", "+", "^", "*") or self._peek() in _NO_BASE:
+            self._at += 1
+        if not self._peek() or self._peek() in _CLOSE:
+            return Cost()
+        began = self._at
+        cost = self._factor()
+        is_fine = _is_root_fine(self._tokens[began : self._at])
+        return cost if is_fine else Cost(bits=WORST)
+
+    def _base(self) -> Cost:
+        token = self._peek()
+        self._at += 1
+        if token in _OPEN:
+            return self._group()
+        if token in _NO_BASE:
+            return Cost(bits=0.0)
+        if token[0] == "\\":
+            return self._command(token)
+        if digits := re.sub(r"\D", "", token):
+            return Cost(bits=max(1.0, math.log2(int(digits) + 1)))
+        return Cost(bits=1.0 if token.isalpha() else 0.0)
+
+    def _group(self) -> Cost:
+        cost = self._sum()
+        if self._peek() in _CLOSE:
+            self._at += 1
+        return cost
+
+    def _command(self, name: str) -> Cost:
+        """A command with the groups that follow it: one base for what stands upon the last of them."""
+        self._fractions += name in _FRACTIONS
+        self._deepest_fraction = max(self._deepest_fraction, self._fractions)
+        groups: list[Cost] = []
+        while self._peek() == "{" or (name == "\\sqrt" and not groups and self._peek() == "["):
+            self._at += 1
+            groups.append(self._group())
+        self._fractions -= name in _FRACTIONS
+        cost = Cost(bits=_BINOMIAL_BITS if _BINOMIAL.match(name) else 1.0)
+        if name in _FRACTIONS and len(groups) > 1:
+            return groups[0].over(groups[1])
+        for group in groups:
+            cost = cost.times(group)
+        return cost

@@ -1,0 +1,1 @@
+"""Isolated scoring: a process of its own scores completions under time limits."""

@@ -1,0 +1,263 @@
+"""Scores from a process of its own: text from peers never keeps the daemon busy, fills its memory or ends it.
+
+    score(item, texts) --> one text at a time --> pool of spawned processes --> (reward, status)
+                                                  | over its time: killed, a new one is started
+                                                  | dies (memory, CPU limit): a new one is started
+
+Every text comes out, as SCORED or as UNSCORED with reward 0. A text is stopped by the processor time that it used,
+which is the same on a busy machine; where only the clock ran out, the machine is at fault, and no peer pays for it.
+Tasks whose scoring is harmless are scored right here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from pebble import ProcessExpired, ProcessPool
+
+from ftis_node.errors import TaskError, WorkerDiedError
+from ftis_node.records.group import CompletionStatus
+from ftis_node.tasks.mixed import leaves
+from ftis_node.tasks.scoring.cost import ScoringCost
+from ftis_node.tasks.scoring.worker import Done, checked_score, resolve_in_worker, score_in_worker, start_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ftis_node.records.group import PromptRef
+    from ftis_node.tasks.base import Task, TaskItem
+
+log = logging.getLogger(__name__)
+
+FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # no text ends its process by these
+NUM_TRIES = 2  # a pool that broke while it was idle is no fault of the text at hand
+
+
+Score = tuple[float, CompletionStatus]
+UNSCORED: Score = (0.0, CompletionStatus.UNSCORED)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringLimits:
+    """What scoring may use up."""
+
+    time_limit_s: float = 5.0  # processor time of one text
+    wall_limit_s: float = 20.0  # the same by the clock, for a machine so busy that a text gets a quarter of a core
+    group_limit_s: float = 20.0  # processor time of the texts of one call together
+    start_limit_s: float = 60.0  # a process that starts and loads its tasks
+    memory_limit_bytes: int = 1 << 30  # the address space of one process; honest answers took a quarter of it at most
+    num_workers: int = 1
+
+
+class IsolatedScorer:
+    """Scores completions of the problems of `tasks`. Started by `start` or the first score, ended by `close`."""
+
+    def __init__(self, *tasks: Task, scored_only: Sequence[Task] = (), limits: ScoringLimits | None = None) -> None:
+        """`scored_only`: tasks that are scored, too, and whose problems `resolve` does not know: those of evaluations.
+
+        Raises TaskError for a task that wants isolation and cannot travel to another process.
+        """
+        self._limits = limits or ScoringLimits()
+        self._resolved = {(leaf.name, leaf.split): leaf for task in tasks for leaf in leaves(task)}
+        also = {(leaf.name, leaf.split): leaf for task in scored_only for leaf in leaves(task)}
+        self._tasks = also | self._resolved
+        self._isolated = tuple(task for task in self._tasks.values() if task.isolate_scoring)
+        for task in self._isolated:
+            _check_can_travel(task)
+        self._free_workers = asyncio.Semaphore(self._limits.num_workers)
+        self._pool_change = asyncio.Lock()
+        self._pool: Any = None
+        self._in_flight: set[asyncio.Future[Any]] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Starts the processes, if any task needs them; they get ready while the caller goes on.
+
+        Raises WorkerDiedError where the system gives us no process.
+        """
+        if self._isolated:
+            try:
+                await self._running_pool()
+            except BrokenProcessPool as error:
+                raise WorkerDiedError(f"the scoring process cannot be started: {error}") from error
+
+    async def resolve(self, ref: PromptRef, *, cost: ScoringCost | None = None) -> TaskItem:
+        """The problem that `ref` names, made in the scoring process where the task says that this may be slow.
+
+        Raises KeyError where there is no such problem, TimeoutError where making it takes more than the time limit of
+        a text, WorkerDiedError where no scoring process can be kept running, and whatever the task raises.
+        """
+        cost = cost or ScoringCost()
+        task = self._resolved.get((ref.task, ref.split))
+        if task is None:
+            raise KeyError(str(ref))
+        if not getattr(task, "isolate_resolving", False):
+            return task.resolve(ref)
+        async with self._free_workers:
+            try:
+                return await self._made_in_worker(ref, cost)
+            except (TimeoutError, ProcessExpired) as error:
+                self._note_end(error, cost)
+                raise TimeoutError(f"{ref}: its problem took too long to make") from None
+
+    async def _made_in_worker(self, ref: PromptRef, cost: ScoringCost) -> TaskItem:
+        for _ in range(NUM_TRIES):
+            try:
+                return cast("TaskItem", await self._ask_worker(resolve_in_worker, ref, cost=cost))
+            except BrokenProcessPool as error:
+                log.debug("%s: the pool broke: %s", ref, error)
+                if self._closed:
+                    break
+        raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
+
+    async def score(self, item: TaskItem, texts: Sequence[str], *, cost: ScoringCost | None = None) -> list[Score]:
+        """The score of each text, in order.
+
+        `cost` is added to; with it the first text without a score ends the call, for then the group is of no use.
+        Raises WorkerDiedError where no scoring process can be kept running.
+        """
+        is_whole_group = cost is not None
+        cost = cost or ScoringCost()
+        before_s = cost.seconds
+        task = self._tasks[item.ref.task, item.ref.split]
+        if not task.isolate_scoring:
+            return [_score_here(task, item, text) for text in texts]
+        scores: list[Score] = []
+        for text in texts:
+            if is_whole_group and cost.num_unfinished:
+                break
+            if cost.seconds - before_s >= self._limits.group_limit_s:
+                log.warning("%s: %d texts of one group took too long to score", item.ref, len(texts) - len(scores))
+                cost.num_stopped += len(texts) - len(scores)
+                break
+            async with self._free_workers:
+                scores.append(await self._score_isolated(item, text, cost))
+        return scores + [UNSCORED] * (len(texts) - len(scores))
+
+    async def close(self) -> None:
+        """Ends the processes, busy or not, within two seconds. Texts that were waiting come out UNSCORED."""
+        self._closed = True
+        for future in tuple(self._in_flight):
+            future.cancel()
+        await self._drop_pool()
+
+    async def _score_isolated(self, item: TaskItem, text: str, cost: ScoringCost) -> Score:
+        for _ in range(NUM_TRIES):
+            if self._closed:
+                break
+            try:
+                reward = await self._ask_worker(score_in_worker, item, text, cost=cost)
+                return cast("float", reward), CompletionStatus.SCORED
+            except (TimeoutError, ProcessExpired) as error:
+                log.warning("%s: %s", item.ref, self._note_end(error, cost))
+                return UNSCORED
+            except BrokenProcessPool as error:
+                log.debug("%s: the pool broke under a text: %s", item.ref, error)
+            except WorkerDiedError:
+                await self._drop_pool()
+                raise
+            except Exception as error:
+                log.warning("%s: scoring a text failed: %r", item.ref, error)
+                return UNSCORED
+        if self._closed:
+            cost.num_lost += 1
+            return UNSCORED
+        raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
+
+    def _note_end(self, error: TimeoutError | ProcessExpired, cost: ScoringCost) -> str:
+        """Counts a call that the worker did not finish: by its own doing, or by this machine's; says what it was."""
+        cost.seconds += self._limits.time_limit_s
+        if isinstance(error, TimeoutError):
+            cost.num_lost += 1
+            return f"a text was not scored within {self._limits.wall_limit_s:g} s: is this machine busy?"
+        if error.exitcode in FROM_OUTSIDE:
+            cost.num_lost += 1
+            return f"something ended the scoring process, exit code {error.exitcode}"
+        cost.num_stopped += 1
+        return f"the scoring process died of a text, or ran out of processor time, exit code {error.exitcode}"
+
+    async def _ask_worker(self, function: Callable[..., Done], *args: object, cost: ScoringCost) -> object:
+        """What `function` gives in the worker, or its exception: BrokenProcessPool where `args` are not at fault."""
+        limits = self._limits
+        pool = await self._running_pool()
+        try:
+            scheduled = pool.schedule(function, args=(*args, limits.time_limit_s), timeout=limits.wall_limit_s)
+        except RuntimeError as error:  # it broke, or was closed, since we looked
+            raise BrokenProcessPool(str(error)) from error
+        future: asyncio.Future[Any] = asyncio.wrap_future(scheduled)
+        self._in_flight.add(future)
+        try:
+            done, _ = await asyncio.wait({future}, timeout=limits.start_limit_s + limits.wall_limit_s)
+            if not done:
+                raise WorkerDiedError(f"the scoring process was not ready within {limits.start_limit_s:g} s")
+            if future.cancelled():
+                raise BrokenProcessPool("closed while a text was waiting")
+            done_there: Done = future.result()
+            cost.seconds += done_there.seconds
+            if done_there.error is not None:
+                raise done_there.error
+            return done_there.value
+        finally:
+            self._in_flight.discard(future)
+            future.cancel()
+
+    async def _running_pool(self) -> Any:
+        """The pool with its processes started; a new one where the last one broke, which idle processes can do too.
+
+        Raises BrokenProcessPool where it cannot be started, or not any more.
+        """
+        async with self._pool_change:
+            if self._pool is not None and not self._pool.active:
+                log.warning("the scoring process died, a new one is started")
+                await self._stop_pool()
+            if self._closed:
+                raise BrokenProcessPool("the scorer is closed")
+            if self._pool is None:
+                self._pool = ProcessPool(
+                    max_workers=self._limits.num_workers,
+                    initializer=start_worker,
+                    initargs=(self._isolated, os.getpid(), self._limits.memory_limit_bytes),
+                    context=multiprocessing.get_context("spawn"),
+                )
+                await asyncio.to_thread(lambda pool: pool.active, self._pool)  # starts it
+            return self._pool
+
+    async def _drop_pool(self) -> None:
+        async with self._pool_change:
+            await self._stop_pool()
+
+    async def _stop_pool(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()
+            await asyncio.to_thread(pool.join)
+
+
+def _score_here(task: Task, item: TaskItem, text: str) -> Score:
+    try:
+        return checked_score(task, item, text), CompletionStatus.SCORED
+    except Exception as error:  # a plug-in that breaks its promise must not end the daemon
+        log.warning("%s: scoring a text failed: %r", item.ref, error)
+        return UNSCORED
+
+
+def _check_can_travel(task: Task) -> None:
+    try:
+        ForkingPickler.dumps(task)
+    except Exception as error:  # pickling runs the task's own code
+        raise TaskError(f"the task {task.name!r} wants isolated scoring but cannot be pickled: {error}") from error

@@ -1,0 +1,82 @@
+"""A worker's pulse: sent by a thread of its own, so that a long tensor operation in the loop's thread does not stop it.
+
+A thread that still beats says that the process lives, not that it works. So each beat carries two facts: how many
+requests are in flight, and a counter that handlers raise whenever they get somewhere. In flight and not rising for too
+long is a hang, which `liveness.py` judges on the daemon's side.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ftis_node.workers.wire import HEARTBEAT_IDENTITY, Heartbeat, pack
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Pulse:
+    """Counters that any thread may raise. Progress is monotone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_in_flight = 0
+        self._progress = 0
+
+    def begin(self) -> None:
+        """A request came."""
+        with self._lock:
+            self._num_in_flight += 1
+            self._progress += 1
+
+    def end(self) -> None:
+        """A request was answered, in whatever way."""
+        with self._lock:
+            self._num_in_flight -= 1
+            self._progress += 1
+
+    def progress(self) -> None:
+        """A handler got somewhere."""
+        with self._lock:
+            self._progress += 1
+
+    def read(self) -> Heartbeat:
+        """The present state as a message."""
+        with self._lock:
+            return Heartbeat(num_in_flight=self._num_in_flight, progress=self._progress)
+
+
+class HeartbeatThread:
+    """Beats while it is open: `with HeartbeatThread(pulse, endpoint=..., every_s=...):`."""
+
+    def __init__(self, pulse: Pulse, *, endpoint: str, every_s: float) -> None:
+        self._pulse = pulse
+        self._endpoint = endpoint
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> HeartbeatThread:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.IDENTITY, HEARTBEAT_IDENTITY)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(self._endpoint)
+            while not self._stopped.is_set():
+                try:
+                    socket.send_multipart(pack(self._pulse.read()), flags=zmq.NOBLOCK)
+                except zmq.Again:  # the daemon does not read: one beat less in a full queue is no loss
+                    self._stopped.wait(self._every_s)
+                self._stopped.wait(self._every_s)

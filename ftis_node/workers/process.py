@@ -1,0 +1,303 @@
+"""One life of a worker, as the daemon sees it: spawn, boot, calls, death.
+
+A life has its own process and its own socket, so nothing of an earlier life can be taken for an answer in this one.
+Every call ends exactly once: with its reply, with its failure, with the death of the worker, or because its caller
+was cancelled. The first cause of death that is noticed (exit, silence, stall, stop) is the one that all calls report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import zmq
+import zmq.asyncio
+
+from ftis_node.config.no_network_env import NO_TELEMETRY, WORKERS_STAY_OFFLINE
+from ftis_node.errors import FtisError, WorkerDiedError
+from ftis_node.files import open_to_write
+from ftis_node.workers.endpoint import endpoint_in, remove_socket
+from ftis_node.workers.liveness import Verdict
+from ftis_node.workers.wire import (
+    WORKER_IDENTITY,
+    Body,
+    Call,
+    Cancel,
+    Control,
+    Event,
+    Failure,
+    Heartbeat,
+    Hello,
+    Message,
+    Ready,
+    Reply,
+    Start,
+    Stop,
+    error_of,
+    pack,
+    union_of,
+    unpack,
+    unpack_body,
+)
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from ftis_node.workers.spec import Timing, WorkerSpec
+
+logger = logging.getLogger(__name__)
+
+OnEvent: TypeAlias = Callable[[Any], None]
+
+
+@dataclass(slots=True)
+class _PendingCall:
+    outcome: asyncio.Future[bytes | FtisError]
+    on_event: OnEvent | None
+
+    def end(self, outcome: bytes | FtisError) -> None:
+        """The first outcome counts; the caller may have been cancelled meanwhile."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+class WorkerLife:
+    """`async with WorkerLife(spec, ...) as life: await life.until_ready()`; leaving it ends the process."""
+
+    def __init__(self, spec: WorkerSpec, *, timing: Timing, number: int, on_event: OnEvent | None = None) -> None:
+        self._spec = spec
+        self._timing = timing
+        self._on_event = on_event
+        self._endpoint = endpoint_in(spec.sockets_dir, name=f"{spec.name}-{number}")
+        self._liveness = timing.liveness()
+        self._event_types = union_of(spec.event_types) if spec.event_types else None
+        self._calls: dict[int, _PendingCall] = {}
+        self._call_ids = itertools.count(1)
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[FtisError] = asyncio.get_running_loop().create_future()
+        self._resources = AsyncExitStack()
+        self._socket: zmq.asyncio.Socket
+        self._process: asyncio.subprocess.Process
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether nothing has ended this life yet."""
+        return not self._death.done()
+
+    async def __aenter__(self) -> WorkerLife:
+        async with AsyncExitStack() as stack:
+            context = stack.enter_context(zmq.asyncio.Context())
+            self._socket = stack.enter_context(context.socket(zmq.ROUTER))
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._socket.bind(self._endpoint)
+            stack.callback(remove_socket, self._endpoint)
+            spawning = asyncio.create_task(self._spawn(), name=f"{self._spec.name}-spawn")
+            try:
+                self._process = await asyncio.shield(spawning)  # a spawn cancelled halfway was seen never to return
+            except asyncio.CancelledError:
+                self._process = await spawning
+                self._kill()
+                await self._process.wait()
+                raise
+            stack.push_async_callback(self._end_process)
+            for watch in (self._receive, self._watch_exit, self._watch_heartbeats):
+                task = asyncio.create_task(self._guard(watch), name=f"{self._spec.name}{watch.__name__}")
+                stack.push_async_callback(_cancel, task)
+            stack.push_async_callback(self._say_stop)
+            self._resources = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._die(WorkerDiedError(f"{self._spec.name} was stopped"))
+        await self._resources.aclose()
+
+    async def until_ready(self) -> None:
+        """Return when the worker takes calls. Raises what its building raised, or WorkerDiedError."""
+        ends: tuple[asyncio.Future[Any], ...] = (self._ready, self._death)
+        await asyncio.wait(ends, timeout=self._timing.start_grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._death.done():
+            raise self._death.result()
+        if not self._ready.done():
+            raise self._die(self._died(f"was not ready within {self._timing.start_grace_s:.0f} s"))
+
+    async def until_death(self) -> FtisError:
+        """Return why the worker died, when it did."""
+        return await asyncio.shield(self._death)
+
+    async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:
+        """The worker's reply to one request. Raises WorkerDiedError, or what the handler raised (`wire.error_of`)."""
+        if self._death.done():
+            raise copy.copy(self._death.result())
+        call_id = next(self._call_ids)
+        pending = _PendingCall(outcome=asyncio.get_running_loop().create_future(), on_event=on_event)
+        self._calls[call_id] = pending
+        try:
+            await self._send(Call(call_id=call_id), request)
+            outcome = await pending.outcome
+        except asyncio.CancelledError:
+            with suppress(WorkerDiedError):  # then there is nothing left to cancel
+                await self._send(Cancel(call_id=call_id))
+            raise
+        finally:
+            del self._calls[call_id]
+        if isinstance(outcome, FtisError):
+            raise copy.copy(outcome)  # one death ends many calls, and each raise writes its traceback into the object
+        return unpack_body(outcome, reply_type)
+
+    def kill(self, how: str) -> None:
+        """End this life at once, without asking: `how` follows "the worker" in the error that every call raises."""
+        self._die(self._died(how))
+        self._kill()
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        """Start the process in a session of its own, so that ctrl-C does not reach it while it imports."""
+        spec = self._spec
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(open_to_write(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as worker_log:
+            return await asyncio.create_subprocess_exec(
+                *(*spec.launcher, spec.module, "--endpoint", self._endpoint, "--owner-pid", str(os.getpid())),
+                *("--heartbeat-every-s", str(self._timing.heartbeat_every_s)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=worker_log,
+                stderr=worker_log,
+                env={**os.environ, **NO_TELEMETRY, **WORKERS_STAY_OFFLINE, **spec.environment},
+                start_new_session=True,
+            )
+
+    async def _guard(self, watch: Callable[[], Awaitable[None]]) -> None:
+        """A watch that fails (bytes that are no message, a callback that raises) ends this life, aloud."""
+        try:
+            await watch()
+        except Exception as error:
+            logger.exception("the daemon's side of %s failed", self._spec.name)
+            self._die(self._died(f"was given up after {type(error).__name__}: {error}"))
+
+    async def _receive(self) -> None:
+        while True:
+            _, *frames = await self._socket.recv_multipart()
+            control, body = unpack(frames)
+            await self._take(control, body)
+
+    async def _take(self, control: Control, body: bytes) -> None:
+        match control:
+            case Heartbeat():
+                self._liveness.beat(control)
+            case Hello():
+                await self._send(Start(), self._spec.boot)
+            case Ready() if not self._ready.done():
+                self._ready.set_result(None)
+            case Failure(call_id=0):
+                self._die(error_of(control, worker=self._spec.name))
+            case Failure(call_id=call_id) if call_id in self._calls:
+                self._calls[call_id].end(error_of(control, worker=self._spec.name))
+            case Reply(call_id=call_id) if call_id in self._calls:
+                self._calls[call_id].end(body)
+            case Event(call_id=call_id):
+                self._take_event(call_id, body)
+
+    def _take_event(self, call_id: int, body: bytes) -> None:
+        """To the call's own callback, or else the worker's; what a call tells after it was given up nobody hears."""
+        pending = self._calls.get(call_id)
+        if pending is None and call_id != 0:  # 0: of no call, from the worker itself
+            return
+        on_event = self._on_event if pending is None or pending.on_event is None else pending.on_event
+        if on_event is not None and self._event_types is not None:
+            on_event(unpack_body(body, self._event_types))
+
+    async def _send(self, control: Control, body: msgspec.Struct | None = None) -> None:
+        try:
+            async with asyncio.timeout(self._timing.heartbeat_timeout_s):  # a stopped worker's queue may be full
+                await self._socket.send_multipart([WORKER_IDENTITY, *pack(control, body)])
+        except (zmq.ZMQError, TimeoutError) as error:
+            raise self._die(self._died(f"cannot be reached ({error or 'it reads nothing'})")) from error
+
+    async def _watch_exit(self) -> None:
+        self._die(self._died(_describe_exit(await self._process.wait())))
+
+    async def _watch_heartbeats(self) -> None:
+        timing = self._timing
+        await asyncio.wait({self._ready}, timeout=timing.start_grace_s)
+        verdict = Verdict.ALIVE
+        while verdict is Verdict.ALIVE:
+            await asyncio.sleep(timing.heartbeat_every_s)
+            verdict = self._liveness.tick()
+        silent = verdict is Verdict.SILENT
+        after_s = timing.heartbeat_timeout_s if silent else timing.stall_timeout_s
+        self.kill(f"{'sent no heartbeat' if silent else 'made no progress'} for {after_s:.0f} s")
+
+    def _died(self, how: str) -> WorkerDiedError:
+        return WorkerDiedError(f"the {self._spec.name} worker {how}; its log is {self._spec.log_path}")
+
+    def _die(self, cause: FtisError) -> FtisError:
+        """The first cause ends every call in flight; later ones change nothing. Returns the cause that counts."""
+        if not self._death.done():
+            self._death.set_result(cause)
+            for pending in self._calls.values():
+                pending.end(cause)
+        return self._death.result()
+
+    async def _say_stop(self) -> None:
+        if self._process.returncode is None:
+            with suppress(WorkerDiedError):
+                await self._send(Stop())
+
+    async def _end_process(self) -> None:
+        """Wait for the exit after `Stop`, then terminate, then kill; also when we are cancelled meanwhile."""
+        try:
+            if not self._ready.done():
+                self._signal(signal.SIGTERM)  # it is still being built, reads no messages and has nothing to save
+            if await self._exits_within(self._timing.stop_grace_s):
+                return
+            logger.warning("%s does not stop; terminating pid %d", self._spec.name, self.pid)
+            self._signal(signal.SIGTERM)
+            if not await self._exits_within(self._timing.terminate_grace_s):
+                logger.warning("%s does not terminate; killing pid %d", self._spec.name, self.pid)
+        finally:
+            self._kill()
+            await self._process.wait()
+
+    async def _exits_within(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+    def _kill(self) -> None:
+        """Kill the worker's session: itself and whatever it started, by its process group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    """End a task and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _describe_exit(return_code: int) -> str:
+    """How a process ended, in words that follow its name."""
+    if return_code == -signal.SIGKILL:
+        return "was killed (SIGKILL: by hand, or by the system for want of memory)"
+    if return_code < 0:
+        return f"was ended by {signal.Signals(-return_code).name}"
+    return f"exited with code {return_code}"

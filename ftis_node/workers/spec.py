@@ -1,0 +1,53 @@
+"""What a worker is and how long one waits for it: the two records that its owner fills in."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftis_node.workers.liveness import Liveness
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftis_node.workers.wire import Message
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What to spawn. `module` is run as `python -m module`; `boot` is the first message that it receives.
+
+    `environment` is added to the daemon's own; `launcher` stands before the module's name (torchrun goes here).
+    """
+
+    name: str
+    module: str
+    boot: Message
+    sockets_dir: Path
+    log_path: Path
+    event_types: tuple[type[Message], ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    launcher: tuple[str, ...] = (sys.executable, "-m")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long is waited for what, in seconds. `stall_timeout_s` None: a request may take as long as it likes."""
+
+    start_grace_s: float = 900.0
+    heartbeat_every_s: float = 1.0
+    heartbeat_timeout_s: float = 30.0
+    stall_timeout_s: float | None = None
+    stop_grace_s: float = 4.0
+    terminate_grace_s: float = 1.0
+
+    def liveness(self) -> Liveness:
+        """A judge for one life."""
+        stall_timeout_s = self.stall_timeout_s
+        return Liveness(
+            max_silent_ticks=max(1, round(self.heartbeat_timeout_s / self.heartbeat_every_s)),
+            max_stalled_ticks=None
+            if stall_timeout_s is None
+            else max(1, round(stall_timeout_s / self.heartbeat_every_s)),
+        )

@@ -1,0 +1,294 @@
+"""Keeps one worker alive: its lives in sequence, and the gate through which calls reach the present one.
+
+      STOPPED --start()--> STARTING --ready, on_started--> READY
+                              ^                              | death
+                              |                              v
+                              +------ after a delay ---- BACKING_OFF --too many quick deaths--> FAILED
+                                                        (a fault that a restart cannot mend --> FAILED)
+
+A fault of the user, the machine or the engine at the first start is final. A worker that has served before may lack
+memory for a while, because others took what it had: it waits longer each time, `make_room` is awaited, and it starts
+again; so does an engine that cannot be loaded again, as after any quick death.
+
+A call waits at the gate while the worker starts, goes to the life that is READY, and never moves to another: what a
+death interrupted raises WorkerDiedError, and whether to ask again is the caller's decision. `on_started` runs in each
+life before the gate opens, and calls the new life directly (load the newest weights, say). `until_wanted` is awaited
+before each life but the first: a worker whose memory someone else uses now need not come back yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+from ftis_node.errors import (
+    EngineError,
+    FtisError,
+    MachineError,
+    OutOfMemoryError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerTaskError,
+    says_out_of_memory,
+)
+from ftis_node.telemetry.faults import watched_task
+from ftis_node.workers.process import OnEvent, WorkerLife
+from ftis_node.workers.restart_policy import GiveUp, Restart, RestartPolicy
+from ftis_node.workers.spec import Timing
+
+if TYPE_CHECKING:
+    from ftis_node.workers.spec import WorkerSpec
+    from ftis_node.workers.wire import Body, Message
+
+logger = logging.getLogger(__name__)
+
+OnStarted: TypeAlias = Callable[[WorkerLife], Awaitable[None]]
+UntilWanted: TypeAlias = Callable[[], Awaitable[object]]
+MakeRoom: TypeAlias = Callable[[], Awaitable[object]]
+
+
+class WorkerState(StrEnum):
+    """Where the worker stands; the drawing is at the top of this file."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    BACKING_OFF = "backing-off"
+    FAILED = "failed"
+
+
+class Supervisor:
+    """Owner of one worker. Every method belongs to the loop in which `start` was called.
+
+    supervisor = Supervisor(WorkerSpec(name="learner", module="ftis_node.learner.worker", boot=boot, ...))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(supervisor.run(), name="learner")
+        reply = await supervisor.call(Step(...), StepReply)
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        timing: Timing | None = None,
+        restart_policy: RestartPolicy | None = None,
+        on_started: OnStarted | None = None,
+        on_event: OnEvent | None = None,
+        until_wanted: UntilWanted | None = None,
+        make_room: MakeRoom | None = None,
+    ) -> None:
+        """`make_room` is awaited before the worker starts again after a lack of memory; it may raise FtisError."""
+        self._spec = spec
+        self._timing = timing or Timing()
+        self._restart_policy = restart_policy or RestartPolicy()
+        self._on_started = on_started
+        self._on_event = on_event
+        self._until_wanted = until_wanted
+        self._make_room = make_room
+        self._state = WorkerState.STOPPED
+        self._keeper: asyncio.Task[None] | None = None
+        self._gate: asyncio.Future[WorkerLife | FtisError] | None = None
+        self._life: WorkerLife | None = None
+        self._num_lives = 0
+        self._has_served = False
+        self._last_error: FtisError | None = None
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return self._spec.name
+
+    @property
+    def state(self) -> WorkerState:
+        """Where the worker stands."""
+        return self._state
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again after a death, since `start`."""
+        return max(0, self._num_lives - 1)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the present life."""
+        return None if self._life is None else self._life.pid
+
+    @property
+    def last_error(self) -> FtisError | None:
+        """Why the last life ended; None before any death."""
+        return self._last_error
+
+    async def start(self) -> None:
+        """Return when the worker takes calls.
+
+        Raises what its building raised (ModelError, EngineError, ...; at the first start such a fault is final) or,
+        after too many quick deaths in a row, WorkerDiedError; MachineError where the last one was for that.
+        """
+        if self._keeper is None:
+            self._close_gate()
+            self._num_lives = 0
+            self._has_served = False
+            self._keeper = watched_task(self._keep(), name=f"{self.name}-keeper")
+        await self._pass_gate()
+
+    async def wait_ready(self) -> None:
+        """Return when the worker takes calls, also after a death. Raises where it was given up or is not running."""
+        await self._pass_gate()
+
+    async def run(self) -> None:
+        """Keep the worker alive until cancelled or stopped. Raises as `start` does when it is given up."""
+        try:
+            await self.start()
+            if self._keeper is not None:
+                await asyncio.wait({self._keeper})
+                if not self._keeper.cancelled():
+                    self._keeper.result()  # raises, where the keeper itself is at fault
+            if self._state is WorkerState.FAILED:
+                await self._pass_gate()
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """End the worker, by asking and then by force, within the timing's few seconds. Calls in flight raise."""
+        if self._keeper is not None:
+            if not self._keeper.cancelling():  # a second cancellation would cut the worker's clean end short
+                self._keeper.cancel()
+            await asyncio.wait({self._keeper})
+            self._keeper = None
+        if self._state is not WorkerState.FAILED:
+            self._state = WorkerState.STOPPED
+        self._open_gate(WorkerDiedError(f"the {self.name} worker was stopped"))
+        self._gate = None
+
+    def restart(self, how: str) -> None:
+        """Kill the present life, if there is one; the keeper starts the next. `how` as in `WorkerLife.kill`."""
+        if self._life is not None:
+            self._life.kill(how)
+
+    async def call(
+        self,
+        request: Message,
+        reply_type: type[Body],
+        *,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Body:
+        """The worker's reply to one request; waits for a worker that is starting, within the same time limit.
+
+        Raises WorkerDiedError where the worker died meanwhile or is not there, the handler's own error where it is one
+        of ours, WorkerTaskError for any other and for the time limit. Events of this call go to `on_event`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                life = await self._pass_gate()
+                return await life.call(request, reply_type, on_event=on_event)
+        except TimeoutError:
+            message = f"the {self.name} worker did not answer {type(request).__name__} in {timeout_s} s"
+            raise WorkerTaskError(message) from None
+
+    async def _pass_gate(self) -> WorkerLife:
+        """The life that takes calls now, waiting for one to come. Raises where none will."""
+        while self._gate is not None:
+            passed = await asyncio.shield(self._gate)
+            if isinstance(passed, FtisError):
+                raise copy.copy(passed)
+            if passed.is_alive:
+                return passed
+            self._close_gate()  # it died in this very step of the loop, before the keeper could
+        raise WorkerDiedError(f"the {self.name} worker is not running")
+
+    def _close_gate(self) -> None:
+        if self._gate is None or self._gate.done():
+            self._gate = asyncio.get_running_loop().create_future()
+
+    def _open_gate(self, passage: WorkerLife | FtisError) -> None:
+        if self._gate is not None and not self._gate.done():
+            self._gate.set_result(passage)
+
+    async def _keep(self) -> None:
+        """Live, die, wait, live again, until given up."""
+        policy = self._restart_policy
+        num_quick_deaths = num_shortages = 0
+        while True:
+            served_s = await self._live_once()
+            error = self._last_error
+            assert error is not None
+            is_short = self._has_served and served_s < policy.quick_death_s and _is_shortage(error)
+            if not is_short and not isinstance(error, WorkerError | EngineError if self._has_served else WorkerError):
+                return self._fail(error)
+            decision: Restart | GiveUp
+            if is_short:
+                decision = policy.after_shortage(num_shortages=num_shortages)
+                num_shortages = decision.num_quick_deaths
+            else:
+                decision = policy.after_death(served_s=served_s, num_quick_deaths=num_quick_deaths)
+                num_quick_deaths, num_shortages = decision.num_quick_deaths, 0
+            if isinstance(decision, GiveUp):
+                kind = type(error) if isinstance(error, MachineError) else WorkerDiedError
+                message = f"the {self.name} worker died {decision.num_quick_deaths} times in a row; the last time: "
+                return self._fail(kind(message + str(error)))
+            self._state = WorkerState.BACKING_OFF
+            logger.warning("%s; starting it again in %.1f s", error, decision.delay_s)
+            await asyncio.sleep(decision.delay_s)
+            if self._until_wanted is not None:
+                await self._until_wanted()
+            if is_short and self._make_room is not None:
+                await self._ask_for_room(self._make_room)
+
+    async def _ask_for_room(self, make_room: MakeRoom) -> None:
+        """Have memory given back; where nobody can, the worker starts all the same."""
+        try:
+            await make_room()
+        except FtisError as error:
+            logger.warning("no memory is given back for the %s worker: %s", self.name, error)
+
+    async def _live_once(self) -> float:
+        """One life. Sets `last_error` to its end's cause and returns for how many seconds it served."""
+        self._state = WorkerState.STARTING
+        self._close_gate()
+        ready_at = None
+        try:
+            number, self._num_lives = self._num_lives, self._num_lives + 1
+            async with WorkerLife(self._spec, timing=self._timing, number=number, on_event=self._on_event) as life:
+                self._life = life
+                await life.until_ready()
+                if self._on_started is not None:
+                    await self._bring_up(life, self._on_started)
+                ready_at = time.monotonic()
+                self._state, self._has_served = WorkerState.READY, True
+                self._open_gate(life)
+                self._last_error = await life.until_death()
+                self._close_gate()  # before the clean-up, which takes a while
+        except FtisError as error:
+            self._last_error = error
+        except Exception as error:
+            logger.exception("%s could not be started", self.name)
+            message = f"the {self.name} worker could not be started: {type(error).__name__}: {error}"
+            self._last_error = WorkerDiedError(message)
+        finally:
+            self._life = None
+        return 0.0 if ready_at is None else time.monotonic() - ready_at
+
+    async def _bring_up(self, life: WorkerLife, on_started: OnStarted) -> None:
+        limit_s = self._timing.start_grace_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await on_started(life)
+        except TimeoutError:
+            raise WorkerDiedError(f"the {self.name} worker was not made ready within {limit_s:.0f} s") from None
+
+    def _fail(self, error: FtisError) -> None:
+        self._state = WorkerState.FAILED
+        self._last_error = error
+        logger.error("%s", error)
+        self._open_gate(error)
+
+
+def _is_shortage(error: FtisError) -> bool:
+    """Whether memory was short. A worker's own exception, as `_bring_up` may meet it, has come as a text."""
+    return isinstance(error, OutOfMemoryError) or (isinstance(error, WorkerError) and says_out_of_memory(str(error)))

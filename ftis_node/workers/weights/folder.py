@@ -1,0 +1,83 @@
+"""Where weights wait between the learner and the generator: in memory where there is room, else in the home.
+
+A new version is written after every step and read once. On a disk that is a gigabyte or more a step for nothing, since
+checkpoints hold the same weights. `/dev/shm` is memory behind the names of files. A container often gets 64 MiB of it:
+then the home it is (or `docker run --shm-size`). What a killed node left there goes when its home is used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.workers.weights.store import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftis_node.config.home import Home
+
+log = logging.getLogger(__name__)
+
+MEMORY_DISK = Path("/dev/shm")  # nosec B108: only a folder of 0700 is made in it
+VERSIONS_KEPT = 2
+VERSIONS_AT_ONCE = VERSIONS_KEPT + 1  # and one is being written
+VERSIONS_AS_A_RESERVE = 2  # the same files, should weights that cross without any need them: the oldest is written over
+FREE_SHARE = 0.5  # of what is free there, at most: others use it, too
+
+
+@contextmanager
+def weights_folder(
+    home: Home, *, version_bytes: int, num_versions: int = VERSIONS_AT_ONCE, memory_disk: Path = MEMORY_DISK
+) -> Iterator[Path]:
+    """The folder for so many published weights of `version_bytes`; removed at the end where it lies in memory.
+
+    In the home the published versions are removed: a learner publishes its weights again at its start.
+    """
+    digest = hashlib.sha256(str(home.root.absolute()).encode()).hexdigest()[:16]
+    folder = memory_disk / f"ftis-{os.getuid()}-{digest}"
+    if not _claim(folder, num_bytes=num_versions * version_bytes):
+        try:
+            yield home.weights
+        finally:
+            for path in home.weights.glob(f"{PREFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
+        return
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def has_room(num_bytes: int, free_bytes: int) -> bool:
+    """Whether versions of `num_bytes` together go into memory of which `free_bytes` are free."""
+    return num_bytes <= FREE_SHARE * free_bytes
+
+
+def free_in_memory(memory_disk: Path = MEMORY_DISK) -> int:
+    """Free bytes of the file system in memory; 0 where there is none."""
+    try:
+        return shutil.disk_usage(memory_disk).free
+    except OSError:
+        return 0
+
+
+def _claim(folder: Path, *, num_bytes: int) -> bool:
+    """Make `folder` afresh, for this user's eyes alone. False where there is no such place or not enough room."""
+    try:
+        if os.path.lexists(folder) and folder.lstat().st_uid == os.getuid():
+            shutil.rmtree(folder)  # of a node that was killed: the home's lock is ours
+        free_bytes = shutil.disk_usage(folder.parent).free
+        if not has_room(num_bytes, free_bytes):
+            log.info("weights go through the home: %s has %d bytes free, %d are wanted", folder, free_bytes, num_bytes)
+            return False
+        folder.mkdir(mode=0o700)  # raises where someone else has put anything in this place
+    except OSError as error:
+        log.info("weights go through the home: %s", error)
+        return False
+    return True

@@ -1,0 +1,216 @@
+"""Weights from the learner to the generator: a file of safetensors per version, and the proof that they are served.
+
+The learner publishes version n into a complete folder; the generator loads it from there. The folder may lie in memory
+(`/dev/shm`), and nothing in it is synced to a disk: a checkpoint holds the same weights, and a learner that starts
+publishes them anew. The file of a version that has had its day is written over, because fresh pages cost more than the
+copying.
+
+What is published is the whole model, or a LoRA adapter alone in peft's format, which an engine adds to the model that
+it has. An adapter's file is never written over: engines read it through a mapping.
+
+An engine may say that it loaded new weights and go on with the old ones (seen with tied embeddings), so saying so is
+not enough. Two things are compared. Each tensor has a checksum of what was written, and an engine gives the checksums
+of what it holds after loading: they are equal or a tensor is wrong, however small the difference. And the learner
+computes the log-probs of a few fixed tokens under the published weights: this finds a fault in what is computed from
+the right tensors, and decides alone over tensors that an engine holds in another form.
+
+Two right forward passes differ by rounding: in bfloat16 by 0.05 nats a token (standard deviation), and by up to 0.66
+among 4,000 tokens (`generation.client.PROOF_TOLERANCES` has the sources). So the root of the mean square is compared
+with a bound, never the largest difference.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ftis_node.errors import ModelError
+from ftis_node.models.safetensors_file import read_header
+from ftis_node.workers.durable import complete_folder, is_complete, keep_newest, newest_complete, take_oldest
+from ftis_node.workers.weights.shared_weights import WAYS, SharedWeights, Way
+from ftis_node.workers.wire import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+PREFIX = "weights-"
+WEIGHTS_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"  # this and the next are peft's names
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+WORD_BYTES = 8  # of a checksum
+PROBE_LENGTH = 32
+PROBE_MULTIPLIER = 2_654_435_761  # Knuth's, near 2^32 divided by the golden ratio: spreads indices over a vocabulary
+
+
+class PublishedWeights(Message, frozen=True):
+    """Where a version lies: `path` is the safetensors file, an adapter's by its name; `num_bytes` is its size.
+
+    `way` is how it crosses: "ipc" in `shared`, the learner's own tensors, without a file; "pinned" in a file whose
+    pages are locked. `fell_back` says why that is not the way that was planned.
+
+    `step_done_at_s` is when the step that made it ended, by the monotonic clock that all processes of a machine share;
+    None where it was published again later. `checksums` are those of its tensors by name, as `tensor_file.checksum`
+    makes them; empty where they are not known.
+    """
+
+    version: int
+    path: str
+    num_bytes: int
+    step_done_at_s: float | None = None
+    checksums: dict[str, int] = {}
+    way: Way = "file"
+    shared: SharedWeights | None = None
+    fell_back: str = ""
+
+    def how(self) -> str:
+        """How it crosses, in words for people."""
+        return f"{WAYS[self.way]} ({self.fell_back})" if self.fell_back else WAYS[self.way]
+
+
+class WeightProof(Message, frozen=True):
+    """Fixed tokens and their log-probs under a version: `logprobs[i]` is that of `probe_ids[i + 1]` given those before.
+
+    Temperature 1, float32, so one log-prob fewer than there are ids.
+    """
+
+    version: int
+    probe_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    def rms_difference(self, logprobs: Sequence[float]) -> float:
+        """Root of the mean square of the differences between these log-probs and the proof's, in nats.
+
+        Infinite where they do not compare.
+        """
+        if len(logprobs) != len(self.logprobs):
+            return math.inf
+        squares = [(ours - theirs) ** 2 for ours, theirs in zip(self.logprobs, logprobs, strict=True)]
+        return math.sqrt(sum(squares) / len(squares)) if all(map(math.isfinite, squares)) else math.inf
+
+
+class WeightStore:
+    """The published versions in one folder; the newest `keep` stay. One writer, any number of readers."""
+
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        self._folder = Path(folder)
+        self._keep = keep
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor], **how: Any) -> PublishedWeights:
+        """Write a version and prune old ones; `how` as in `tensor_file.write_tensors`. Name tied weights once.
+
+        Raises OSError where the disk refuses and ValueError for what are no floats; nothing of it is visible then.
+        """
+        from ftis_node.workers.weights.tensor_file import write_tensors
+
+        target = self._target(version)
+        with complete_folder(target, sync=False) as temporary:
+            if self._keep > 1 and (spent := take_oldest(self._folder, PREFIX, beyond=self._keep - 1)) is not None:
+                old = spent / WEIGHTS_FILE
+                if old.exists() and old.stat().st_nlink == 1:  # nobody else holds it by a name of their own
+                    os.replace(old, temporary / WEIGHTS_FILE)
+                shutil.rmtree(spent)
+            checksums = write_tensors(temporary / WEIGHTS_FILE, tensors, **how)
+        keep_newest(self._folder, PREFIX, self._keep)
+        return _published(target, checksums)
+
+    def publish_adapter(
+        self, version: int, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], **how: Any
+    ) -> PublishedWeights:
+        """As `publish`, for an adapter under peft's names, with peft's `config`."""
+        from ftis_node.workers.weights.tensor_file import write_tensors
+
+        target = self._target(version)
+        with complete_folder(target, sync=False) as temporary:
+            checksums = write_tensors(temporary / ADAPTER_FILE, tensors, **how)
+            (temporary / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True))
+        keep_newest(self._folder, PREFIX, self._keep)
+        return _published(target, checksums)
+
+    def newest(self) -> PublishedWeights | None:
+        """The newest complete version, with the checksums of what its file holds now; None before the first."""
+        newest = newest_complete(self._folder, PREFIX)
+        return None if newest is None else _published(newest, file_checksums(_file_in(newest)))
+
+    def load(self, version: int) -> dict[str, torch.Tensor]:
+        """The tensors of a version, on the CPU. Raises ModelError where it is not there or damaged."""
+        from ftis_node.workers.weights.tensor_file import read_tensors
+
+        target = self._target(version)
+        if not is_complete(target):
+            raise ModelError(f"weights of version {version} are not in {self._folder}")
+        return read_tensors(_file_in(target))
+
+    def _target(self, version: int) -> Path:
+        return self._folder / f"{PREFIX}{version:08d}"
+
+
+def probe_token_ids(vocab_size: int, length: int = PROBE_LENGTH) -> tuple[int, ...]:
+    """Fixed ids below `vocab_size` (the tokenizer's length), spread over the vocabulary, the same on every machine."""
+    return tuple((index + 1) * PROBE_MULTIPLIER % 2**32 % vocab_size for index in range(length))
+
+
+def probe_logprobs(model: Any, probe_ids: Sequence[int]) -> tuple[float, ...]:
+    """Log-probs of `probe_ids[1:]` under a transformers model: one forward pass, softmax in float32."""
+    import torch
+
+    ids = torch.tensor([list(probe_ids)], device=model.device)
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    logprobs = torch.log_softmax(logits, dim=-1).gather(-1, ids[0, 1:, None])
+    return tuple(logprobs.squeeze(-1).tolist())
+
+
+def prove(model: Any, *, version: int, vocab_size: int) -> WeightProof:
+    """What the learner sends along with a version; `vocab_size` is the tokenizer's length."""
+    probe_ids = probe_token_ids(vocab_size)
+    return WeightProof(version=version, probe_ids=probe_ids, logprobs=probe_logprobs(model, probe_ids))
+
+
+def find_difference(published: Mapping[str, int], held: Mapping[str, int]) -> str | None:
+    """What differs between the checksums of a version and of what an engine holds, in words that follow "the worker".
+
+    A tensor that one side alone has is left out: the engine holds it in another form, or the file names a tied one.
+    """
+    known = published.keys() & held.keys()
+    wrong = sorted(name for name in known if published[name] != held[name])
+    if not wrong:
+        return None
+    return f"holds other values than were published in {len(wrong)} of {len(known)} tensors, such as {wrong[0]}"
+
+
+def file_checksums(path: Path) -> dict[str, int]:
+    """The checksums of a file's tensors by name, as `tensor_file.checksum` makes them, without torch.
+
+    Raises ModelError where the file is missing or damaged.
+    """
+    header = read_header(path)
+    spans = {name: entry["data_offsets"] for name, entry in header.tensors.items()}
+    if sum(end - start for start, end in spans.values()) > header.num_bytes:  # each byte would be read again and again
+        raise ModelError(f"weight file {path} is damaged: its tensors overlap")
+    data = np.memmap(path, dtype=np.uint8, mode="r")[header.data_start :]
+    return {name: _checksum(data[start:end]) for name, (start, end) in spans.items()}
+
+
+def _checksum(data: NDArray[np.uint8]) -> int:
+    whole = len(data) // WORD_BYTES * WORD_BYTES
+    return (int(data[:whole].view("<i8").sum()) + int.from_bytes(data[whole:].tobytes(), "little")) % 2**64
+
+
+def _published(folder: Path, checksums: dict[str, int]) -> PublishedWeights:
+    version = int(folder.name.removeprefix(PREFIX))
+    path = _file_in(folder)
+    return PublishedWeights(version=version, path=str(path), num_bytes=path.stat().st_size, checksums=checksums)
+
+
+def _file_in(folder: Path) -> Path:
+    adapter = folder / ADAPTER_FILE
+    return adapter if adapter.exists() else folder / WEIGHTS_FILE

@@ -1,0 +1,251 @@
+"""The worker's side of the channel: `run_worker(build, boot_type=...)` is all that a worker's `__main__` calls.
+
+    @asynccontextmanager
+    async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
+        model = load(boot.path)                  # may block and take minutes: heartbeats go on
+        yield {Echo: partial(echo, model)}       # a request's type -> the coroutine that answers it
+        model.close()                            # after the last handler ended
+
+    async def echo(model: Model, request: Echo, emit: Emitter) -> EchoReply: ...
+
+    if __name__ == "__main__":
+        run_worker(build, boot_type=EchoBoot)
+
+Requests are served side by side, each as a task. What a handler raises travels to its caller; the worker goes on. The
+worker ends on `Stop`, on SIGTERM, and with its owner (`owner.py`). It ignores SIGINT: ctrl-C reaches every process of
+the terminal, and the daemon decides what becomes of its workers. An error that nobody waits for (`telemetry/faults.py`)
+ends it at once with exit code 1: its owner starts another, and what is on disk is as after any other death.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ftis_node.telemetry.faults import unhandled_errors
+from ftis_node.telemetry.log import set_up_logging
+from ftis_node.telemetry.standard_files import drop_what_cannot_be_written
+from ftis_node.workers.heartbeat import HeartbeatThread, Pulse
+from ftis_node.workers.owner import die_with_owner
+from ftis_node.workers.wire import (
+    WORKER_IDENTITY,
+    Call,
+    Cancel,
+    Control,
+    Event,
+    Hello,
+    Message,
+    Ready,
+    Reply,
+    Stop,
+    failure_of,
+    pack,
+    union_of,
+    unpack,
+    unpack_body,
+)
+
+logger = logging.getLogger(__name__)
+
+Boot = TypeVar("Boot", bound=msgspec.Struct)
+Handler: TypeAlias = Callable[[Any, "Emitter"], Awaitable[Message]]
+Handlers: TypeAlias = Mapping[type[Message], Handler]
+Build: TypeAlias = Callable[[Boot, "Emitter"], AbstractAsyncContextManager[Handlers]]
+
+BUILD_FAILED_EXIT_CODE = 1
+FAULT_EXIT_CODE = 1
+OUTBOX_CAPACITY = 4096  # messages; a daemon that reads nothing for so long has stopped, or lost us
+STOP_AFTER_FAILURE_S = 10.0
+
+
+class Emitter:
+    """`emit(event)` sends a typed event to the daemon; `emit.progress()` says that work goes on. From any thread."""
+
+    def __init__(self, channel: Channel, pulse: Pulse, call_id: int) -> None:
+        self._channel = channel
+        self._pulse = pulse
+        self._call_id = call_id
+
+    def __call__(self, event: Message) -> None:
+        self._pulse.progress()
+        self._channel.post(Event(call_id=self._call_id), event)
+
+    def progress(self) -> None:
+        """Raise the counter that tells a long computation from a hang."""
+        self._pulse.progress()
+
+
+class Channel:
+    """The worker's connection: messages leave in the order in which they were posted.
+
+    Events are only told, and the newest is let go where half of the outbox is full: a stopped daemon reads none.
+    Replies are as many as there are calls.
+    """
+
+    def __init__(self, socket: zmq.asyncio.Socket) -> None:
+        self._socket = socket
+        self._loop = asyncio.get_running_loop()
+        self._outbox: asyncio.Queue[list[bytes]] = asyncio.Queue(OUTBOX_CAPACITY)
+
+    def post(self, control: Control, body: msgspec.Struct | None = None) -> None:
+        """Send soon. Safe from any thread."""
+        self._loop.call_soon_threadsafe(self._put, pack(control, body), isinstance(control, Event))
+
+    def _put(self, message: list[bytes], is_event: bool) -> None:
+        if not is_event or self._outbox.qsize() < OUTBOX_CAPACITY // 2:
+            self._outbox.put_nowait(message)
+
+    async def receive(self) -> tuple[Control, bytes]:
+        """The next message from the daemon."""
+        return unpack(await self._socket.recv_multipart())
+
+    async def send_posted(self) -> None:
+        """Send what is posted, until cancelled."""
+        while True:
+            await self._socket.send_multipart(await self._outbox.get())
+
+    async def flush(self) -> None:
+        """Hand everything that is posted so far to the socket."""
+        await asyncio.sleep(0)  # lets posts of this very step reach the outbox
+        while not self._outbox.empty():
+            await self._socket.send_multipart(self._outbox.get_nowait())
+
+
+class Server:
+    """Answers calls side by side until told to stop."""
+
+    def __init__(self, channel: Channel, pulse: Pulse, handlers: Handlers) -> None:
+        self._channel = channel
+        self._pulse = pulse
+        self._handlers = handlers
+        self._request_types = union_of(list(handlers))
+        self._calls: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Serve until `Stop` or SIGTERM; then end what is still being answered."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            sender = tasks.create_task(self._channel.send_posted(), name="send")
+            receiver = tasks.create_task(self._receive(tasks), name="receive")
+            loop.add_signal_handler(signal.SIGTERM, receiver.cancel)
+            await asyncio.wait({receiver})
+            loop.remove_signal_handler(signal.SIGTERM)
+            for task in [*self._calls.values(), sender]:
+                task.cancel()
+
+    async def _receive(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            control, body = await self._channel.receive()
+            match control:
+                case Call(call_id=call_id):
+                    task = tasks.create_task(self._answer(call_id, body), name=f"call-{call_id}")
+                    self._calls[call_id] = task
+                    task.add_done_callback(partial(self._forget, call_id))
+                case Cancel(call_id=call_id) if call_id in self._calls:
+                    self._calls[call_id].cancel()
+                case Stop():
+                    return
+
+    def _forget(self, call_id: int, _: asyncio.Task[None]) -> None:
+        del self._calls[call_id]
+
+    async def _answer(self, call_id: int, body: bytes) -> None:
+        emit = Emitter(self._channel, self._pulse, call_id)
+        self._pulse.begin()
+        try:
+            request: Message = unpack_body(body, self._request_types)
+            reply = await self._handlers[type(request)](request, emit)
+            self._channel.post(Reply(call_id=call_id), reply)
+        except asyncio.CancelledError as error:
+            self._channel.post(failure_of(error, call_id=call_id))
+            raise
+        except Exception as error:
+            logger.exception("call %d failed", call_id)
+            self._channel.post(failure_of(error, call_id=call_id))
+        finally:
+            self._pulse.end()
+
+
+async def serve(build: Build[Boot], *, boot_type: type[Boot], socket: zmq.asyncio.Socket, pulse: Pulse) -> int:
+    """Take the boot, build, answer calls. Returns the process's exit code."""
+    channel = Channel(socket)
+    channel.post(Hello(pid=os.getpid()))
+    await channel.flush()
+    _, body = await channel.receive()
+    async with AsyncExitStack() as stack:
+        try:
+            boot = unpack_body(body, boot_type)
+            handlers = await stack.enter_async_context(build(boot, Emitter(channel, pulse, call_id=0)))
+        except Exception as error:
+            logger.exception("the worker could not be built")
+            channel.post(failure_of(error, call_id=0))
+            await channel.flush()
+            await _wait_for_stop(channel)
+            return BUILD_FAILED_EXIT_CODE
+        channel.post(Ready())
+        await Server(channel, pulse, handlers).run()
+    return 0
+
+
+async def _wait_for_stop(channel: Channel) -> None:
+    """Stay until the daemon has read why, so that it learns the reason before it sees the exit."""
+    try:
+        async with asyncio.timeout(STOP_AFTER_FAILURE_S):
+            while not isinstance((await channel.receive())[0], Stop):
+                pass
+    except TimeoutError:
+        logger.warning("the daemon did not say stop in %.0f s; ending", STOP_AFTER_FAILURE_S)
+
+
+def run_worker(build: Build[Boot], *, boot_type: type[Boot]) -> None:
+    """Be a worker until stopped: reads its endpoint and owner from the command line. Exits the process."""
+    arguments = _parse_arguments()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_owner(arguments.owner_pid)
+    drop_what_cannot_be_written()
+    set_up_logging()
+    code = asyncio.run(_connect_and_serve(build, boot_type, arguments.endpoint, arguments.heartbeat_every_s))
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all that is ours was closed by `build`; the interpreter's own clean-up takes seconds with torch
+
+
+async def _connect_and_serve(build: Build[Boot], boot_type: type[Boot], endpoint: str, heartbeat_every_s: float) -> int:
+    pulse = Pulse()
+    with (
+        zmq.asyncio.Context() as context,
+        context.socket(zmq.DEALER) as socket,
+        HeartbeatThread(pulse, endpoint=endpoint, every_s=heartbeat_every_s),
+    ):
+        socket.setsockopt(zmq.IDENTITY, WORKER_IDENTITY)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        with unhandled_errors(_end_at_once):
+            return await serve(build, boot_type=boot_type, socket=socket, pulse=pulse)
+
+
+def _end_at_once(where: str, error: BaseException) -> None:
+    logger.critical("%s failed (%s: %s): this worker ends", where, type(error).__name__, error)
+    logging.shutdown()
+    os._exit(FAULT_EXIT_CODE)
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="A worker of ftis-node; started by its daemon, not by hand.")
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--owner-pid", type=int, required=True)
+    parser.add_argument("--heartbeat-every-s", type=float, required=True)
+    return parser.parse_args()

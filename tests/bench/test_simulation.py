@@ -1,0 +1,134 @@
+"""Swarms in virtual time: what scale rests on, in small; each claim fails where its cause is taken away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ftis_node.swarm.pulling.assignment import is_assigned
+
+BENCH = str(Path(__file__).parents[2] / "bench")
+if BENCH not in sys.path:
+    sys.path.insert(0, BENCH)
+
+from swarm_simulation import SimulationResult, SimulationSettings, simulate  # noqa: E402  found by the path above
+from swarm_simulation.announcement import AnnouncementEvent  # noqa: E402
+from swarm_simulation.events import Events  # noqa: E402
+from swarm_simulation.settings import copies_of, shards_for, simulated_shards_for  # noqa: E402
+from swarm_simulation.world import World  # noqa: E402
+
+SMALL = SimulationSettings(
+    num_nodes=30, minutes=3.0, num_shards=1, warm_up_s=60.0, settle_s=75.0, step_s=50.0, leave_share_per_hour=1.0,
+    num_observed=2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small() -> SimulationResult:
+    return simulate(SMALL)
+
+
+def test_a_small_swarm_with_attackers_meets_the_claims(small: SimulationResult) -> None:
+    assert small.num_groups > 200
+    assert small.pulled_share > 0.99
+    assert 0 < small.top_share_of_cap <= 1.0
+    assert small.full_steps_share > 0.97
+
+
+def test_traffic_and_memory_are_those_of_a_swarm_three_times_as_large(small: SimulationResult) -> None:
+    larger = simulate(replace(SMALL, num_nodes=120, num_shards=4, num_simulated_shards=2, announcements_per_s=10.0))
+    assert larger.num_simulated < 80
+    assert larger.pulled_share > 0.99
+    assert larger.received_in_all < 1.5 * small.received_in_all
+    assert larger.memory_bytes < 1.5 * small.memory_bytes
+
+
+def test_without_duties_many_groups_find_nobody() -> None:
+    calm = replace(SMALL, attackers_share=0.0)
+    assert simulate(calm).pulled_share > 0.995
+    assert simulate(replace(calm, with_assignment=False)).pulled_share < 0.9
+
+
+def test_without_announcing_again_losses_and_attackers_cost_groups() -> None:
+    alone = replace(SMALL, first_wait_s=1e6, attackers_share=0.3)
+    assert simulate(replace(SMALL, attackers_share=0.3)).pulled_share > 0.95
+    assert simulate(alone).pulled_share < 0.85
+
+
+def test_the_same_seed_gives_the_same_swarm_and_another_another(small: SimulationResult) -> None:
+    assert simulate(SMALL).without_clock() == small.without_clock()
+    assert simulate(replace(SMALL, seed=1)).without_clock() != small.without_clock()
+
+
+def test_a_seed_gives_the_same_swarm_in_another_process() -> None:
+    """Also where sets of texts and bytes have another order."""
+    shown = "print(simulate(replace(SMALL, attackers_share=0.3)).without_clock())"
+    script = f"from dataclasses import replace; from tests.bench.test_simulation import SMALL, simulate; {shown}"
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("0", "1", "3")
+    }
+    assert len(said) == 1
+
+
+def test_who_serves_garbage_is_banned_and_no_honest_peer_is() -> None:
+    figures = simulate(replace(SMALL, num_nodes=12, minutes=5.0, attackers_share=0.25))
+    assert figures.bans_share["garbage"] > 0.9
+    assert figures.bans_share["honest"] == 0.0
+
+
+def test_the_short_cut_to_duties_is_the_policy() -> None:
+    random = Random(3)
+    everybody = [f"peer-{number}" for number in range(14)]
+    num_on_duty = 0
+    for attempt in range(300):
+        views = tuple(frozenset(random.sample(everybody, random.randint(0, 13))) for _ in range(3))
+        group_id, sender = random.randbytes(32), everybody[0]
+        call = AnnouncementEvent(group_id, sender, views, shard=0, attempt=attempt % 5, num_bytes=1.0)
+        for view, members in enumerate(views):
+            for peer in everybody[1:]:
+                expected = is_assigned(group_id, peer, members - {sender}, attempt=attempt % 5)
+                assert call.is_assigned(peer, view=view) == expected
+                num_on_duty += expected
+    assert num_on_duty > 300
+
+
+def test_who_has_left_is_known_for_a_while_and_a_newcomer_is_not() -> None:
+    world = World(replace(SMALL, leave_share_per_hour=0.0))
+    world.populate()
+    views_of_shard = world.member_views[0]
+    views_of_shard.leave("somebody", now=0.0)
+    views_of_shard.join("newcomer")
+    assert all("newcomer" not in view for view in views_of_shard.views)
+    world.events.run_until(50.0)
+    assert all({"newcomer", "somebody"} <= view for view in views_of_shard.views)
+    world.events.run_until(SMALL.record_lives_s + 65.0)
+    assert all("somebody" not in view for view in views_of_shard.views)
+
+
+def test_events_come_in_the_order_of_time_then_of_entry() -> None:
+    events, seen = Events(), []
+    for delay_s, name in ((2.0, "late"), (1.0, "first"), (1.0, "second"), (9.0, "never")):
+        events.after(delay_s, seen.append, name)
+    events.run_until(5.0)
+    assert seen == ["first", "second", "late"]
+    assert events.now == 5.0
+
+
+def test_shards_for_a_swarm_keep_their_members_within_bounds() -> None:
+    assert [shards_for(size) for size in (10, 1000, 2000, 5000, 10000)] == [8, 8, 16, 32, 64]
+    assert simulated_shards_for(10000, 64, most_nodes=1000) == 6
+    assert simulated_shards_for(100, 8, most_nodes=1000) == 8
+    assert [copies_of(1), copies_of(2), copies_of(8), copies_of(1000)] == [0.0, 1.0, 5.7, 8.7]

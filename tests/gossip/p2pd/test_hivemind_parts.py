@@ -1,0 +1,43 @@
+"""hivemind is imported without torch, and a program that wants all of it still gets all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BINDINGS = "from ftis_node.gossip.p2pd.hivemind_bindings import DHTNode, P2P, PeerID\n"
+OTHER_VERSION = """
+from importlib import metadata
+real = metadata.version
+metadata.version = lambda name: "1.1.13" if name == "hivemind" else real(name)
+"""
+WHOLE = """
+import hivemind
+assert hivemind.DHT is not None and hivemind.Optimizer is not None
+from hivemind import dht, p2p, utils
+assert p2p.PeerID is PeerID and dht.DHTNode is DHTNode and dht.DHT is hivemind.DHT
+assert utils.MPFuture is not None
+"""
+IS_TORCH_LOADED = "import sys; print('torch' in sys.modules, 'hivemind' in sys.modules)\n"
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_p2p_and_dht_are_imported_without_torch() -> None:
+    assert _run(BINDINGS + IS_TORCH_LOADED) == "False False"
+
+
+def test_all_of_hivemind_can_be_imported_afterwards() -> None:
+    assert _run(BINDINGS + WHOLE + IS_TORCH_LOADED) == "True True"
+
+
+def test_all_of_hivemind_can_be_imported_before() -> None:
+    assert _run("import hivemind\n" + BINDINGS + WHOLE + IS_TORCH_LOADED) == "True True"
+
+
+def test_another_version_is_imported_in_full() -> None:
+    assert _run(OTHER_VERSION + BINDINGS + WHOLE + IS_TORCH_LOADED) == "True True"

@@ -1,0 +1,292 @@
+"""What is on disk is the learner, to the bit; what is damaged is passed over by name; what is another's is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+
+import msgspec
+import pytest
+import torch
+from learner_rig import checkpoint_tensors, make_boot, random_groups, without_times
+from safetensors.torch import load_file, save_file
+from tiny_models import save_tiny
+
+from ftis_node.errors import ConfigError, ModelError
+from ftis_node.learner.checkpoint.checksum import PIECE_BYTES, checksum_of, write_checksums
+from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.step.schedule import Schedule
+
+LORA = LoraSettings(rank=4, alpha=8)
+FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
+SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
+
+
+def train(learner, *steps):
+    for step in steps:
+        learner.train(random_groups(seed=step, **SMALL), step=step)
+    return learner
+
+
+def everything(learner):
+    """Weights, moments and random state, as one dictionary of tensors."""
+    trainable = learner.policy.trainable()
+    moments = {
+        f"{name}.{key}": value
+        for name, parameter in trainable.items()
+        for key, value in learner._optimizer.state[parameter].items()
+    }
+    return {**{name: value.detach() for name, value in trainable.items()}, **moments, "random": torch.get_rng_state()}
+
+
+@pytest.fixture(scope="module")
+def trained_home(model_folder, tmp_path_factory):
+    """A home with checkpoints of steps 2 and 3."""
+    home = tmp_path_factory.mktemp("home")
+    train(Learner(make_boot(model_folder, home)), 1, 2, 3)
+    return home
+
+
+@pytest.fixture
+def home(trained_home, tmp_path):
+    return shutil.copytree(trained_home, tmp_path / "home")
+
+
+def test_checksum_is_of_every_piece_in_its_place(tmp_path):
+    path = tmp_path / "file"
+    first, second = bytes(PIECE_BYTES), b"\x01" * PIECE_BYTES
+    sums = []
+    for content in (b"", first, second, first + second, second + first, first + second + b"\0"):
+        path.write_bytes(content)
+        sums.append(checksum_of(path))
+        assert checksum_of(path) == sums[-1]
+    assert len(set(sums)) == len(sums)
+    path.write_bytes(b"abc")
+    assert checksum_of(path) == hashlib.blake2b(bytes.fromhex("352441c2"), digest_size=16).hexdigest()
+
+
+SETTINGS = {
+    "schedule": Schedule("cosine", warmup_steps=2, decay_steps=3),
+    "kl_to_start": 0.1,
+    "updates_per_batch": 2,
+    "weight_decay": 0.01,
+    "micro_batch_tokens": 40,
+}
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_six_steps_are_three_and_three_to_the_bit(model_folder, tmp_path, lora):
+    """With all that a step may depend on: the course of the rate, the starting model, two updates on one batch."""
+    reports = {}
+    for name, lives in (("straight", [(1, 2, 3, 4, 5, 6)]), ("resumed", [(1, 2, 3), (4, 5, 6)])):
+        boot = make_boot(model_folder, tmp_path / name, lora=lora, **SETTINGS)
+        reports[name] = []
+        for steps in lives:
+            torch.manual_seed(len(steps))  # a life must not depend on what happened outside of the checkpoint
+            learner = Learner(boot)
+            assert learner.state().step == steps[0] - 1
+            replies = [learner.train(random_groups(seed=step, **SMALL), step=step) for step in steps]
+            reports[name] += [without_times(reply.report) for reply in replies]
+        reports[name].append(learner.state().proof)
+    assert reports["resumed"] == reports["straight"]
+    assert all(report.num_updates == 2 for report in reports["straight"][:-1])
+    assert len({report.learning_rate for report in reports["straight"][:-1]}) == 5, "steps 5 and 6 are at its end"
+    assert reports["straight"][5].kl_to_start > 0
+    straight, resumed = (checkpoint_tensors(tmp_path / name, step=6) for name in ("straight", "resumed"))
+    assert straight.keys() == resumed.keys()
+    num_moments = 3  # the first, the second, and the count of steps
+    assert len(straight) == (1 + num_moments) * len(learner.policy.trainable()) + 1, "and torch's random state"
+    assert all(torch.equal(straight[key], resumed[key]) for key in straight)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_resumed_run_goes_on_bit_for_bit(model_folder, tmp_path, lora):
+    straight = train(Learner(make_boot(model_folder, tmp_path / "a", lora=lora)), 1)
+    torch.rand(5)  # random numbers are used up on the way
+    train(straight, 2, 3, 4)
+    expected = {name: value.clone() for name, value in everything(straight).items()}
+
+    boot = make_boot(model_folder, tmp_path / "b", lora=lora)
+    interrupted = train(Learner(boot), 1)
+    torch.rand(5)
+    train(interrupted, 2)
+    torch.manual_seed(123)  # the new life must not depend on what happened outside of the checkpoint
+    resumed = Learner(boot)
+    assert (resumed.state().step, resumed.state().policy_version) == (2, 2)
+    found = everything(train(resumed, 3, 4))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert resumed.state().proof == straight.state().proof
+
+
+def test_random_numbers_of_a_gpu_go_on_too(model_folder, tmp_path, monkeypatch):
+    """Where one is in use; here none is, so its state is made up."""
+    state, restored = torch.arange(16, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
+    with monkeypatch.context() as gpu:
+        gpu.setattr(torch.cuda, "is_initialized", lambda: True)
+        gpu.setattr(torch.cuda, "get_rng_state", lambda: state)
+        train(Learner(make_boot(model_folder, tmp_path)), 1)
+        Learner(make_boot(model_folder, tmp_path))
+    assert len(restored) == 1
+    assert torch.equal(restored[0], state)
+    assert Learner(make_boot(model_folder, tmp_path)).state().step == 1, "without a GPU it is left alone"
+    assert len(restored) == 1
+
+
+def test_lora_checkpoint_holds_the_adapter_alone(model_folder, tmp_path):
+    train(Learner(make_boot(model_folder, tmp_path, lora=LORA)), 1)
+    tensors = load_file(tmp_path / "checkpoints" / "step-00000001" / "weights.safetensors")
+    assert tensors
+    assert all(".lora_" in name for name in tensors)
+
+
+def test_old_checkpoints_are_pruned_and_the_state_can_be_read(home):
+    assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+    state = json.loads((home / "checkpoints" / "step-00000003" / "state.json").read_text())
+    assert state["step"] == state["policy_version"] == state["last_report"]["step"] == 3
+    assert state["owner"]["run_id"] == "run-a"
+    assert state["last_groups"] == ["group-0", "group-1"]
+    assert state["versions"].keys() == {"ftis-node", "torch", "python"}
+
+
+def bad_header(checkpoint):
+    (checkpoint / "weights.safetensors").write_bytes(b"\xff" * 64)
+
+
+def cut_short(checkpoint):
+    path = checkpoint / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def missing_file(checkpoint):
+    (checkpoint / "optimizer.safetensors").unlink()
+
+
+def wrong_shape(checkpoint):
+    path = checkpoint / "weights.safetensors"
+    save_file(load_file(path) | {"model.norm.weight": torch.ones(3)}, path)
+    write_checksums(checkpoint, FILES)
+
+
+def wrong_moment(checkpoint):
+    path = checkpoint / "optimizer.safetensors"
+    save_file(load_file(path) | {"model.norm.weight.exp_avg": torch.ones(3)}, path)
+    write_checksums(checkpoint, FILES)
+
+
+def state_no_json(checkpoint):
+    (checkpoint / "state.json").write_text("{")
+    write_checksums(checkpoint, FILES)
+
+
+def state_incomplete(checkpoint):
+    (checkpoint / "state.json").write_text("{}")
+    write_checksums(checkpoint, FILES)
+
+
+def state_empty(checkpoint):
+    (checkpoint / "state.json").write_bytes(b"")
+
+
+def turned_bit(name):
+    """In the middle of the numbers, where safetensors notices nothing."""
+
+    def turn(checkpoint):
+        content = bytearray((checkpoint / name).read_bytes())
+        content[len(content) * 3 // 4] ^= 1
+        (checkpoint / name).write_bytes(content)
+
+    return turn
+
+
+def no_checksums(checkpoint):
+    (checkpoint / "checksums.json").unlink()
+
+
+DAMAGES = {
+    "header": (bad_header, "weights.safetensors is not what was written"),
+    "cut": (cut_short, "optimizer.safetensors is not what was written"),
+    "missing": (missing_file, "optimizer.safetensors cannot be read"),
+    "shape": (wrong_shape, "does not hold the tensors that are trained"),
+    "moment": (wrong_moment, "belongs to no tensor"),
+    "state": (state_no_json, "state.json cannot be read"),
+    "fields": (state_incomplete, "state.json cannot be read"),
+    "empty": (state_empty, "state.json is not what was written"),
+    "bit of a weight": (turned_bit("weights.safetensors"), "weights.safetensors is not what was written"),
+    "bit of a moment": (turned_bit("optimizer.safetensors"), "optimizer.safetensors is not what was written"),
+    "bit of the state": (turned_bit("state.json"), "state.json is not what was written"),
+    "sums": (no_checksums, "checksums.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_checkpoint_is_passed_over_by_name(model_folder, home, damage, said):
+    damage(home / "checkpoints" / "step-00000003")
+    skipped = []
+    learner = Learner(make_boot(model_folder, home), on_skipped=skipped.append)
+    assert learner.state().step == 2
+    (event,) = skipped
+    assert event.name == "step-00000003"
+    assert said in event.reason
+    # Set aside, or it would count as the newest when old ones are pruned.
+    train(learner, 3, 4)
+    names = sorted(path.name for path in (home / "checkpoints").iterdir())
+    assert names == ["damaged-step-00000003", "step-00000003", "step-00000004"]
+
+
+def test_nothing_readable_is_an_error_not_a_new_beginning(model_folder, home):
+    for checkpoint in (home / "checkpoints").iterdir():
+        bad_header(checkpoint)
+    with pytest.raises(ModelError, match="none of the 2 checkpoints .* can be read"):
+        Learner(make_boot(model_folder, home))
+    assert len(list((home / "checkpoints").glob("step-*"))) == 2
+
+
+def test_unmarked_folder_is_no_checkpoint(model_folder, home):
+    (home / "checkpoints" / "step-00000003" / "COMPLETE").unlink()
+    skipped = []
+    learner = Learner(make_boot(model_folder, home), on_skipped=skipped.append)
+    assert (learner.state().step, skipped) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"run_id": "run-b"}, "this home belongs to run run-a, not run-b"),
+        ({"lora": LORA}, "was trained as full, not LoRA of rank 4"),
+    ],
+)
+def test_checkpoint_of_another_owner_is_refused(model_folder, home, changes, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        Learner(make_boot(model_folder, home, **changes))
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_model_of_the_same_name_with_other_weights_is_refused(home, tmp_path):
+    other = save_tiny(tmp_path / "tiny", seed=77)
+    with pytest.raises(ConfigError, match="training of tiny, not of another model of the name tiny"):
+        Learner(make_boot(other, home))
+
+
+def test_a_renamed_folder_of_the_same_model_goes_on(model_folder, home):
+    assert Learner(make_boot(model_folder, home, model_name="renamed")).state().step == 3
+
+
+def test_settings_of_training_may_change_between_lives(model_folder, home):
+    boot = make_boot(model_folder, home, learning_rate=5e-4, method="tis")
+    learner = train(Learner(boot), 4)
+    assert learner._optimizer.param_groups[0]["lr"] == 5e-4
+    assert learner.state().step == 4
+
+
+def test_last_report_survives(model_folder, home):
+    learner = Learner(make_boot(model_folder, home))
+    report = learner.state().last_report
+    assert (report.step, report.repeated) == (3, False)
+    assert report.grad_norm > 0
+    again = learner.train(random_groups(seed=3, **SMALL), step=3)
+    assert again.report == msgspec.structs.replace(report, repeated=True)

@@ -1,0 +1,72 @@
+"""The export of a model: written tensor by tensor, in several files where it is large, without any computation."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from learner_rig import make_boot, random_groups
+from tiny_models import save_tiny
+from transformers import AutoModelForCausalLM, Qwen2Model
+
+from ftis_node.learner.checkpoint.export import export_newest, write_weights
+from ftis_node.learner.checkpoint.publish import gathering_of
+from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.model.policy import load_unchecked
+from ftis_node.workers.weights.store import probe_logprobs
+
+LORA = LoraSettings(rank=4, alpha=8)
+FILE_BYTES = 100_000
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_large_model_is_written_in_several_files_that_transformers_loads(tmp_path, tied):
+    source = save_tiny(tmp_path / "m", tied=tied)
+    policy = load_unchecked(make_boot(source, tmp_path))
+    out = tmp_path / "out"
+    out.mkdir()
+    with gathering_of(policy) as gathering:
+        write_weights(gathering, out, dtype=torch.float32, max_file_bytes=FILE_BYTES)
+    policy.causal_lm.config.save_pretrained(out)
+    files = sorted(path.name for path in out.glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors" and len(files) > 1
+    loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    assert probe_logprobs(loaded, range(20)) == probe_logprobs(policy.causal_lm, range(20))
+
+
+def test_memory_holds_one_merged_tensor_at_a_time(tmp_path, model_folder):
+    policy = load_unchecked(make_boot(model_folder, tmp_path, lora=LORA))
+    alive: list[int] = []
+    made: list[weakref.ref[torch.Tensor]] = []
+    with gathering_of(policy) as gathering:
+        take = gathering.take
+
+        def watched(name, tensor):
+            gc.collect()
+            own = {value.data_ptr() for value in gathering.tensors.values()}
+            alive.append(sum(each() is not None and each().data_ptr() not in own for each in made))
+            value = take(name, tensor)
+            made.append(weakref.ref(value))
+            return value
+
+        gathering.take = watched
+        write_weights(gathering, tmp_path, dtype=torch.float32)
+    assert len(alive) == len(gathering.tensors) and max(alive) <= 1
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_an_export_computes_nothing(tmp_path, model_folder, monkeypatch, lora):
+    boot = make_boot(model_folder, tmp_path, lora=lora)
+    learner = Learner(boot)
+    learner.train(random_groups(), step=1)
+    learner.save_if_behind()
+    learner.close()
+
+    def refuse(*_, **__):
+        raise AssertionError("the model was run, which takes a minute where it is large")
+
+    monkeypatch.setattr(Qwen2Model, "forward", refuse)
+    assert export_newest(boot, tmp_path / "out", merge=True) == 1

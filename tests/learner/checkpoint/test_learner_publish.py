@@ -1,0 +1,194 @@
+"""How a learner's versions leave it: its own tensors, a file, and the way from one to the other.
+
+CUDA IPC is replaced by shared memory of a CPU (`tests/cpu_sharing.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from learner_rig import make_boot, random_groups
+
+from ftis_node.learner import core
+from ftis_node.learner.client import worker_environment
+from ftis_node.learner.core import Learner
+from ftis_node.learner.messages import LoraSettings, StateRequest, TrainRequest, WeightsWritten, WriteWeights
+from ftis_node.learner.model.policy import own_tensors
+from ftis_node.learner.worker import build
+from ftis_node.workers.weights.page_locked import LockedFiles
+from ftis_node.workers.weights.shared_tensors import OpenedWeights
+from ftis_node.workers.weights.store import WeightStore, file_checksums
+from ftis_node.workers.weights.tensor_file import checksum, read_tensors
+from tests import cpu_sharing
+
+LORA = LoraSettings(rank=4, alpha=8)
+BFLOAT16 = {"dtype": "bfloat16", "learning_rate": 1e-3}
+
+
+@pytest.fixture
+def sharing(monkeypatch):
+    cpu_sharing.install(monkeypatch.setattr)
+
+
+def places(learner):
+    return {name: tensor.data_ptr() for name, tensor in own_tensors(learner.policy).items()}
+
+
+def step(learner, number):
+    return learner.train(random_groups(seed=number), step=number).weights
+
+
+@pytest.mark.parametrize("changes", [BFLOAT16, {}, {**BFLOAT16, "optimizer_states": "8bit"}])
+def test_weights_never_move_by_steps_or_from_a_checkpoint(model_folder, tmp_path, changes):
+    """What handles to them rest on."""
+    learner = Learner(make_boot(model_folder, tmp_path, **changes))
+    before, first = places(learner), {name: checksum(tensor) for name, tensor in own_tensors(learner.policy).items()}
+    for number in (1, 2, 3):
+        step(learner, number)
+    assert places(learner) == before
+    now = {name: checksum(tensor) for name, tensor in own_tensors(learner.policy).items()}
+    assert all(now[name] != first[name] for name in now if "weight" in name and "norm" not in name)
+    assert len(set(before.values())) == len(before), "tied weights come once"
+
+
+def test_each_version_is_seen_where_it_lies_with_its_checksums(model_folder, tmp_path, sharing):
+    learner, opened = (
+        Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16)),
+        OpenedWeights(torch.device("cpu")),
+    )
+    exports = set()
+    for number in (1, 2, 3):
+        weights = step(learner, number)
+        assert (weights.way, weights.path, weights.fell_back, weights.version) == ("ipc", "", "", number)
+        opened.open(weights.shared)
+        seen = dict(opened.tensors())
+        assert {name: checksum(tensor) for name, tensor in seen.items()} == weights.checksums
+        assert all(seen[name].equal(tensor) for name, tensor in own_tensors(learner.policy).items())
+        exports.add(weights.shared.export_id)
+    assert len(exports) <= 2  # the first one moves what a CPU shares
+    assert list((tmp_path / "weights").glob("*")) == []
+    resumed = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16))
+    weights = resumed.state().weights
+    opened.open(weights.shared)
+    assert {name: checksum(tensor) for name, tensor in opened.tensors()} == weights.checksums
+    assert weights.version == 3
+
+
+def test_one_export_serves_all_versions(model_folder, tmp_path, sharing):
+    learner = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16))
+    for tensor in own_tensors(learner.policy).values():
+        tensor.share_memory_()
+    assert len({step(learner, number).shared.export_id for number in (1, 2, 3)}) == 1
+
+
+def test_a_file_is_written_on_request_and_only_a_refusal_ends_the_sharing(model_folder, tmp_path, sharing, caplog):
+    learner = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16))
+    assert learner.write_weights() is None, "version 0 is the model as it came"
+    shared = step(learner, 1)
+    written = learner.write_weights()
+    assert (written.version, written.way, written.checksums) == (1, "file", shared.checksums)
+    assert file_checksums(Path(written.path)) == shared.checksums
+    assert step(learner, 2).way == "ipc"
+    with caplog.at_level(logging.WARNING):
+        refused = learner.write_weights(refused="CUDA error: invalid argument")
+    assert (refused.version, refused.way, refused.shared) == (2, "file", None)
+    assert refused.fell_back == "CUDA error: invalid argument"
+    assert refused.how() == "file (CUDA error: invalid argument)"
+    assert learner.state().weights == refused
+    later = step(learner, 3)
+    assert (later.way, later.fell_back) == ("file", "CUDA error: invalid argument")
+    assert WeightStore(tmp_path / "weights").load(3).keys() == shared.checksums.keys()
+    lines = [record.getMessage() for record in caplog.records if "from now on" in record.getMessage()]
+    assert lines == ["weights cross in files from now on: CUDA error: invalid argument"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "there is no GPU whose memory could be shared"),
+        ({"lora": LORA}, "an adapter that is merged"),
+    ],
+)
+def test_what_cannot_be_shared_is_written_from_the_first_version_on(model_folder, tmp_path, changes, reason):
+    """Without the CPU's stand-in: torch's own functions on a machine without CUDA."""
+    learner = Learner(make_boot(model_folder, tmp_path, hand_over="ipc", **BFLOAT16, **changes))
+    for number in (1, 2):
+        weights = step(learner, number)
+        assert weights.way == "file"
+        assert weights.fell_back.startswith(reason)
+        assert file_checksums(Path(weights.path)) == weights.checksums
+
+
+def test_an_adapter_alone_is_all_that_crosses(model_folder, tmp_path, sharing, monkeypatch):
+    """Whatever the way is said to be: megabytes, and nothing is merged for it."""
+    monkeypatch.setattr("ftis_node.learner.checkpoint.publish.adapter_merger", lambda policy: pytest.fail("merged"))
+    boot = make_boot(model_folder, tmp_path, hand_over="ipc", lora=LORA, publish_as="adapter")
+    learner = Learner(boot)
+    for number in (1, 2):
+        weights = step(learner, number)
+        assert weights.shared is None
+        tensors = read_tensors(Path(weights.path))
+        assert all(".lora_A." in name or ".lora_B." in name for name in tensors)
+        num_values = sum(tensor.numel() for tensor in tensors.values())
+        assert num_values == learner.policy.num_trainable_parameters < learner.policy.num_parameters / 2
+        assert weights.num_bytes < 4 * num_values + (1 << 14)
+
+
+def test_page_locked_files_are_told_from_plain_ones(model_folder, tmp_path, monkeypatch):
+    locked = []
+    monkeypatch.setattr(
+        "ftis_node.workers.weights.page_locked.register", lambda mapping: locked.append(mapping.numel())
+    )
+    monkeypatch.setattr(
+        "ftis_node.workers.weights.page_locked.unregister", lambda mapping: locked.remove(mapping.numel())
+    )
+    learner = Learner(make_boot(model_folder, tmp_path, hand_over="pinned", **BFLOAT16))
+    plain = Learner(make_boot(model_folder, tmp_path / "plain", **BFLOAT16))
+    for number in (1, 2, 3):
+        weights, other = step(learner, number), step(plain, number)
+        assert (weights.way, other.way) == ("pinned", "file")
+        assert Path(weights.path).read_bytes() == Path(other.path).read_bytes()
+        assert read_tensors(Path(weights.path), locked=LockedFiles()).keys() == weights.checksums.keys()
+    learner.close()
+    assert len(locked) == 3, "the readers'"
+
+
+async def test_the_worker_writes_after_the_step_in_progress(model_folder, tmp_path, sharing):
+    class Emit:
+        def __call__(self, event):
+            published.append(event)
+
+        def progress(self):
+            pass
+
+    published = []
+    async with build(make_boot(model_folder, tmp_path, hand_over="ipc"), Emit()) as handlers:
+        await handlers[StateRequest](StateRequest(), Emit())
+        reply = await handlers[TrainRequest](TrainRequest(step=1, groups=tuple(random_groups())), Emit())
+        assert reply.weights.way == "ipc"
+        written = await handlers[WriteWeights](WriteWeights(), Emit())
+    assert isinstance(written, WeightsWritten)
+    assert file_checksums(Path(written.weights.path)) == reply.weights.checksums
+    assert published[0].shared == reply.weights.shared
+
+
+def test_segments_grow_only_after_weights_that_are_shared(model_folder, tmp_path, monkeypatch):
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    calls = []
+    monkeypatch.setattr("ftis_node.learner.step.oom_retry.grow_segments", lambda: calls.append("grow") or True)
+    make_masters = core.make_masters
+    monkeypatch.setattr(core, "make_masters", lambda *given: calls.append("masters") or make_masters(*given))
+    for way, share, expected in [
+        ("ipc", 0.5, ["grow", "masters"]),
+        ("ipc", None, ["masters"]),
+        ("file", 0.5, ["masters"]),
+    ]:
+        boot = make_boot(model_folder, tmp_path / f"{way}{share}", hand_over=way, memory_share=share)
+        assert ("PYTORCH_CUDA_ALLOC_CONF" in worker_environment(boot)) == (way == "file")
+        calls.clear()
+        Learner(boot)
+        assert calls == expected

@@ -1,0 +1,101 @@
+"""When a checkpoint is due, what is written while steps go on, and what a disk that refuses leads to."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS, SHARE, CheckpointSaver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Clock:
+    """Seconds, moved by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def takes(self, seconds: float) -> Callable[[], None]:
+        def write() -> None:
+            self.now += seconds
+
+        return write
+
+
+def test_with_a_number_of_steps_it_is_due_after_these() -> None:
+    saver = CheckpointSaver(every_steps=3)
+    assert [step for step in range(6) if saver.is_due(step)] == [3, 4, 5]
+    saver.begin(3, lambda: None)
+    saver.wait()
+    assert saver.saved_step == 3
+    assert [step for step in range(3, 8) if saver.is_due(step)] == [6, 7]
+
+
+def test_without_one_writing_takes_its_share_of_the_time() -> None:
+    clock = Clock()
+    saver = CheckpointSaver(every_steps=None, clock=clock)
+    writing_s = 0.0
+    for step in range(1, 2000):
+        clock.now += 1.0
+        if saver.is_due(step):
+            saver.begin(step, clock.takes(2.0))
+            saver.wait()
+            writing_s += 2.0
+    assert 0.9 * SHARE < writing_s / clock.now < 1.1 * SHARE
+
+
+def test_steps_without_a_checkpoint_are_bounded_however_long_writing_takes() -> None:
+    clock = Clock()
+    saver = CheckpointSaver(every_steps=None, clock=clock)
+    saver.begin(1, clock.takes(1e6))
+    saver.wait()
+    assert not saver.is_due(MAX_UNSAVED_STEPS)
+    assert saver.is_due(1 + MAX_UNSAVED_STEPS)
+
+
+def test_a_step_without_news_is_never_due() -> None:
+    saver = CheckpointSaver(every_steps=None)
+    assert not saver.is_due(0)
+    saver.goes_on_at(7)
+    assert not saver.is_due(7)
+
+
+def test_what_is_being_written_counts_when_it_is_on_disk() -> None:
+    may_end = threading.Event()
+    saver = CheckpointSaver(every_steps=None)
+    saver.begin(1, may_end.wait)
+    saver.raise_failure()
+    assert (saver.begun_step, saver.saved_step) == (1, 0)
+    num_looks = 0
+
+    def between() -> None:
+        nonlocal num_looks
+        num_looks += 1
+        may_end.set()
+
+    saver.pause(between)
+    assert (num_looks, saver.saved_step, saver.waited_s > 0) == (1, 1, True)
+    saver.close()
+
+
+def test_a_disk_that_refuses_is_said_once_and_the_step_is_due_again() -> None:
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    saver = CheckpointSaver(every_steps=None)
+    saver.begin(1, refuse)
+    saver.pause(lambda: None)
+    with pytest.raises(OSError, match="No space left"):
+        saver.raise_failure()
+    saver.raise_failure()
+    assert (saver.failed_step, saver.saved_step) == (1, 0)
+    assert saver.is_due(1)
+    saver.begin(1, lambda: None)
+    saver.wait()
+    assert saver.saved_step == 1

@@ -1,0 +1,60 @@
+"""One rank of two, for `torchrun --nproc-per-node 2 ranks_program.py TASKS OUT`: runs learners one after the other.
+
+TASKS is a JSON list of [boot, first step, last step]; rank 0 writes to OUT what each learner did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+from learner_rig import random_groups
+
+from ftis_node.learner.core import Learner
+from ftis_node.learner.distributed.launch import take_seats
+from ftis_node.learner.distributed.rank_commands import EndOrder
+from ftis_node.learner.distributed.rank_worker import obey
+from ftis_node.learner.distributed.ranks import join
+from ftis_node.learner.messages import LearnerBoot
+from ftis_node.workers.owner import die_with_owner
+
+SIZES = {"num_groups": 3, "group_size": 4, "max_length": 10}
+
+
+def train(learner, first, last):
+    """The reports of the steps, and the proof of the last."""
+    replies = [learner.train(random_groups(seed=step, **SIZES), step=step) for step in range(first, last + 1)]
+    return {
+        "loss": [reply.report.loss for reply in replies],
+        "grad_norm": [reply.report.grad_norm for reply in replies],
+        "proof": list(replies[-1].proof.logprobs),
+        "entropy": [reply.report.entropy for reply in replies],
+        "kl_to_start": [reply.report.kl_to_start for reply in replies],
+        "packs": learner.policy.packs,
+    }
+
+
+def main():
+    die_with_owner(os.getppid())
+    tasks = [(msgspec.convert(boot, LearnerBoot), first, last) for boot, first, last in json.loads(sys.argv[1])]
+    done = []
+    with take_seats(2) as seat:
+        ranks, _ = join(seat, tasks[0][0])
+        for boot, first, last in tasks:
+            learner = Learner(boot, ranks=ranks)
+            if ranks.rank:
+                obey(learner, ranks)
+                continue
+            done.append(train(learner, first, last))
+            with ranks.lead(EndOrder()):
+                pass
+        ranks.close()
+    if seat.rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""One rank of two, for `torchrun --nproc-per-node 2 shards_program.py BOOTS OUT`: opens each policy and compares it.
+
+BOOTS is a JSON list of boots. Of each policy rank 0 writes to OUT: the most resident memory that any rank had while the
+model was loaded and spread, above what it had before; the names of tensors that are not those of a model that was
+loaded whole; and whether it packs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+import peft  # noqa: F401  what is imported later would count as the model's memory
+import torch
+import transformers.models.qwen2.modeling_qwen2
+from learner_rig import random_groups
+from transformers import AttentionInterface
+
+from ftis_node.learner.data.batch import make_batch
+from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.distributed.launch import take_seats
+from ftis_node.learner.distributed.ranks import join
+from ftis_node.learner.distributed.shards import whole
+from ftis_node.learner.messages import LearnerBoot
+from ftis_node.learner.model import attention
+from ftis_node.learner.model import policy as policies
+from ftis_node.learner.model.policy import load_policy, open_policy
+from ftis_node.workers.owner import die_with_owner
+
+assert transformers.models.qwen2.modeling_qwen2.Qwen2ForCausalLM
+
+
+def status_bytes(field):
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return 1024 * int(found[1])
+
+
+real_spread_policy = policies.spread_policy
+
+
+def differing(boot, policy):
+    """Names of parameters and buffers that differ from those of a policy that is loaded whole."""
+    expected = load_policy(msgspec.structs.replace(boot, num_processes=1)).causal_lm
+    named = [*expected.named_parameters(remove_duplicate=False), *expected.named_buffers()]
+    found = dict(policy.causal_lm.named_parameters(remove_duplicate=False)) | dict(policy.causal_lm.named_buffers())
+    assert found.keys() == dict(named).keys()
+    return [
+        name
+        for name, value in named
+        if not torch.equal(whole(found[name]).detach().to(value.dtype), value) or found[name].is_meta
+    ]
+
+
+def measured(boot, ranks):
+    peaks = []
+
+    def spread_policy(*arguments):
+        Path("/proc/self/clear_refs").write_text("5")
+        before = status_bytes("VmRSS")
+        policy = real_spread_policy(*arguments)
+        peaks.append(status_bytes("VmHWM") - before)
+        return policy
+
+    policies.spread_policy = spread_policy
+    policy = open_policy(boot, ranks)
+    peak = torch.tensor([peaks[0] if rank == ranks.rank else 0 for rank in range(2)])
+    ranks.add_up(peak)
+    different = differing(boot, policy)
+    tied = policy.causal_lm.get_output_embeddings().weight is policy.causal_lm.get_input_embeddings().weight
+    (micro_batch,) = make_packed_micro_batches(make_batch(random_groups()), max_tokens=10_000)
+    with torch.no_grad():
+        logprobs = policy.logprobs(micro_batch).double().sum().item() if policy.packs else None
+    return {
+        "peak_bytes": int(peak.max()),
+        "different": different,
+        "tied": tied,
+        "packs": policy.packs,
+        "logprobs": logprobs,
+    }
+
+
+def fail_when_packed():
+    """As a model does whose code knows nothing of packed rows."""
+
+    def attend(*arguments, plan=None, **more):
+        if plan is not None:
+            raise TypeError("packed rows are not known here")
+        return attention.attend(*arguments, **more)
+
+    attention.register = lambda: AttentionInterface.register(attention.ATTENTION, attend)
+
+
+def main():
+    if "FTIS_TEST_PACKING_FAILS" in os.environ:
+        fail_when_packed()
+    die_with_owner(os.getppid())
+    boots = [msgspec.convert(boot, LearnerBoot) for boot in json.loads(sys.argv[1])]
+    torch.set_num_threads(1)
+    with take_seats(2) as seat:
+        ranks, _ = join(seat, boots[0])
+        done = [measured(boot, ranks) for boot in boots]
+        ranks.close()
+    if seat.rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()

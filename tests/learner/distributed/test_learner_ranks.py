@@ -1,0 +1,218 @@
+"""A learner of two ranks does what one process does, and dies as one.
+
+The numbers come from real torchrun with two gloo ranks on the CPU; the processes from the client, as in a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import torch
+from learner_rig import make_boot, random_groups
+from ranks_program import SIZES, train
+
+import ftis_node
+from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
+from ftis_node.learner.client import LearnerClient
+from ftis_node.learner.core import Learner
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.distributed import ranks
+from ftis_node.learner.distributed.launch import COMMUNICATION, Seat
+from ftis_node.learner.distributed.ranks import RankGroup, cut_evenly, empty_micro_batch
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.workers.restart_policy import RestartPolicy
+from ftis_node.workers.spec import Timing
+from ftis_node.workers.weights.store import WeightStore
+
+HERE = Path(__file__).parent
+LIMIT_S = 240  # seconds on two free cores: about 20 each
+NUMBERS = 1e-5
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
+LONG = {"num_groups": 12, "group_size": 8, "max_length": 60}
+ADAPTER = {"lora": LoraSettings(rank=3, alpha=6), "learning_rate": 1e-2, "recompute_activations": True}
+TIED_TOGETHER = {"method_params": {"denominator": "kept"}}  # a loss that needs two passes
+FORMS = {"full": {}, "lora": ADAPTER | TIED_TOGETHER}
+
+
+def run_two_ranks(tasks, folder, program="ranks_program.py"):
+    """The program under torchrun; what rank 0 wrote."""
+    store = [f"--rdzv-endpoint={folder / 'rendezvous'}", "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1"]
+    python_path = f"{HERE}:{HERE.parent}:{Path(ftis_node.__file__).parents[1]}"
+    arguments = [json.dumps(msgspec.to_builtins(tasks)), str(folder / "out.json")]
+    environment = {**os.environ, **COMMUNICATION, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path}
+    environment["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that resident memory is what is in use
+    done = subprocess.run(
+        [*TORCHRUN, *store, str(HERE / program), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S - 20,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "out.json").read_text())
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_two_ranks_learn_as_one_and_take_over_each_others_checkpoints(model_folder, tmp_path):
+    def boot(form, home):
+        return make_boot(
+            model_folder,
+            tmp_path / f"{form}-{home}",
+            micro_batch_tokens=60,
+            report_entropy=True,
+            kl_to_start=0.1,
+            **FORMS[form],
+        )
+
+    alone = {form: Learner(boot(form, "alone")) for form in FORMS}
+    expected = {form: train(learner, 1, 5) for form, learner in alone.items()}
+    tasks = [(boot(form, "together"), 1, 5) for form in FORMS] + [(boot(form, "alone"), 6, 6) for form in FORMS]
+    found = run_two_ranks(tasks, tmp_path)
+
+    sixth = {form: train(learner, 6, 6) for form, learner in alone.items()}
+    for result, wanted in zip(found, [*expected.values(), *sixth.values()], strict=True):
+        assert result["packs"] is wanted["packs"] is True
+        for figure in ("loss", "entropy", "kl_to_start", "proof"):
+            assert result[figure] == pytest.approx(wanted[figure], abs=NUMBERS, rel=0)
+        assert result["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=NUMBERS)
+    for form in FORMS:
+        home = tmp_path / f"{form}-together"
+        published, own = WeightStore(home / "weights").load(5), alone[form].policy
+        assert set(published) == set(WeightStore(tmp_path / f"{form}-alone" / "weights").load(6))
+        assert published["model.embed_tokens.weight"].shape == own.causal_lm.get_input_embeddings().weight.shape
+        resumed = Learner(boot(form, "together"))
+        assert resumed.state().step == 5
+        assert list(resumed.state().proof.logprobs) == pytest.approx(expected[form]["proof"], abs=NUMBERS)
+        assert train(resumed, 6, 6)["proof"] == pytest.approx(sixth[form]["proof"], abs=NUMBERS)
+
+
+@pytest.mark.timeout(LIMIT_S)
+async def test_killed_follower_takes_the_group_down_and_the_next_group_goes_on(model_folder, tmp_path):
+    boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=60, num_processes=2)
+    client = LearnerClient(
+        boot,
+        sockets_dir=tmp_path / "s",
+        log_path=tmp_path / "learner.log",
+        timing=Timing(stop_grace_s=30.0),
+        restart_policy=RestartPolicy(first_delay_s=0.1),
+    )
+    groups = random_groups(seed=1, **SIZES)
+    try:
+        await client.start()
+        first = await client.train(groups, step=1)
+        leader = psutil.Process(client.pid)
+        (follower,) = leader.children()
+        step = asyncio.create_task(client.train(random_groups(**LONG), step=2))
+        await asyncio.sleep(0.5)
+        assert not step.done()
+        follower.send_signal(signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(WorkerDiedError, match="exited with code 1"):
+            await step
+        assert time.monotonic() - started < 5.0
+        assert not leader.is_running()
+
+        state = await client.start()
+        assert (client.restarts, state.step) == (1, 1)
+        assert state.proof.logprobs == pytest.approx(first.proof.logprobs, abs=NUMBERS)
+        second = await client.train(random_groups(seed=2, **SIZES), step=2)
+        assert (await client.export(tmp_path / "out")).step == 2
+        family = [psutil.Process(client.pid), *psutil.Process(client.pid).children()]
+        step = asyncio.create_task(client.train(random_groups(**LONG), step=3))
+        await asyncio.sleep(0.5)
+    finally:
+        await client.stop()
+    with pytest.raises(WorkerDiedError, match="was stopped"):
+        await step
+    assert len(family) == 2
+    assert not any(process.is_running() for process in family)
+    exported = Learner(make_boot(tmp_path / "out", tmp_path / "new")).state()
+    assert exported.proof.logprobs == pytest.approx(second.proof.logprobs, abs=NUMBERS)
+    assert Learner(make_boot(model_folder, tmp_path / "home")).state().step == 2
+
+
+@pytest.mark.timeout(LIMIT_S)
+async def test_model_that_is_not_there_is_the_users_error_with_two_ranks_too(tmp_path):
+    boot = make_boot(tmp_path / "nowhere", tmp_path, num_processes=2)
+    client = LearnerClient(boot, sockets_dir=tmp_path / "s", log_path=tmp_path / "learner.log")
+    try:
+        with pytest.raises(ModelError, match="no such folder"):
+            await client.start()
+    finally:
+        await client.stop()
+    assert client.restarts == 0
+
+
+def test_what_one_rank_alone_meets_ends_its_process_and_what_all_agree_on_does_not(monkeypatch, caplog):
+    ended = []
+    monkeypatch.setattr(ranks.os, "_exit", ended.append)
+    monkeypatch.setattr(ranks.logging, "shutdown", lambda: None)
+    group = group_of(1, 2)
+    for agreed in (WorkerTaskError("told to stop"), OSError("disk full")):
+        with pytest.raises(type(agreed)), group.in_step():
+            raise agreed
+    assert not ended
+    with group.in_step():
+        raise torch.OutOfMemoryError("no room")
+    assert ended == [ranks.BROKEN_EXIT_CODE]
+    assert "rank 1 of the learner cannot go on" in caplog.text
+    assert "no room" in caplog.text
+
+
+def test_a_seat_is_told_as_torchrun_tells_it():
+    seat = Seat(0, 3, 0, "127.0.0.1", 4711)
+    assert Seat.from_environment(seat.environment_of(2)) == Seat(2, 3, 2, "127.0.0.1", 4711)
+    assert Seat.from_environment({}) is None
+
+
+def group_of(rank, size):
+    group = object.__new__(RankGroup)
+    group.rank, group.size = rank, size
+    return group
+
+
+def test_micro_batches_are_dealt_in_rounds_of_like_size():
+    batch = make_batch(random_groups(seed=3, **SIZES))
+    micro_batches = make_micro_batches(batch, max_tokens=40)
+    dealt = [group_of(rank, 3).deal(micro_batches[::-1]) for rank in range(3)]
+    assert len({len(own) for own in dealt}) == 1
+    sizes = [micro_batch.token_ids.numel() for round_ in zip(*dealt, strict=True) for micro_batch in round_]
+    num_empty = sum(micro_batch.cell_index.numel() == 0 for own in dealt for micro_batch in own)
+    assert sizes == sorted(sizes, reverse=True)
+    assert num_empty == -len(micro_batches) % 3
+    cells = torch.cat([micro_batch.cell_index for own in dealt for micro_batch in own])
+    assert sorted(cells.tolist()) == batch.mask.view(-1).nonzero().view(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "size", "expected"),
+    [
+        (1000, 1, [80]),
+        (1000, 2, [40, 40]),
+        (1000, 3, [30, 30, 20]),
+        (30, 2, [20] * 4),
+        (45, 2, [40, 40]),
+        (5, 2, [10] * 8),
+    ],
+)
+def test_cuts_are_made_smaller_so_that_no_rank_idles(max_tokens, size, expected):
+    def cut(budget):
+        """Eight pieces of 10 tokens, as many in each micro-batch as the budget has room for."""
+        per_cut = max(1, budget // 10)
+        sizes = [10 * min(per_cut, 8 - start) for start in range(0, 8, per_cut)]
+        return [replace(empty_micro_batch(), token_ids=torch.zeros(1, size)) for size in sizes]
+
+    found = cut_evenly(cut, max_tokens=max_tokens, size=size)
+    assert [micro_batch.token_ids.numel() for micro_batch in found] == expected

@@ -1,0 +1,129 @@
+"""Log-probs are those of each completion alone, and all logits are never held at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from learner_rig import one_by_one_logprobs, random_groups
+from tiny_models import EMBEDDING_ROWS, make_model
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.model import logprobs
+from ftis_node.learner.model.logprobs import EntropyMeter, completion_logprobs, head_logprobs
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model(request):
+    return make_model(tied=request.param)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return make_batch(random_groups(num_groups=5, group_size=4, max_length=30))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("max_tokens", [90, 10_000])
+def test_equal_to_one_by_one(model, batch, temperature, max_tokens):
+    matrix = torch.zeros(batch.mask.shape)
+    with torch.no_grad():
+        for micro_batch in make_micro_batches(batch, max_tokens=max_tokens):
+            values = completion_logprobs(model, micro_batch, temperature=temperature, head_chunk_tokens=7)
+            matrix.view(-1)[micro_batch.cell_index] = values
+        for row, (prompt, completion) in enumerate(zip(batch.prompts, batch.completions, strict=True)):
+            alone = one_by_one_logprobs(model, prompt.tolist(), completion.tolist(), temperature)
+            assert (matrix[row, : len(completion)] - alone).abs().max() < 1e-5
+    assert matrix[~batch.mask].abs().max() == 0
+    assert matrix[batch.mask].std() > 0.3  # not all alike, or the comparison would say little
+
+
+def test_gradient_through_chunks_is_that_of_the_whole(model, batch):
+    (micro_batch,) = make_micro_batches(batch, max_tokens=10_000)
+    weights = torch.randn(len(micro_batch.target_ids), generator=torch.Generator().manual_seed(0))
+
+    def gradients(chunk_tokens):
+        model.zero_grad()
+        (completion_logprobs(model, micro_batch, head_chunk_tokens=chunk_tokens) * weights).sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    whole = gradients(100_000)
+    assert (gradients(5) - whole).norm() < 1e-6 * whole.norm()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_entropy_is_that_of_the_whole_softmax_and_changes_nothing(model, batch, temperature):
+    (micro_batch,) = make_micro_batches(batch, max_tokens=10_000)
+    meter = EntropyMeter()
+    with torch.no_grad():
+        values = completion_logprobs(model, micro_batch, temperature=temperature, head_chunk_tokens=7, entropies=meter)
+        plain = completion_logprobs(model, micro_batch, temperature=temperature)
+        logits = model(input_ids=micro_batch.token_ids).logits.flatten(0, 1)[micro_batch.predictor_index]
+    expected = torch.distributions.Categorical(logits=logits / temperature).entropy().mean().item()
+    assert meter.take() == pytest.approx(expected, rel=1e-5)
+    assert meter.take() is None
+    assert (values - plain).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_products_into_float32_are_used_where_the_device_has_them(monkeypatch, temperature):
+    """As CUDA has them; here torch is made to. What is rounded to bfloat16 on the way is the scores alone."""
+
+    def wide(product):
+        def made(*tensors, out_dtype=None, out=None):
+            if out_dtype is None:
+                return product(*tensors)
+            calls.append(out is not None)
+            found = product(*(tensor.to(out_dtype) for tensor in tensors))
+            return found if out is None else out.copy_(found)
+
+        return made
+
+    calls = []
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(60, 64, generator=generator).bfloat16().requires_grad_()
+    head = torch.nn.Linear(64, 300, bias=False).bfloat16()
+    ids = torch.randint(0, 300, (60,), generator=generator)
+
+    def run():
+        head.zero_grad()
+        values = head_logprobs(head, hidden, ids, temperature=temperature, chunk_tokens=25)
+        values.sum().backward()
+        return values.detach(), head.weight.grad.float()
+
+    exact = torch.log_softmax(hidden.double() @ head.weight.double().T / temperature, dim=-1)
+    expected = exact.gather(-1, ids[:, None])[:, 0].detach()
+    narrow, its_gradient = run()
+    monkeypatch.setattr(logprobs, "has_wide_products", lambda device, dtype: True)
+    monkeypatch.setattr(torch, "mm", wide(torch.mm))
+    monkeypatch.setattr(torch, "addmm", wide(torch.addmm))
+    values, gradient = run()
+    assert calls == [False] * 3 + [False, True] * 3
+    assert (values - expected).abs().max() < 1e-5 < (narrow - expected).abs().max()
+    assert (gradient - its_gradient).norm() < 0.01 * its_gradient.norm()
+
+
+def test_the_cpu_has_no_products_into_float32_and_nothing_breaks():
+    assert logprobs.has_wide_products(torch.device("cpu"), torch.bfloat16) is False
+
+
+class LargestLogits(TorchDispatchMode):
+    """Remembers the most rows of any float32 tensor as wide as the vocabulary, but for the weights themselves."""
+
+    num_rows = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[1] == EMBEDDING_ROWS:
+                self.num_rows = max(self.num_rows, tensor.shape[0])
+        return result
+
+
+def test_all_logits_are_never_held_at_once(batch):
+    model = make_model(hidden_size=32)  # a width by which the head's own gradient is no larger than a chunk
+    (micro_batch,) = make_micro_batches(batch, max_tokens=10_000)
+    assert len(micro_batch.target_ids) > 200
+    with LargestLogits() as seen:
+        completion_logprobs(model, micro_batch, head_chunk_tokens=40).sum().backward()
+    assert seen.num_rows == 40

@@ -1,0 +1,213 @@
+"""What is trained: the whole model, or an adapter that can be merged without being disturbed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from learner_rig import make_boot, random_groups
+from tiny_models import make_model, save_tiny
+
+from ftis_node.errors import ConfigError, ModelError
+from ftis_node.learner.checkpoint.publish import gathering_of
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.model import policy as policies
+from ftis_node.learner.model.attention import ATTENTION
+from ftis_node.learner.model.attention_kernels import attend_self_backward
+from ftis_node.learner.model.layout_choice import difference_from
+from ftis_node.learner.model.policy import check_logits, load_policy, recompute_activations
+
+LORA = LoraSettings(rank=4, alpha=8)
+
+
+@pytest.fixture(scope="module")
+def micro_batch():
+    (only,) = make_micro_batches(make_batch(random_groups()), max_tokens=10_000)
+    return only
+
+
+def disturbed_adapter(policy):
+    """Give the adapter something to say: peft starts it at zero."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return policy
+
+
+def test_full_training_moves_every_weight(model_folder, tmp_path):
+    policy = load_policy(make_boot(model_folder, tmp_path))
+    assert policy.num_trainable_parameters == policy.num_parameters == make_model().num_parameters()
+    assert "model.embed_tokens.weight" in policy.trainable()
+
+
+def test_lora_trains_the_adapter_alone(model_folder, tmp_path, micro_batch):
+    policy = load_policy(make_boot(model_folder, tmp_path, lora=LORA))
+    assert policy.num_parameters == make_model().num_parameters()
+    # 7 linear layers of 2 decoder layers, each rank x (inputs + outputs)
+    assert policy.num_trainable_parameters == 2 * 4 * (128 + 96 + 96 + 128 + 192 + 192 + 192)
+    disturbed_adapter(policy).logprobs(micro_batch).sum().backward()
+    with_gradient = {name for name, value in policy.causal_lm.named_parameters() if value.grad is not None}
+    assert with_gradient == set(policy.trainable())
+    assert all(".lora_" in name for name in with_gradient)
+
+
+def merged_weights(policy):
+    with gathering_of(policy) as gathering:
+        return {name: gathering.take(name, tensor) for name, tensor in gathering.tensors.items()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_merged_weights_answer_like_the_adapter_and_leave_it_alone(tmp_path, micro_batch, tied):
+    folder = save_tiny(tmp_path / "m", tied=tied)
+    policy = disturbed_adapter(load_policy(make_boot(folder, tmp_path, lora=LORA)))
+    with torch.no_grad():
+        unmerged = policy.logprobs(micro_batch)
+    merged = merged_weights(policy)
+    plain = make_model(tied=tied)
+    without_adapter = policies.completion_logprobs(plain, micro_batch)
+    missing, unexpected = plain.load_state_dict(merged, strict=False)
+    assert (set(missing), unexpected) == ({"lm_head.weight"} if tied else set(), [])
+    with torch.no_grad():
+        assert (policies.completion_logprobs(plain, micro_batch) - unmerged).abs().max() < 1e-5
+        assert (without_adapter - unmerged).abs().max() > 0.1
+        assert torch.equal(policy.logprobs(micro_batch), unmerged)
+
+
+def test_bfloat16_holds_and_computes_in_bfloat16(model_folder, tmp_path, micro_batch):
+    exact = load_policy(make_boot(model_folder, tmp_path))
+    rough = load_policy(make_boot(model_folder, tmp_path, dtype="bfloat16"))
+    with torch.no_grad():
+        difference = (exact.logprobs(micro_batch) - rough.logprobs(micro_batch)).abs().max()
+    assert 1e-4 < difference < 0.2
+    assert {value.dtype for value in rough.trainable().values()} == {torch.bfloat16}
+    assert {value.dtype for value in merged_weights(rough).values()} == {torch.bfloat16}
+
+
+def test_bfloat16_lora_is_bfloat16_throughout(model_folder, tmp_path, micro_batch):
+    policy = load_policy(make_boot(model_folder, tmp_path, dtype="bfloat16", lora=LORA))
+    policy.logprobs(micro_batch).sum().backward()
+    frozen = {value.dtype for value in policy.causal_lm.parameters() if not value.requires_grad}
+    assert frozen == {torch.bfloat16}
+    assert {value.dtype for value in policy.trainable().values()} == {torch.bfloat16}
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in policy.trainable().values())
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_recomputed_activations_give_the_same_gradient(model_folder, tmp_path, micro_batch, lora, monkeypatch):
+    gradients = []
+    for recompute in (False, True):
+        boot = make_boot(model_folder, tmp_path, lora=lora, recompute_activations=recompute)
+        policy = disturbed_adapter(load_policy(boot))
+        runs = []
+        attention = policy.causal_lm.model.layers[0].self_attn
+        attention.register_forward_hook(lambda *_, runs=runs: runs.append(None))
+        policy.logprobs(micro_batch).sum().backward()
+        assert len(runs) == (2 if recompute else 1)
+        gradients.append(torch.cat([value.grad.flatten() for value in policy.trainable().values()]))
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(("dropout", "keeps"), [(0.0, False), (0.1, True)])
+def test_random_states_are_kept_for_recomputing_only_where_there_is_a_dropout(dropout, keeps):
+    model = make_model()
+    model.config.attention_dropout = dropout
+    assert recompute_activations(model) is True
+    how = {layer._gradient_checkpointing_func.keywords["preserve_rng_state"] for layer in model.model.layers}
+    assert how == {keeps}
+    assert recompute_activations(model) is False, "they are recomputed already"
+
+
+def test_one_seed_gives_one_adapter(model_folder, tmp_path):
+    def adapter(seed):
+        policy = load_policy(make_boot(model_folder, tmp_path, lora=LORA, seed=seed))
+        return torch.cat([value.detach().flatten() for value in policy.trainable().values()])
+
+    assert torch.equal(adapter(3), adapter(3))
+    assert not torch.equal(adapter(3), adapter(4))
+
+
+def test_dropout_is_refused(model_folder, tmp_path):
+    with pytest.raises(ConfigError, match="dropout must be 0"):
+        load_policy(make_boot(model_folder, tmp_path, lora=LoraSettings(rank=4, dropout=0.1)))
+
+
+def test_adapter_for_no_layer_is_refused(model_folder, tmp_path):
+    with pytest.raises(ConfigError, match="does not fit the model"):
+        load_policy(make_boot(model_folder, tmp_path, lora=LoraSettings(rank=4, target_modules=("nowhere",))))
+
+
+def test_model_that_bends_its_logits_is_refused(model_folder, tmp_path):
+    """Such as by a scale or a soft cap: log-probs from the output head alone would be wrong."""
+    policy = load_policy(make_boot(model_folder, tmp_path))
+    head = policy.causal_lm.forward
+
+    def scaled(**inputs):
+        answer = head(**inputs)
+        answer.logits = 3 * answer.logits
+        return answer
+
+    check_logits(policy)
+    policy.causal_lm.forward = scaled
+    with pytest.raises(ModelError, match="tiny changes its logits after the output head"):
+        check_logits(policy)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sequences_are_packed(model_folder, tmp_path, lora, dtype):
+    policy = load_policy(make_boot(model_folder, tmp_path, lora=lora, dtype=dtype))
+    assert (policy.packs, policy.flash) == (True, False)  # on a CPU there are no such kernels
+    assert policy.layout == "packed rows"
+    assert policy.causal_lm.config._attn_implementation == ATTENTION
+
+
+def test_a_model_that_looks_back_a_window_only_gets_plain_rows(tmp_path, caplog):
+    folder = save_tiny(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    with caplog.at_level("WARNING"):
+        policy = load_policy(make_boot(folder, tmp_path))
+    assert (policy.layout, policy.causal_lm.config._attn_implementation) == ("padded rows", "sdpa")
+    assert "cannot be packed" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rounding_as_published_does_not_refuse_packed_rows(seed):
+    """In bfloat16: 0.05 nats (standard deviation), one of 1,000 beyond 0.25, the largest of 4,000 about 0.5."""
+    torch.manual_seed(seed)
+    refused = {"rounding": 0, "leak": 0, "one token": 0, "gradient": 0}
+    for _ in range(200):
+        expected = 3 * torch.randn(121) - 11, torch.randn(64)
+        tails = torch.randn(121).sign() * (0.25 - 0.15 * torch.rand(121).log())
+        noise = torch.where(torch.rand(121) < 0.001, tails, 0.05 * torch.randn(121))
+        found = expected[0] + noise, expected[1] + 0.05 * torch.randn(64)
+        leaking, one_wrong = found[0].clone(), found[0].clone()
+        leaking[72:103] += torch.randn(31)  # the second completion sees the first
+        one_wrong[72] += 2.4  # its first token has another's predecessor
+        cases = {
+            "rounding": found,
+            "leak": (leaking, found[1]),
+            "one token": (one_wrong, found[1]),
+            "gradient": (found[0], 2 * found[1]),
+        }
+        for name, case in cases.items():
+            refused[name] += difference_from(expected, case, dtype=torch.bfloat16) is not None
+    assert refused == {"rounding": 0, "leak": 200, "one token": 200, "gradient": 200}
+
+
+@pytest.mark.parametrize("broken", ["join", "attend_self_backward"])
+def test_attention_that_computes_something_else_is_not_used(model_folder, tmp_path, monkeypatch, caplog, broken):
+    """As a kernel of another version of torch might: forward, or backward alone."""
+
+    def twice(*arguments, **options):
+        return tuple(2 * part for part in attend_self_backward(*arguments, **options))
+
+    replacement = {"join": lambda *parts: None, "attend_self_backward": twice}
+    monkeypatch.setattr(f"ftis_node.learner.model.attention.{broken}", replacement[broken])
+    with caplog.at_level("INFO"):
+        assert not load_policy(make_boot(model_folder, tmp_path)).packs
+    assert "off by" in caplog.text

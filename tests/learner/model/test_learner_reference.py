@@ -1,0 +1,156 @@
+"""The KL to the starting model, from the model itself: with an adapter, in full, and after a resume."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from learner_rig import make_boot, one_by_one_logprobs, random_groups
+from msgspec.structs import replace
+from tiny_models import make_model
+
+from ftis_node.learner.core import Learner
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.model.logprobs import completion_logprobs
+from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.train_step import compute_gradients
+from ftis_node.models import load_causal_lm, resolve_model
+
+LORA = LoraSettings(rank=4, alpha=8)
+BETA = 0.25
+
+
+def logprobs_of(model, batch):
+    rows = [
+        one_by_one_logprobs(model, prompt.tolist(), ids.tolist())
+        for prompt, ids in zip(batch.prompts, batch.completions, strict=True)
+    ]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).double()
+
+
+@torch.no_grad()
+def kl_by_hand(model, start, groups):
+    """GRPO's mean: over each completion's tokens, then over completions."""
+    batch = make_batch(groups)
+    ratios = (logprobs_of(start, batch) - logprobs_of(model, batch)).masked_fill(~batch.mask, 0.0)
+    k3 = ratios.exp() - ratios - 1
+    return ((k3 * batch.mask).sum(dim=1) / batch.mask.sum(dim=1)).mean().item()
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("micro_batch_tokens", [8192, 40])
+def test_kl_is_of_the_model_as_it_came_even_after_a_resume(model_folder, tmp_path, lora, micro_batch_tokens):
+    start = load_causal_lm(resolve_model(str(model_folder)))
+    boot = make_boot(
+        model_folder,
+        tmp_path,
+        lora=lora,
+        learning_rate=1e-2,
+        kl_to_start=BETA,
+        method="nois",
+        micro_batch_tokens=micro_batch_tokens,
+    )
+    learner = Learner(boot)
+    first = learner.train(random_groups(seed=1), step=1).report
+    assert first.kl_to_start == pytest.approx(0.0, abs=1e-9)
+    assert learner.policy.trainable(), "peft's way of turning the adapter off must not leave it frozen"
+    for step in (2, 3):
+        groups = random_groups(seed=step)
+        expected = kl_by_hand(learner.policy.causal_lm, start, groups)
+        assert expected > 1e-3
+        report = learner.train(groups, step=step).report
+        assert report.kl_to_start == pytest.approx(expected, rel=1e-4)
+        assert report.loss == pytest.approx(BETA * expected, rel=1e-3, abs=1e-6), "advantages of a group sum to 0"
+        assert report.num_updates == 1
+        learner = Learner(boot)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_it_draws_the_weights_back(model_folder, tmp_path, lora):
+    """The same steps with and without: the model that is held stays nearer to its start."""
+    start = load_causal_lm(resolve_model(str(model_folder)))
+    distances = {}
+    for beta in (0.0, 10.0):
+        boot = make_boot(
+            model_folder, tmp_path / str(beta), lora=lora, learning_rate=1e-3, kl_to_start=beta, updates_per_batch=8
+        )
+        learner = Learner(boot)
+        for step in (1, 2, 3):
+            report = learner.train(random_groups(seed=9), step=step).report
+        assert (report.kl_to_start is None) == (beta == 0)
+        distances[beta] = kl_by_hand(learner.policy.causal_lm, start, random_groups(seed=9))
+    assert distances[10.0] < 0.5 * distances[0.0]
+
+
+def test_full_training_without_it_holds_no_second_model(model_folder, tmp_path):
+    assert Learner(make_boot(model_folder, tmp_path))._reference is None
+
+
+def told_as_text(group):
+    """The same group from a peer with another tokenizer: mean log-probs only."""
+    completions = tuple(replace(each, logprobs=b"", behaviour_mean_logprob=-5.5) for each in group.completions)
+    return replace(group, own=False, completions=completions)
+
+
+@pytest.mark.parametrize("with_texts", [False, True], ids=["tokens", "texts"])
+@pytest.mark.parametrize(("method", "agg"), [("ftis", "seq_mean"), ("dapo", "token_mean"), ("dr_grpo", "max_len")])
+def test_loss_and_gradient_have_the_weighted_kl_of_every_row(method, agg, with_texts):
+    """In float64, against the formula written out; rows that a filter leaves out and rows of text are in it too."""
+    groups = random_groups(num_groups=3, distance=3.0)
+    batch = make_batch([*groups[:2], told_as_text(groups[2]) if with_texts else groups[2]])
+    random = torch.Generator().manual_seed(3)
+    learner, start = (-5 + torch.randn(batch.mask.shape, generator=random, dtype=torch.float64) for _ in range(2))
+    params = {"max_completion_length": 12, "kl_threshold": 0.5}
+    objective = make_objective(method, params, kl_to_start=BETA)
+    advantages, found = objective.advantages(batch), []
+    for reference in (None, start):
+        leaf = learner.clone().requires_grad_()
+        loss, metrics = objective.loss(leaf, batch, advantages, anchor=None, reference=reference)
+        found.append((loss.item(), torch.autograd.grad(loss, leaf)[0], metrics))
+    (plain, plain_gradient, without), (loss, gradient, metrics) = found
+
+    lengths = batch.mask.sum(dim=1, keepdim=True).double()
+    num_completions = len(lengths)
+    weights = {
+        "seq_mean": 1.0 / (num_completions * lengths),
+        "token_mean": 1.0 / lengths.sum(),
+        "max_len": torch.ones_like(lengths) / (num_completions * 12),
+    }[agg] * batch.mask
+    ratios = start - learner
+    kl = (weights * (ratios.exp() - ratios - 1)).sum().item()
+    assert loss == pytest.approx(plain + BETA * kl, rel=1e-12)
+    assert metrics == without | {"kl_to_start": pytest.approx(kl, rel=1e-12)}
+    by_hand = plain_gradient + BETA * weights * (1 - ratios.exp())
+    torch.testing.assert_close(gradient, by_hand, rtol=1e-10, atol=1e-16)
+    if method == "ftis":
+        is_left_out = (plain_gradient == 0).all(dim=1)
+        assert is_left_out.any()
+        assert (gradient[is_left_out] != 0).any(dim=1).all()
+
+
+@pytest.mark.parametrize("method", ["ftis", "m2po"])
+def test_gradient_is_the_same_however_the_batch_is_cut(method):
+    """`m2po` ties completions together, so that it takes two passes over the model where `ftis` takes one."""
+    model, start = make_model(seed=1), make_model(seed=2)
+    batch = make_batch(random_groups(num_groups=3))
+    objective = make_objective(method, {}, kl_to_start=BETA)
+    rows = [
+        one_by_one_logprobs(model, prompt.tolist(), ids.tolist())
+        for prompt, ids in zip(batch.prompts, batch.completions, strict=True)
+    ]
+    with torch.no_grad():
+        reference = logprobs_of(start, batch).float()
+    matrix = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    loss, _ = objective.loss(matrix, batch, objective.advantages(batch), anchor=None, reference=reference)
+    exact = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
+    for max_tokens in (10_000, 40):
+        model.zero_grad()
+        micro_batches = make_micro_batches(batch, max_tokens=max_tokens)
+        forward = partial(completion_logprobs, model)
+        result = compute_gradients(forward, batch, micro_batches, objective, reference=reference)
+        found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        assert result.metrics["kl_to_start"] > 0.01
+        assert result.loss == pytest.approx(loss.item(), rel=1e-5)
+        assert (found - exact).norm() < 3e-6 * exact.norm()

@@ -1,0 +1,127 @@
+"""Agreement of gradients by sender: beside gradients taken one sender at a time, on real steps of a tiny model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from learner_rig import float32, make_boot, random_groups
+from msgspec.structs import replace
+
+from ftis_node.learner.core import Learner
+from ftis_node.learner.data.batch import make_batch
+from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.step.agreement import MAX_SENDERS
+from ftis_node.learner.step.objective import make_objective
+
+ANN, BOB, EVE = "ann", "bob", "eve"
+
+
+def learner_of(model_folder, home, **changes):
+    return Learner(make_boot(model_folder, home, method="nois", measure_agreement=True, **changes))
+
+
+def groups_of_three():
+    """Four own groups, and two of each of two peers, who answer other prompts."""
+    groups = random_groups(8, 4, seed=11)
+    senders = ["me"] * 4 + [ANN, ANN, BOB, BOB]
+    return [replace(group, own=sender == "me", sender=sender) for group, sender in zip(groups, senders, strict=True)]
+
+
+def gradient_alone(model_folder, home, groups, of):
+    """Of the last output projection, from the loss of a batch in which the other groups teach nothing."""
+    learner = learner_of(model_folder, home)
+    batch_groups = [group if number in of else replace(group, weight=0.0) for number, group in enumerate(groups)]
+    weight = learner.policy.causal_lm.model.layers[-1].self_attn.o_proj.weight
+    found = []
+    weight.register_post_accumulate_grad_hook(lambda parameter: found.append(parameter.grad.clone()))
+    learner.train(batch_groups, step=1)
+    return found[-1].flatten()
+
+
+def test_cosines_are_those_of_gradients_taken_one_sender_at_a_time(model_folder, tmp_path):
+    groups = groups_of_three()
+    alone = {
+        name: gradient_alone(model_folder, tmp_path / name, groups, of)
+        for name, of in {"own": {0, 1, 2, 3}, "even": {0, 2}, "odd": {1, 3}, ANN: {4, 5}, BOB: {6, 7}}.items()
+    }
+    cosine = torch.nn.functional.cosine_similarity
+    for budget in (4096, 48):  # one micro-batch, and many
+        learner = learner_of(model_folder, tmp_path / str(budget), micro_batch_tokens=budget)
+        report = learner.train(groups, step=1).report
+        assert set(report.agreement) == {ANN, BOB}
+        for name in (ANN, BOB):
+            assert report.agreement[name] == pytest.approx(float(cosine(alone[name], alone["own"], dim=0)), abs=1e-4)
+        among_own = float(cosine(alone["even"], alone["odd"], dim=0))
+        assert report.own_agreement == pytest.approx(among_own, abs=1e-4)
+
+
+def test_who_turns_the_rewards_round_disagrees(model_folder, tmp_path):
+    groups = groups_of_three()
+    mirrored = [
+        replace(
+            group,
+            own=False,
+            sender=EVE,
+            group_id=f"{group.group_id}-eve",
+            advantage_key=f"{group.group_id}-eve",
+            completions=tuple(replace(each, reward=1.0 - each.reward) for each in group.completions),
+        )
+        for group in groups[:4]
+    ]
+    copies = [
+        replace(group, own=False, sender=BOB, group_id=f"{group.group_id}-bob", advantage_key=f"{group.group_id}-bob")
+        for group in groups[:4]
+    ]
+    report = learner_of(model_folder, tmp_path).train([*groups[:4], *mirrored, *copies], step=1).report
+    assert report.agreement == {EVE: pytest.approx(-1.0, abs=1e-5), BOB: pytest.approx(1.0, abs=1e-5)}
+
+
+def test_an_adapter_is_measured_at_the_matrix_beside_it(model_folder, tmp_path):
+    learner = learner_of(model_folder, tmp_path, lora=LoraSettings(rank=4, alpha=8))
+    learner.train(groups_of_three(), step=1)
+    report = learner.train(groups_of_three(), step=2).report
+    assert set(report.agreement) == {ANN, BOB}
+    assert report.own_agreement is not None
+
+
+def test_weights_scale_the_advantages_of_their_group():
+    groups = groups_of_three()
+    objective = make_objective("nois", {})
+    full, halved = (
+        objective.advantages(
+            make_batch([replace(group, weight=weight) if not group.own else group for group in groups])
+        )
+        for weight in (1.0, 0.5)
+    )
+    is_own = make_batch(groups).is_own
+    assert torch.equal(halved[is_own], full[is_own])
+    assert torch.allclose(halved[~is_own], 0.5 * full[~is_own])
+    assert full[~is_own].any()
+
+
+def test_without_the_setting_nothing_is_measured(model_folder, tmp_path):
+    report = Learner(make_boot(model_folder, tmp_path, method="nois")).train(groups_of_three(), step=1).report
+    assert (report.agreement, report.own_agreement) == ({}, None)
+
+
+def test_too_many_senders_and_no_signal_are_no_figures(model_folder, tmp_path):
+    learner = learner_of(model_folder, tmp_path)
+    own, *others = random_groups(MAX_SENDERS + 4, 2, seed=3, max_length=3)
+    peers = [replace(group, own=False, sender=f"peer-{number}") for number, group in enumerate(others)]
+    report = learner.train([replace(own, own=True), *peers], step=1).report
+    assert len(report.agreement) == MAX_SENDERS
+    assert report.own_agreement is None  # of one own group there are no halves
+    quiet = [replace(group, weight=0.0) for group in groups_of_three()]
+    report = learner.train(quiet, step=2).report
+    assert (report.agreement, report.own_agreement, report.skipped) == ({}, None, "no signal")
+
+
+def test_a_sender_that_is_convicted_in_the_step_has_no_figure(model_folder, tmp_path):
+    """Its other completions had a gradient in the pass that convicted it; the pass that counts is the one after."""
+    groups = groups_of_three()
+    liar = groups[-1].completions
+    lie = replace(liar[0], logprobs=float32([-60.0] * (len(liar[0].logprobs) // 4)))
+    groups[-2:] = [replace(groups[-1], completions=(lie, *liar[1:]))]
+    report = learner_of(model_folder, tmp_path, max_gain_nats=16.0).train(groups, step=1).report
+    assert report.understated == (groups[-1].group_id,)
+    assert set(report.agreement) == {ANN}

@@ -1,0 +1,114 @@
+"""Loss and gradient are those of a naive implementation in float64: padded rows, all logits, one graph, every method.
+
+Ours runs twice. In float64 packing, shared prompts, micro-batches and the head's own gradient must agree to rounding of
+float64: that is the mathematics. In float32 what remains is rounding of float32, which a log-prob of -6 has from the
+seventh digit on, and so the ratio that is made of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from learner_rig import random_groups
+from tiny_models import make_model
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+from ftis_node.algorithms import METHODS, group_advantages, policy_loss
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.packing import make_packed_micro_batches
+from ftis_node.learner.model import attention
+from ftis_node.learner.model.logprobs import completion_logprobs
+from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.train_step import compute_gradients
+
+PARAMS = {
+    "dr_grpo": {"max_completion_length": 90},
+    "ftis": {"kl_threshold": 0.05},
+    "f-nois": {"kl_threshold": 0.05, "denominator": "kept"},
+    "gepo": {"k3_beta": 0.005},
+}
+LAYOUTS = ("shared", "packed", "rows")
+
+
+def micro_batches_of(layout, batch):
+    if layout == "rows":
+        return make_micro_batches(batch, max_tokens=400)
+    return make_packed_micro_batches(batch, max_tokens=400, shares_prompts=layout == "shared")
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return random_groups(num_groups=4, group_size=4, max_length=90, prompt_lengths=(3, 70, 20))
+
+
+@pytest.fixture(scope="module")
+def models():
+    attention.register()
+    made = {torch.float64: double_model(), torch.float32: make_model(seed=1)}
+    for model in made.values():
+        model.set_attn_implementation(attention.ATTENTION)
+    return made
+
+
+def double_model():
+    """In float64 throughout: transformers' norm would go through float32."""
+    model = make_model(seed=1).double()
+    for module in model.modules():
+        if isinstance(module, Qwen2RMSNorm):
+            module.forward = partial(norm, module.weight, module.variance_epsilon)
+    return model
+
+
+def norm(weight, epsilon, hidden):
+    return weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + epsilon)
+
+
+def flat_gradient(model):
+    return torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def naive_logprobs(groups):
+    """`[N, T]` float64 with its graph, and the model: one padded batch with a mask, log-softmax over all logits."""
+    model, batch = double_model(), make_batch(groups)
+    texts = [np.concatenate(pair) for pair in zip(batch.prompts, batch.completions, strict=True)]
+    width = max(map(len, texts))
+    ids, mask = torch.zeros(len(texts), width, dtype=torch.int64), torch.zeros(len(texts), width, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)], mask[row, : len(text)] = torch.from_numpy(text.astype(np.int64)), 1
+    logprobs = torch.log_softmax(model(input_ids=ids, attention_mask=mask).logits[:, :-1], dim=-1)
+    taken = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
+    rows = [
+        taken[row, len(prompt) - 1 : len(prompt) - 1 + len(completion)]
+        for row, (prompt, completion) in enumerate(zip(batch.prompts, batch.completions, strict=True))
+    ]
+    return model, torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_loss_and_gradient_are_the_naive_ones(models, naive_logprobs, groups, method, layout):
+    batch = make_batch(groups)
+    params = PARAMS.get(method, {})
+    objective = make_objective(method, params)
+    naive, logprobs = naive_logprobs
+    advantages = group_advantages(batch.rewards, batch.advantage_ids, scale=objective.advantage_scale)
+    behaviour = batch.behaviour_logprobs.double()
+    loss, _ = policy_loss(method, logprobs, behaviour, batch.mask, advantages, batch.group_ids, **params)
+    naive.zero_grad()
+    loss.backward(retain_graph=True)
+    expected = flat_gradient(naive)
+    assert expected.norm() > 1e-3
+    for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 3e-6)):
+        model = models[dtype]
+        model.zero_grad()
+        exact = replace(batch, behaviour_logprobs=batch.behaviour_logprobs.to(dtype))
+        micro_batches = micro_batches_of(layout, exact)
+        assert len(micro_batches) > 1
+        found = compute_gradients(lambda part, of=model: completion_logprobs(of, part), exact, micro_batches, objective)
+        assert found.loss == pytest.approx(loss.item(), rel=tolerance, abs=tolerance * 0.1)
+        assert (flat_gradient(model) - expected).norm() < tolerance * expected.norm()

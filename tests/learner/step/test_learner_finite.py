@@ -1,0 +1,80 @@
+"""An update that would make weights that are not finite is refused, and all is as it was before."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+import torch
+from learner_rig import make_boot, random_groups
+
+from ftis_node.learner.core import Learner
+from ftis_node.learner.step.finite import stays_finite
+
+
+def contents(learner):
+    """All weights and moments, as they are now."""
+    weights = {name: value.detach().clone() for name, value in learner.policy.trainable().items()}
+    moments = {
+        f"{name}.{moment}": value.clone()
+        for name, master in learner._trainable.items()
+        for moment, value in learner._optimizer.state[master].items()
+    }
+    return weights | moments
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"learning_rate": math.inf},
+        {"learning_rate": 1e38},
+        {"weight_decay": math.inf},
+        {"eps": 0.0},
+        {"learning_rate": 1e38, "max_grad_norm": 0.0},
+    ],
+    ids=str,
+)
+def test_a_step_that_would_make_weights_not_finite_is_refused(model_folder, tmp_path, settings):
+    learner, groups = Learner(make_boot(model_folder, tmp_path, **settings)), random_groups(seed=3)
+    before = contents(learner)
+    reply = learner.train(groups, step=1)
+    assert reply.report.refused == "the update would make weights that are not finite"
+    assert (reply.report.num_updates, reply.report.policy_version) == (0, 0)
+    assert (reply.weights, reply.proof) == (None, None), "nothing is published"
+    assert same(contents(learner), before)
+    assert not list((tmp_path / "weights").rglob("*.safetensors"))
+    learner._boot = msgspec.structs.replace(learner._boot, learning_rate=1e-3)
+    for group in learner._optimizer.param_groups:
+        group.update(eps=1e-8, weight_decay=0.0)
+    again = learner.train(groups, step=2)
+    assert (again.report.refused, again.report.num_updates, again.weights.version) == (None, 1, 2)
+    assert all(value.isfinite().all() for value in contents(learner).values())
+
+
+def test_a_moment_that_is_none_is_seen(model_folder, tmp_path):
+    learner, groups = Learner(make_boot(model_folder, tmp_path)), random_groups(seed=3)
+    assert learner.train(groups, step=1).report.refused is None
+    master = next(iter(learner._trainable.values()))
+    learner._optimizer.state[master]["exp_avg_sq"].view(-1)[0] = math.nan
+    before = {name: value.detach().clone() for name, value in learner.policy.trainable().items()}
+    report = learner.train(groups, step=2).report
+    assert report.refused == "the update would make weights that are not finite"
+    assert same({name: value.detach() for name, value in learner.policy.trainable().items()}, before)
+
+
+@pytest.mark.parametrize("gradient", [1e18, 1e-30, 0.0])
+@pytest.mark.parametrize("rate", [1.0, 1e-6, 1e20])
+def test_what_the_bound_lets_through_is_finite_by_torchs_own_adam(rate, gradient):
+    weight = torch.nn.Parameter(torch.tensor([1e10, -3.0]))
+    optimizer = torch.optim.AdamW([weight], lr=rate, eps=1e-8, weight_decay=0.1)
+    for _ in range(3):
+        weight.grad = torch.full_like(weight, gradient)
+        if not stays_finite(optimizer):
+            return
+        optimizer.step()
+        assert weight.isfinite().all()

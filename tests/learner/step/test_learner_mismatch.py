@@ -1,0 +1,120 @@
+"""The mismatch between engine and learner: numbers by hand, and which groups it is measured on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from learner_rig import PROMPT, make_boot, make_group, one_by_one_logprobs
+
+from ftis_node.learner.core import Learner
+from ftis_node.learner.step.mismatch import Mismatch, measure_mismatch
+
+COMPLETIONS = [[1, 2, 3], [4, 5]]
+REWARDS = [1.0, 0.0]
+
+
+def test_numbers_by_hand() -> None:
+    engine = torch.tensor([-1.0, -2.0, -0.5, -3.0])
+    learner = engine + torch.tensor([0.0, math.log(2), -math.log(2), 0.005])
+    found = measure_mismatch(learner, engine)
+    # (r - 1) - log r of the ratios 1, 2, 1/2 and 1.005: 0, 1 - 0.693147, -0.5 + 0.693147 and 0.0000125
+    assert found.kl == pytest.approx((0.306853 + 0.193147 + 0.0000125) / 4, abs=1e-6)
+    assert (found.share, found.num_tokens) == (0.5, 4)
+
+
+def test_a_ratio_off_by_more_than_one_percent_counts_either_way() -> None:
+    ratios = torch.tensor([1.0101, 1.0099, 0.9899, 0.9901], dtype=torch.float64)
+    assert measure_mismatch(ratios.log(), torch.zeros(4)).share == 0.5
+
+
+def test_equal_up_to_rounding_is_no_mismatch() -> None:
+    engine = torch.full((1000,), -11.0)
+    assert measure_mismatch(torch.nextafter(engine, torch.zeros(1)), engine) == Mismatch(
+        kl=pytest.approx((2**-20) ** 2 / 2, rel=1e-5), share=0.0, num_tokens=1000
+    )
+
+
+def test_no_tokens_no_figure_and_no_overflow() -> None:
+    assert measure_mismatch(torch.zeros(0), torch.zeros(0)) is None
+    assert measure_mismatch(torch.tensor([math.nan]), torch.zeros(1)) is None
+    assert measure_mismatch(torch.zeros(1), torch.tensor([-1e30])).kl == pytest.approx(math.expm1(20) - 20)
+
+
+@torch.no_grad()
+def own_group(learner, *, shift=0.0, shifted=2, **more):
+    """Log-probs by the learner's present weights; those of the first `shifted` completions are `shift` nats lower."""
+    exact = [one_by_one_logprobs(learner.policy.causal_lm, PROMPT, ids).tolist() for ids in COMPLETIONS]
+    logprobs = [[value - shift * (row < shifted) for value in values] for row, values in enumerate(exact)]
+    return make_group(COMPLETIONS, REWARDS, logprobs=logprobs, **more)
+
+
+def old_groups():
+    """A batch with a signal, and nothing in it of this node's present version."""
+    return [make_group(COMPLETIONS, REWARDS, number=9, version=77)]
+
+
+def figures(report):
+    return report.mismatch_kl, report.mismatch_share, report.mismatch_tokens, report.mismatch_version
+
+
+def kl_of(shift):
+    """Of tokens that the learner finds `shift` nats likelier than the engine did."""
+    return math.expm1(shift) - shift
+
+
+def test_batch_of_the_present_version_is_measured(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path))
+    kl, *others = figures(learner.train([own_group(learner)], step=1).report)
+    assert abs(kl) < 1e-10
+    assert others == [0.0, 5, 0]
+    groups = [
+        own_group(learner, version=1, shift=0.1, shifted=1, number=0),  # 3 of 5 tokens
+        own_group(learner, version=0, shift=3.0, number=1),
+        own_group(learner, version=0, newest=1, shift=3.0, number=2),
+        own_group(learner, version=1, newest=2, shift=3.0, number=3),
+        own_group(learner, version=1, own=False, shift=3.0, number=4),
+    ]
+    kl, *others = figures(learner.train(groups, step=2).report)
+    assert kl == pytest.approx(0.6 * kl_of(0.1), rel=1e-3)
+    assert others == [0.6, 5, 1]
+
+
+def test_check_group_is_measured_by_the_weights_before_the_update(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path, learning_rate=1e-1))
+    assert figures(learner.train(old_groups(), step=1).report) == (None, None, 0, None)
+    learner.offer_check(own_group(learner, version=1, shift=2.0))
+    learner.offer_check(own_group(learner, version=1, shift=0.1))  # the newest alone is kept
+    kl, *others = figures(learner.train(old_groups(), step=2).report)
+    assert kl == pytest.approx(kl_of(0.1), rel=1e-3)
+    assert others == [1.0, 5, 1]
+    assert figures(learner.train(old_groups(), step=3).report) == (None, None, 0, None), "it was of version 1"
+
+
+def test_check_group_of_other_weights_is_dropped(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path))
+    late = own_group(learner, version=0)
+    learner.train(old_groups(), step=1)
+    for group in (late, own_group(learner, version=0, newest=1), own_group(learner, version=1, newest=2)):
+        learner.offer_check(group)
+        learner.check()
+    learner.offer_check(late)
+    assert figures(learner.train(old_groups(), step=2).report) == (None, None, 0, None)
+
+
+def test_step_that_changes_nothing_keeps_what_was_measured(model_folder, tmp_path):
+    learner = Learner(make_boot(model_folder, tmp_path))
+    learner.offer_check(own_group(learner, version=0, shift=0.1))
+    learner.check()
+    without_signal = [make_group(COMPLETIONS, [1.0, 1.0], version=77)]
+    for step in (1, 2):
+        assert learner.train(without_signal, step=step).report.mismatch_kl == pytest.approx(kl_of(0.1), rel=1e-3)
+
+
+def test_check_group_does_not_change_the_step(model_folder, tmp_path):
+    alone = Learner(make_boot(model_folder, tmp_path / "a"))
+    checked = Learner(make_boot(model_folder, tmp_path / "b"))
+    checked.offer_check(own_group(checked, shift=0.1))
+    proofs = [learner.train(old_groups(), step=1).proof for learner in (alone, checked)]
+    assert proofs[0] == proofs[1]

@@ -1,0 +1,61 @@
+"""The course of the rate, on numbers that one can check by hand; and that the learner follows it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from learner_rig import make_boot, random_groups
+
+from ftis_node.learner.core import Learner
+from ftis_node.learner.step.schedule import Schedule, learning_rate
+
+SMALL = {"num_groups": 2, "group_size": 3, "max_length": 6}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        (Schedule(), [8, 8, 8, 8]),
+        (Schedule(warmup_steps=4), [2, 4, 6, 8, 8]),
+        (Schedule("linear", decay_steps=4, final_share=0.5), [8, 7, 6, 5, 4, 4]),
+        (Schedule("linear", warmup_steps=2, decay_steps=2, final_share=0.0), [4, 8, 4, 0, 0]),
+        (Schedule("linear", warmup_steps=1, decay_steps=2, final_share=0.0), [8, 4, 0]),
+        (Schedule("cosine", decay_steps=3, final_share=0.0), [8, 6, 2, 0, 0]),
+        (Schedule("cosine", warmup_steps=2, decay_steps=2, final_share=0.5), [4, 8, 6, 4, 4]),
+        (Schedule("cosine", decay_steps=4, final_share=1.0), [8, 8, 8, 8, 8]),
+    ],
+)
+def test_rates_by_hand(schedule, rates):
+    assert [learning_rate(schedule, step, peak=8.0) for step in range(1, len(rates) + 1)] == pytest.approx(rates)
+
+
+def test_adam_moves_by_the_rate_of_the_step(model_folder, tmp_path):
+    """Adam's first update is the rate times the gradient's sign: the weights say which rate was used."""
+    schedule = Schedule("linear", warmup_steps=4, decay_steps=10)
+    boot = make_boot(model_folder, tmp_path, learning_rate=8e-3, schedule=schedule, max_grad_norm=0.0, eps=1e-30)
+    learner = Learner(boot)
+    weight = learner.policy.trainable()["model.norm.weight"]
+    before = weight.detach().clone()
+    report = learner.train(random_groups(**SMALL), step=1).report
+    assert report.learning_rate == pytest.approx(2e-3)
+    assert (weight - before).abs().max().item() == pytest.approx(2e-3, rel=1e-3)
+    assert learner.train(random_groups(**SMALL), step=2).report.learning_rate == pytest.approx(4e-3)
+    assert learner.train([], step=3).report.learning_rate is None, "nothing was to be done at any rate"
+    assert learner.train(random_groups(**SMALL), step=4).report.learning_rate == pytest.approx(8e-3)
+
+
+def test_no_clipping_leaves_the_gradient_as_it_is(model_folder, tmp_path):
+    """Told by weight decay's opposite: with Adam's epsilon far above the gradient, a step is rate x gradient / eps."""
+    moves = {}
+    for norm in (0.0, 1e-3):
+        boot = make_boot(model_folder, tmp_path / str(norm), max_grad_norm=norm, eps=1e3, learning_rate=1.0)
+        learner = Learner(boot)
+        weights = list(learner.policy.trainable().values())
+        before = [weight.detach().double() for weight in weights]
+        report = learner.train(random_groups(**SMALL), step=1).report
+        squares = [((weight.double() - old) ** 2).sum().item() for weight, old in zip(weights, before, strict=True)]
+        moves[norm] = math.sqrt(sum(squares)) * 1e3
+        assert report.grad_norm > 0.1
+    assert moves[0.0] == pytest.approx(report.grad_norm, rel=0.05)
+    assert moves[1e-3] < 0.05 * moves[0.0]

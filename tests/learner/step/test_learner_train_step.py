@@ -1,0 +1,300 @@
+"""The step is exact however it is cut, and leaves everything as it was when it is not applied."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from learner_rig import make_group, one_by_one_logprobs, random_groups
+from msgspec.structs import replace
+from tiny_models import make_model
+
+from ftis_node.algorithms import METHODS, group_advantages, policy_loss
+from ftis_node.errors import ConfigError, WorkerTaskError
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.model.logprobs import completion_logprobs
+from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.train_step import compute_gradients, take_step
+
+PARAMS = {"dr_grpo": {"max_completion_length": 12}, "ftis": {"kl_threshold": 0.05}, "gepo": {"k3_beta": 0.005}}
+
+
+@pytest.fixture
+def model():
+    return make_model(seed=1)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return make_batch(random_groups(num_groups=5, group_size=4))
+
+
+def flat_gradient(model):
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def flat_weights(model):
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+class Forward:
+    """Counts how often the model is run."""
+
+    def __init__(self, model):
+        self.model = model
+        self.num_runs = 0
+
+    def __call__(self, micro_batch):
+        self.num_runs += 1
+        return completion_logprobs(self.model, micro_batch)
+
+
+def reference_gradient(model, batch, objective, **params):
+    """One completion at a time through the whole model, one graph over the whole batch, one backward."""
+    rows = [
+        one_by_one_logprobs(model, prompt.tolist(), ids.tolist())
+        for prompt, ids in zip(batch.prompts, batch.completions, strict=True)
+    ]
+    matrix = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    advantages = group_advantages(batch.rewards, batch.advantage_ids, scale=objective.advantage_scale)
+    loss, _ = policy_loss(
+        objective.method,
+        matrix,
+        batch.behaviour_logprobs,
+        batch.mask,
+        advantages,
+        batch.group_ids,
+        **objective.params,
+        **params,
+    )
+    model.zero_grad()
+    loss.backward()
+    return flat_gradient(model), loss.item()
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_gradient_is_exact_however_the_batch_is_cut(model, batch, method):
+    objective = make_objective(method, PARAMS.get(method, {}))
+    exact, loss = reference_gradient(model, batch, objective)
+    assert exact.norm() > 0.01
+    gradients = {}
+    for max_tokens in (10_000, 60, 1):
+        model.zero_grad()
+        micro_batches = make_micro_batches(batch, max_tokens=max_tokens)
+        assert (len(micro_batches) == 1) == (max_tokens == 10_000)
+        found = compute_gradients(Forward(model), batch, micro_batches, objective)
+        assert found.loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
+        gradients[max_tokens] = flat_gradient(model)
+    assert (gradients[10_000] - exact).norm() < 3e-6 * exact.norm()
+    for max_tokens in (60, 1):
+        assert (gradients[max_tokens] - gradients[10_000]).norm() < 1e-6 * exact.norm()
+
+
+@pytest.mark.parametrize("method", ["ftis", "f-nois", "f-vis"])
+@pytest.mark.parametrize("rule", ["quantile", "ess"])
+def test_a_filter_that_compares_completions_is_exact_however_the_batch_is_cut(model, method, rule):
+    """Three senders, of which the third is far; the rows of one lie in several micro-batches."""
+    groups = random_groups(num_groups=8, group_size=4)
+    groups = [replace(group, own=number < 2, sender=f"{number % 3}") for number, group in enumerate(groups)]
+    far = random_groups(num_groups=3, group_size=4, seed=7, distance=3.0)
+    groups += [replace(group, own=False, sender="far") for group in far]
+    batch = make_batch(groups)
+    objective = make_objective(method, {"filter": rule, "keep_share": 0.4})
+    exact, loss = reference_gradient(model, batch, objective, sender_ids=batch.sender_ids)
+    for max_tokens in (10_000, 60, 1):
+        model.zero_grad()
+        found = compute_gradients(Forward(model), batch, make_micro_batches(batch, max_tokens=max_tokens), objective)
+        assert 0.4 < found.metrics["kept_fraction"] < 0.9
+        assert found.loss == pytest.approx(loss, rel=1e-5, abs=1e-7)
+        assert (flat_gradient(model) - exact).norm() < 3e-6 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    ("params", "num_forwards"), [({}, 4), ({"denominator": "kept"}, 4 + 2), ({"filter": "ess"}, 4 + 2)]
+)
+def test_a_separable_loss_needs_one_forward_pass(model, params, num_forwards):
+    batch = make_batch(
+        [
+            make_group([[1, 2], [3, 4]], [0.0, 1.0], number=0),
+            make_group([[5] * 9, [6] * 9], [1.0, 1.0], number=1),  # teaches nothing
+        ]
+    )
+    objective = make_objective("ftis", params)
+    whole, cut = Forward(model), Forward(model)
+    compute_gradients(whole, batch, make_micro_batches(batch, max_tokens=1000), objective)
+    compute_gradients(cut, batch, make_micro_batches(batch, max_tokens=1), objective)
+    assert whole.num_runs == 1
+    assert cut.num_runs == num_forwards
+
+
+def optimizer_of(model, learning_rate=1e-2):
+    return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+
+
+def step(model, optimizer, groups, *, method="ftis", max_tokens=60, **more):
+    batch = make_batch(groups)
+    micro_batches = make_micro_batches(batch, max_tokens=max_tokens)
+    objective = make_objective(method, {})
+    return take_step(Forward(model), batch, micro_batches, objective, optimizer, **{"max_grad_norm": 1.0} | more)
+
+
+def test_clipped_to_the_joint_norm(model, batch):
+    """With plain gradient descent at rate 1 the move is the clipped gradient."""
+    before = flat_weights(model)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    outcome = step(model, sgd, random_groups(), max_grad_norm=0.01)
+    assert outcome.first.grad_norm > 0.02
+    assert (flat_weights(model) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+NOT_APPLIED = {
+    "behaviour": ([make_group([[1, 2], [3]], [0.0, 1.0], logprobs=[[-1.0, -math.inf], [-2.0]])], "behaviour log-prob"),
+    "reward": ([make_group([[1, 2], [3]], [0.0, math.nan])], "a reward is not finite"),
+}
+
+
+def remembered(model, optimizer):
+    step(model, optimizer, random_groups(seed=9))  # so that the optimiser has momentum to lose or to move by
+    moments = [value.clone() for state in optimizer.state.values() for value in state.values()]
+    return flat_weights(model), moments
+
+
+def assert_untouched(model, optimizer, before):
+    weights, moments = before
+    assert torch.equal(flat_weights(model), weights)
+    now = [value for state in optimizer.state.values() for value in state.values()]
+    assert all(torch.equal(one, other) for one, other in zip(now, moments, strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("fault", sorted(NOT_APPLIED))
+def test_non_finite_batch_is_refused_and_nothing_moves(model, fault):
+    optimizer = optimizer_of(model)
+    before = remembered(model, optimizer)
+    groups, reason = NOT_APPLIED[fault]
+    outcome = step(model, optimizer, groups)
+    assert reason in outcome.refused
+    assert (outcome.num_updates, outcome.first.grad_norm, outcome.skipped) == (0, 0.0, None)
+    assert_untouched(model, optimizer, before)
+
+
+def test_non_finite_learner_is_refused(model):
+    optimizer = optimizer_of(model)
+    with torch.no_grad():
+        model.model.norm.weight[0] = math.nan
+    outcome = step(model, optimizer, random_groups())
+    assert outcome.refused == "a learner log-prob is not finite"
+    assert not optimizer.state
+
+
+def test_non_finite_loss_is_refused(model):
+    """Every input is finite: a sequence ratio of exp(80) times a large advantage is not, in float32."""
+    optimizer = optimizer_of(model)
+    before = remembered(model, optimizer)
+    batch = make_batch([make_group([[1, 2], [3]], [0.0, 1e6], logprobs=[[-200.0, -200.0], [-200.0]])])
+    objective = make_objective("gspo", {}, "mean")
+    micro_batches = make_micro_batches(batch, max_tokens=60)
+    outcome = take_step(Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0)
+    assert (outcome.refused, outcome.num_updates) == ("the loss is not finite", 0)
+    assert_untouched(model, optimizer, before)
+
+
+def test_non_finite_gradient_is_refused(model):
+    """Log-probs are sound, their gradient overflows on its way to the weights."""
+    optimizer = optimizer_of(model)
+    before = remembered(model, optimizer)
+    model.model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
+    outcome = step(model, optimizer, random_groups())
+    assert outcome.refused == "the gradient is not finite"
+    assert outcome.num_updates == 0
+    assert_untouched(model, optimizer, before)
+
+
+def test_batch_without_signal_is_skipped_and_momentum_does_not_move_it(model):
+    optimizer = optimizer_of(model)
+    before = remembered(model, optimizer)
+    outcome = step(model, optimizer, [make_group([[1, 2], [3]], [1.0, 1.0])])
+    assert (outcome.skipped, outcome.num_updates, outcome.refused) == ("no signal", 0, None)
+    assert_untouched(model, optimizer, before)
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 4, 7])
+def test_stopped_between_micro_batches_nothing_is_kept(model, stop_after):
+    optimizer = optimizer_of(model)
+    before = remembered(model, optimizer)
+    calls = []
+
+    def between():
+        calls.append(None)
+        if len(calls) > stop_after:
+            raise WorkerTaskError("stopped")
+
+    with pytest.raises(WorkerTaskError):
+        step(model, optimizer, random_groups(), between=between)
+    assert len(calls) == stop_after + 1
+    assert_untouched(model, optimizer, before)
+
+
+@pytest.mark.parametrize(("method", "uses_anchor"), [("ftis", True), ("grpo", False)])
+def test_several_updates_are_anchored_at_the_first_pass(model, batch, monkeypatch, method, uses_anchor):
+    given = []
+
+    def spy(*arguments, **params):
+        given.append((arguments[1].detach().clone(), params.get("anchor_logprobs")))
+        return policy_loss(*arguments, **params)
+
+    optimizer = optimizer_of(model)
+    objective = make_objective(method, {})
+    monkeypatch.setattr("ftis_node.learner.step.objective.policy_loss", spy)
+    micro_batches = make_micro_batches(batch, max_tokens=60)
+    outcome = take_step(Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0, updates=3)
+    assert outcome.num_updates == 3
+    calls_an_update = len(micro_batches) + 1  # a share for each, and the figures
+    assert len(given) == 3 * calls_an_update
+    assert all(anchor is None for _, anchor in given[:calls_an_update])
+    first, *later = given[calls_an_update - 1 :: calls_an_update]
+    for logprobs, anchor in later:
+        assert not torch.equal(logprobs, first[0])  # the model moved
+        assert (anchor is None) if not uses_anchor else torch.equal(anchor, first[0])
+
+
+def test_each_update_has_its_own_gradient(model, batch):
+    """At a rate of 0 the model does not move, so that every update must find the same gradient."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    norms = []
+    optimizer.register_step_pre_hook(lambda *_: norms.append(flat_gradient(model).norm().item()))
+    micro_batches = make_micro_batches(batch, max_tokens=60)
+    take_step(Forward(model), batch, micro_batches, make_objective("tis", {}), optimizer, max_grad_norm=1e9, updates=3)
+    assert norms == [pytest.approx(norms[0], rel=1e-5)] * 3
+    assert norms[0] > 0
+
+
+def test_stopped_in_a_later_update_the_step_is_done_with_fewer(model, batch):
+    """The first update cannot be taken back: were the step to count as not done, it would be applied twice."""
+    micro_batches = make_micro_batches(batch, max_tokens=60)
+    calls = []
+
+    def between():
+        calls.append(None)
+        if len(calls) > 3 * len(micro_batches):
+            raise WorkerTaskError("told to stop")
+
+    before, optimizer = flat_weights(model), optimizer_of(model)
+    objective = make_objective("ftis", {})
+    outcome = take_step(
+        Forward(model), batch, micro_batches, objective, optimizer, max_grad_norm=1.0, updates=3, between=between
+    )
+    assert (outcome.num_updates, outcome.skipped) == (1, None)
+    assert outcome.refused == "update 2 of 3 was not done: told to stop"
+    assert not torch.equal(flat_weights(model), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("method", "params"), [("nope", {}), ("ftis", {"cap": -1.0}), ("ftis", {"alpha": 0.1}), ("dr_grpo", {})]
+)
+def test_wrong_method_settings_are_one_clear_line(method, params):
+    with pytest.raises(ConfigError, match="the learner's method cannot be set up: ") as caught:
+        make_objective(method, params)
+    assert "\n" not in str(caught.value)

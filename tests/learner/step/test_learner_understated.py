@@ -1,0 +1,108 @@
+"""Log-probs that no honest sampling brings about: such groups of peers teach nothing, and the report names who."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from learner_rig import float32, make_boot, random_groups
+
+from ftis_node.learner.core import Learner
+from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.step.objective import make_objective
+from ftis_node.learner.step.train_step import compute_logprobs
+from ftis_node.node.loops.train import train_group
+from ftis_node.records.identity import Identity
+from ftis_node.replay.buffer import StoredGroup
+from tests.conftest import make_group
+
+LIMIT = 16.0
+LARGE_RATE, NUM_UPDATES = 0.03, 5
+
+
+@pytest.fixture
+def groups():
+    """One own group and one of a peer, with rewards that teach."""
+    own, foreign = random_groups(num_groups=2, seed=3)
+    return own, msgspec.structs.replace(foreign, own=False)
+
+
+def understating(group, *, at):
+    """The group with completion `at` said to be all but impossible."""
+    told = list(group.completions)
+    told[at] = msgspec.structs.replace(told[at], logprobs=float32([-40.0] * (len(told[at].token_ids) // 4)))
+    return msgspec.structs.replace(group, completions=tuple(told))
+
+
+def report_after(model_folder, home, groups, **changes):
+    boot = make_boot(model_folder, home, **{"max_gain_nats": LIMIT, "method": "tis"} | changes)
+    return Learner(boot).train(groups, step=1).report
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1 << 20, 1], ids=["one micro-batch", "one a completion"])
+@pytest.mark.parametrize("at", [0, -1], ids=["found first", "found last"])
+def test_a_peers_whole_group_is_left_out_and_named(model_folder, tmp_path, groups, at, micro_batch_tokens):
+    own, foreign = groups
+    false, size = [own, understating(foreign, at=at)], {"micro_batch_tokens": micro_batch_tokens}
+    report = report_after(model_folder, tmp_path / "a", false, **size)
+    assert report.understated == (foreign.group_id,)
+    assert report.num_updates == 1
+    all_alike = tuple(msgspec.structs.replace(completion, reward=1.0) for completion in foreign.completions)
+    without = msgspec.structs.replace(foreign, completions=all_alike)
+    expected = report_after(model_folder, tmp_path / "b", [own, without], **size)
+    assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4), "as if it had nothing to teach"
+    believed = report_after(model_folder, tmp_path / "c", false, max_gain_nats=math.inf, **size)
+    assert believed.understated == ()
+    assert believed.grad_norm != pytest.approx(expected.grad_norm, rel=1e-2)
+
+
+def test_honest_ones_and_own_ones_are_believed(model_folder, tmp_path, groups):
+    own, foreign = groups
+    assert report_after(model_folder, tmp_path / "a", [own, foreign]).understated == ()
+    assert report_after(model_folder, tmp_path / "b", [understating(own, at=0), foreign]).understated == ()
+
+
+@pytest.mark.parametrize("of_own_weights", [False, True], ids=["a claim", "by a trusted follower"])
+def test_a_claim_to_have_sampled_with_our_weights_spares_nobody(model_folder, tmp_path, of_own_weights):
+    """A group of another node, with this node named as whose weights sampled it, from the buffer to the report."""
+    stranger, ours = Identity.from_seed(bytes([2]) * 32), Identity.from_seed(bytes([9]) * 32)
+    group = make_group(stranger, weights_of=ours.peer_id, versions=(0, 0))
+    completions = tuple(replace(c, logprobs=np.full_like(c.logprobs, -13.0)) for c in group.completions)
+    group = replace(group, completions=completions)
+    stored = StoredGroup(id=bytes(32), own=False, group=group, rewards=group.rewards, prompt_ids=(5, 6, 7))
+    taken = train_group(stored, share="vertical", of_own_weights=of_own_weights)
+    assert (taken.sender, taken.own) == (stranger.peer_id, False)
+    report = report_after(model_folder, tmp_path, [taken])
+    assert report.understated == (taken.group_id,)
+    assert (report.own_groups, report.foreign_groups) == (0, 1)
+    assert (report.mismatch_kl is not None) is of_own_weights
+
+
+def test_what_a_later_update_learned_is_not_held_against_the_sender(model_folder, tmp_path, groups):
+    """Large updates on one batch pull some completions up by more than the limit; the first pass counts."""
+
+    def trained(home, limit):
+        boot = make_boot(
+            model_folder,
+            home,
+            method="tis",
+            max_gain_nats=limit,
+            updates_per_batch=NUM_UPDATES,
+            learning_rate=LARGE_RATE,
+        )
+        learner = Learner(boot)
+        report = learner.train(groups, step=1).report
+        assert (report.num_updates, report.understated) == (NUM_UPDATES, ())
+        return learner
+
+    believing, judging = trained(tmp_path / "a", math.inf), trained(tmp_path / "b", LIMIT)
+    batch = make_batch(groups)
+    after = compute_logprobs(judging.policy.logprobs, batch, make_micro_batches(batch, max_tokens=1 << 20))
+    objective = make_objective("tis", {}, max_gain_nats=LIMIT)
+    assert objective.understated(after, batch).any(), "by now it is pulled up as far"
+    pairs = zip(believing.policy.trainable().values(), judging.policy.trainable().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)

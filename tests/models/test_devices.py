@@ -1,0 +1,63 @@
+"""The GPUs of a machine are found without torch in the process that asks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ASK = """
+import sys
+from ftis_node.models import devices, pick_device
+from ftis_node.errors import MachineError
+version, driver, probe = sys.argv[1:]
+devices.metadata.version = lambda name: version
+devices.DRIVER_FILES = (driver,)
+devices.PROBE = probe or devices.PROBE
+try:
+    print([(found.name, found.memory_bytes) for found in devices.list_accelerators()], pick_device("auto"))
+except MachineError as error:
+    print(error)
+sys.exit("torch was loaded" if "torch" in sys.modules else 0)
+"""
+NO_FILE = "/dev/no-such-gpu"
+TWO_CARDS = """print("a warning"); print('[["card", 5], ["other", 7]]')"""
+BROKEN = "raise SystemExit('no driver')"
+
+
+def _ask(version: str, driver: str, probe: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, version, driver, probe], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("version", "driver", "probe", "found"),
+    [
+        ("2.13.0+cpu", __file__, BROKEN, "[] cpu"),
+        ("2.13.0", NO_FILE, BROKEN, "[] cpu"),
+        (
+            "2.13.0",
+            __file__,
+            'print("a warning"); print(\'[["card", 5], ["other", 7]]\')',
+            "[('card', 5), ('other', 7)] cuda",
+        ),
+        ("2.13.0", __file__, "print('[]')", "[] cpu"),
+        ("2.13.0", __file__, BROKEN, "torch cannot list the GPUs: no driver; see `ftis-node doctor`"),
+    ],
+    ids=["a build for CPUs", "no driver", "two cards", "a driver and no card", "torch is broken"],
+)
+def test_what_torch_says_is_asked_only_where_there_may_be_a_gpu(
+    version: str, driver: str, probe: str, found: str
+) -> None:
+    assert _ask(version, driver, probe) == found
+
+
+def test_torch_itself_answers_the_probe() -> None:
+    import torch
+
+    found = [(p.name, p.total_memory) for p in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))]
+    assert _ask("2.13.0", __file__, "") == f"{found} {'cuda' if found else 'cpu'}"

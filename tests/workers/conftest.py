@@ -1,0 +1,40 @@
+"""Supervisors over the echo worker, with short times, all ended when the test is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest_asyncio
+from echo_worker import EchoBoot, Tick
+from worker_support import PATIENT, PYTHON_PATH, QUICK, MakeSupervisor
+
+from ftis_node.workers.spec import Timing, WorkerSpec
+from ftis_node.workers.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest_asyncio.fixture
+async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
+    """`make_supervisor(fault="", num_faults=1000, timing=QUICK, **options)`: not started yet."""
+    made: list[Supervisor] = []
+
+    def make(*, fault: str = "", num_faults: int = 1000, timing: Timing = QUICK, **options: object) -> Supervisor:
+        spec = WorkerSpec(
+            name="echo",
+            module="echo_worker",
+            boot=EchoBoot(trace=str(tmp_path), fault=fault, num_faults=num_faults),
+            sockets_dir=tmp_path / "s",
+            log_path=tmp_path / "logs" / "echo.log",
+            event_types=(Tick,),
+            environment={"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"},
+        )
+        options.setdefault("restart_policy", PATIENT)
+        made.append(Supervisor(spec, timing=timing, **options))
+        return made[-1]
+
+    yield make
+    for supervisor in made:
+        await supervisor.stop()

@@ -1,0 +1,154 @@
+"""A worker for the tests of `workers`: echoes, fails, sleeps, hangs and dies on request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftis_node.errors import EngineError, ModelError, NonFiniteError, OutOfMemoryError
+from ftis_node.workers.wire import Message, unpack_body
+from ftis_node.workers.worker import Emitter, Handlers, run_worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class EchoBoot(Message, frozen=True):
+    """`fault`: how the building goes wrong. `trace`: a folder; each event of interest leaves a file in it.
+
+    The faults of `LATER_FAULTS` are those of later lives: the first is sound, and so is each after `num_faults` others.
+    """
+
+    trace: str
+    fault: str = ""
+    num_faults: int = 1000
+
+
+LATER_FAULTS = {
+    "later-memory": OutOfMemoryError("the engine does not fit at the moment"),
+    "later-text": RuntimeError("CUDA error: out of memory"),
+    "later-engine": EngineError("vLLM cannot serve it"),
+    "later-model": ModelError("no model there"),
+}
+
+
+class Echo(Message, frozen=True):
+    """Answered with the same payload."""
+
+    payload: bytes
+
+
+class Fail(Message, frozen=True):
+    """Raises an error of the named kind."""
+
+    kind: str
+
+
+class Sleep(Message, frozen=True):
+    """Sleeps in the loop (`blocking`: the loop does nothing else), with an event at each of `num_events` steps."""
+
+    seconds: float
+    num_events: int = 0
+    blocking: bool = False
+
+
+class Die(Message, frozen=True):
+    """Exits at once."""
+
+    exit_code: int
+
+
+class Spawn(Message, frozen=True):
+    """Starts a process that outlives a request; answered with its id in the place of the worker's."""
+
+
+class Stray(Message, frozen=True):
+    """Answered, and something that nobody waits for fails."""
+
+
+class EchoReply(Message, frozen=True):
+    """The answer to everything."""
+
+    payload: bytes
+    pid: int
+
+
+class Tick(Message, frozen=True):
+    """An event of `Sleep`."""
+
+    number: int
+
+
+async def echo(request: Echo, emit: Emitter) -> EchoReply:
+    return EchoReply(payload=request.payload, pid=os.getpid())
+
+
+async def fail(request: Fail, emit: Emitter) -> EchoReply:
+    kinds = {"value": ValueError, "model": ModelError, "nan": NonFiniteError, "cancelled": asyncio.CancelledError}
+    raise kinds[request.kind]("this one is on purpose")
+
+
+async def die(request: Die, emit: Emitter) -> EchoReply:
+    os._exit(request.exit_code)
+
+
+async def spawn(request: Spawn, emit: Emitter) -> EchoReply:
+    child = await asyncio.create_subprocess_exec("sleep", "60")
+    return EchoReply(payload=b"", pid=child.pid)
+
+
+async def stray(request: Stray, emit: Emitter) -> EchoReply:
+    asyncio.get_running_loop().call_soon(unpack_body, b"no message", Echo)  # fails in our code
+    return EchoReply(payload=b"", pid=os.getpid())
+
+
+class Sleeper:
+    """Leaves a file named `asleep` where a sleep began, and one named `cancelled` where it was cancelled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    async def sleep(self, request: Sleep, emit: Emitter) -> EchoReply:
+        if request.blocking:
+            time.sleep(request.seconds)  # noqa: ASYNC251 - blocking is what is tested
+        (self.trace / "asleep").touch()
+        try:
+            for number in range(request.num_events):
+                emit(Tick(number=number))
+                await asyncio.sleep(request.seconds / request.num_events)
+            if not request.num_events:
+                await asyncio.sleep(request.seconds)
+        except asyncio.CancelledError:
+            emit(Tick(number=-1))
+            (self.trace / "cancelled").touch()
+            raise
+        return EchoReply(payload=b"slept", pid=os.getpid())
+
+
+@asynccontextmanager
+async def build(boot: EchoBoot, emit: Emitter) -> AsyncIterator[Handlers]:
+    trace = Path(boot.trace)
+    (trace / f"built-{os.getpid()}").touch()
+    if boot.fault == "model":
+        raise ModelError("no model there")
+    if boot.fault == "bug":
+        raise RuntimeError("a bug")
+    if boot.fault == "exit":
+        os._exit(3)
+    num_lives = len(list(trace.glob("built-*")))  # noqa: ASYNC240 - a few names
+    if boot.fault in LATER_FAULTS and 2 <= num_lives <= 1 + boot.num_faults:
+        raise LATER_FAULTS[boot.fault]
+    if boot.fault == "slow":
+        time.sleep(1.5)  # noqa: ASYNC251 - as the loading of a model does
+    yield {Echo: echo, Fail: fail, Die: die, Stray: stray, Spawn: spawn, Sleep: Sleeper(trace).sleep}
+    if boot.fault == "slow-end":
+        await asyncio.sleep(0.8)  # as the saving of a model does
+    (trace / "closed").touch()
+
+
+if __name__ == "__main__":
+    run_worker(build, boot_type=EchoBoot)

@@ -1,0 +1,61 @@
+"""The two pure judges: restarts and liveness. Nothing here waits."""
+
+from __future__ import annotations
+
+from ftis_node.workers.liveness import Liveness, Verdict
+from ftis_node.workers.restart_policy import GiveUp, Restart, RestartPolicy
+from ftis_node.workers.wire import Heartbeat
+
+POLICY = RestartPolicy(first_delay_s=1.0, delay_factor=2.0, max_delay_s=3.0, quick_death_s=30.0, max_quick_deaths=5)
+
+
+def test_quick_deaths_wait_twice_as_long_each_time_up_to_the_limit_and_then_end() -> None:
+    num_quick_deaths, delays = 0, []
+    while isinstance(decision := POLICY.after_death(served_s=1.0, num_quick_deaths=num_quick_deaths), Restart):
+        num_quick_deaths = decision.num_quick_deaths
+        delays.append(decision.delay_s)
+    assert delays == [1.0, 2.0, 3.0, 3.0]
+    assert decision == GiveUp(num_quick_deaths=5)
+
+
+def test_shortages_wait_in_the_same_way_and_have_a_limit_of_their_own() -> None:
+    num_shortages, delays = 0, []
+    while isinstance(decision := POLICY.after_shortage(num_shortages=num_shortages), Restart):
+        num_shortages = decision.num_quick_deaths
+        delays.append(decision.delay_s)
+    assert delays == [1.0, 2.0, *[3.0] * 17]
+    assert decision == GiveUp(num_quick_deaths=20)
+
+
+def test_a_long_service_forgives() -> None:
+    assert POLICY.after_death(served_s=30.0, num_quick_deaths=4) == Restart(delay_s=1.0, num_quick_deaths=0)
+    assert POLICY.after_death(served_s=29.9, num_quick_deaths=4) == GiveUp(num_quick_deaths=5)
+
+
+def ticks(liveness: Liveness, count: int) -> list[Verdict]:
+    return [liveness.tick() for _ in range(count)]
+
+
+def test_silence_is_counted_in_ticks_and_a_beat_ends_it() -> None:
+    liveness = Liveness(max_silent_ticks=3)
+    assert ticks(liveness, 3) == [Verdict.ALIVE] * 3
+    liveness.beat(Heartbeat(num_in_flight=0, progress=0))
+    assert ticks(liveness, 4) == [Verdict.ALIVE] * 3 + [Verdict.SILENT]
+
+
+def beat_and_tick(liveness: Liveness, *, num_in_flight: int, progress: int) -> Verdict:
+    liveness.beat(Heartbeat(num_in_flight=num_in_flight, progress=progress))
+    return liveness.tick()
+
+
+def test_busy_without_progress_is_a_stall_and_idle_is_not() -> None:
+    liveness = Liveness(max_silent_ticks=3, max_stalled_ticks=2)
+    assert [beat_and_tick(liveness, num_in_flight=0, progress=5) for _ in range(9)] == [Verdict.ALIVE] * 9
+    assert [beat_and_tick(liveness, num_in_flight=1, progress=n) for n in range(6, 15)] == [Verdict.ALIVE] * 9
+    stalled = [beat_and_tick(liveness, num_in_flight=1, progress=14) for _ in range(3)]
+    assert stalled == [Verdict.ALIVE, Verdict.STALLED, Verdict.STALLED]
+
+
+def test_without_a_stall_limit_a_request_may_take_for_ever() -> None:
+    liveness = Liveness(max_silent_ticks=3)
+    assert {beat_and_tick(liveness, num_in_flight=1, progress=1) for _ in range(1000)} == {Verdict.ALIVE}

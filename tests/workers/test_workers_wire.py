@@ -1,0 +1,91 @@
+"""The form of messages, and what survives the way of an error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from ftis_node import errors
+from ftis_node.errors import ConfigError, FtisError, RecordError, WorkerTaskError
+from ftis_node.workers.endpoint import endpoint_in
+from ftis_node.workers.wire import (
+    Call,
+    Failure,
+    Heartbeat,
+    Message,
+    Ready,
+    error_of,
+    failure_of,
+    pack,
+    union_of,
+    unpack,
+    unpack_body,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Numbers(Message, frozen=True):
+    """A body with an array."""
+
+    values: bytes
+
+
+class Words(Message, frozen=True):
+    """Another body of the same shape."""
+
+    values: bytes
+
+
+def test_control_and_body_travel_in_two_frames() -> None:
+    frames = pack(Call(call_id=7), Numbers(values=b"\x00\xff"))
+    control, body = unpack(frames)
+    assert control == Call(call_id=7)
+    assert unpack_body(body, union_of([Numbers, Words])) == Numbers(values=b"\x00\xff")
+    assert unpack(pack(Ready())) == (Ready(), b"")
+
+
+def test_a_body_of_another_type_is_refused() -> None:
+    _, body = unpack(pack(Call(call_id=1), Words(values=b"")))
+    with pytest.raises(msgspec.ValidationError):
+        unpack_body(body, Numbers)
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", b"\x93\x01\x02\x03", b"A" * 100])
+def test_bytes_that_are_no_message_are_refused(frame: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        unpack([frame])
+
+
+def test_messages_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Heartbeat(num_in_flight=1, progress=2).progress = 3  # type: ignore[misc]
+
+
+OURS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FtisError)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OURS if not issubclass(kind, RecordError)])
+def test_an_error_of_ours_keeps_its_class_and_message(kind: type[FtisError]) -> None:
+    error = error_of(failure_of(kind("what to do"), call_id=1), worker="learner")
+    assert type(error) is kind
+    assert str(error) == "what to do"
+
+
+@pytest.mark.parametrize(
+    "kind", ["ValueError", "FtisErrorish", "annotations", "RecordError", "SchemaRecordError", "__name__"]
+)
+def test_any_other_error_names_the_worker_and_the_class(kind: str) -> None:
+    error = error_of(Failure(call_id=1, kind=kind, message="oops"), worker="learner")
+    assert type(error) is WorkerTaskError
+    assert str(error) == f"learner: {kind}: oops"
+
+
+def test_a_socket_path_over_the_systems_limit_is_refused_with_advice(tmp_path: Path) -> None:
+    fits = 107 - len(str(tmp_path)) - len("/x.sock") - 1
+    assert endpoint_in(tmp_path / ("d" * fits), name="x") == f"ipc://{tmp_path}/{'d' * fits}/x.sock"
+    with pytest.raises(ConfigError, match=r"108 bytes long.*limit is 107.*shorter"):
+        endpoint_in(tmp_path / ("d" * fits), name="xy")
