@@ -118,9 +118,10 @@ chaos: $(STAMP)
 hostile: $(STAMP)
 	$(BIN)/python -m tests.attacks.endurance --minutes $(MINUTES) --seed $(SEED)
 
-## make proto          the Python code of proto/rollout.proto
+## make proto          the Python code of proto/*.proto
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=ftis_node/records --pyi_out=ftis_node/records proto/rollout.proto
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=ftis_node/gossip/p2pd --pyi_out=ftis_node/gossip/p2pd proto/circuit.proto
 
 ## make docs           the reference pages that are made from the code
 docs: $(STAMP)

@@ -16,10 +16,10 @@ stopped and continued in turns of a tenth of a second (`nodes/slowed.py` says wh
 for, and `alone_speed` and `with_peer_speed` those that the last node had.
 
 With `--slow` the run has the settings of unlike nodes. With the preset's patience of 30 s the fast node would wait for
-its peer in each step, so `step.patience_s` is `--patience`: 1 s, a step or two of the fast node. And `step.fill` is
-set, so that own groups stand in for what the peer has not made yet, and steps keep their size; `--no-fill` leaves steps
-smaller. `foreign_groups` is how many a step took of the peer's, on average. The fast node stays in the swarm until the
-slow one has done its steps; its curve ends with as many of its own.
+its peer in each step, so `step.foreign_wait_s` is `--patience`: 1 s, a step or two of the fast node. And
+`step.backfill_with_own` is set, so that own groups stand in for what the peer has not made yet, and steps keep their
+size; `--no-fill` leaves steps smaller. `foreign_groups` is how many a step took of the peer's, on average.
+The fast node stays in the swarm until the slow one has done its steps; its curve ends with as many of its own.
 
 With other programs on the machine the figures mean nothing: `load` is how many processes wanted a core when the run
 began. The last line is JSON: the speeds, and for each model the seconds to 0.8 and 0.9 of alone's final accuracy, alone
@@ -175,7 +175,7 @@ def _manifest(options: argparse.Namespace, *, own: int) -> str:
     base = load_manifest(PRESET)
     changes = {"own_groups": own, "foreign_groups": options.prompts - own}
     if options.slow > 1:
-        changes |= {"patience_s": options.patience, "fill": options.fill}
+        changes |= {"foreign_wait_s": options.patience, "backfill_with_own": options.fill}
     step = base.step.model_copy(update=changes)
     evaluation = base.eval.model_copy(update={"every_steps": options.eval_every})
     return base.model_copy(update={"step": step, "eval": evaluation, "name": f"clock-{own}"}).to_toml()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftis_node.lab.traffic import loopback_bytes
+from ftis_node.lab.loopback_counter import loopback_bytes
 from nodes.hosts import MEASURED_NODES, NUM_MEMBERS_WANTED, Host, call_all, merged, say
 
 if TYPE_CHECKING:

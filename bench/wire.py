@@ -35,7 +35,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.base import TaskItem
-from ftis_node.validation import DoorContext, judge
+from ftis_node.validation import ValidationContext, validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ REPEATS, LOOPS = 100, 20  # many short ones: on a shared machine some of them ar
 CODECS = ("exact", "lossless", "lossy")
 
 
-class FreeScorer:
+class StubScorer:
     """Everything is worth what random_group claims least: the rules' cost is measured, not the scorer's."""
 
     async def resolve(self, ref: PromptRef, cost: ScoringCost) -> TaskItem:
@@ -61,7 +61,7 @@ class FreeScorer:
         return [(0.0, CompletionStatus.SCORED) for _ in texts]
 
 
-class FreeTokenizer:
+class StubTokenizer:
     """A tokenizer without text."""
 
     fingerprint = "0" * 32
@@ -90,9 +90,8 @@ def make_groups(identity: Identity) -> list[Group]:
     groups = []
     for number in range(1, NUM_GROUPS + 1):
         group = random_group(identity, number, rng)
-        completions = tuple(replace(completion, reward=0.0) for completion in group.completions)
         ref = PromptRef("gsm8k", "train", number)
-        groups.append(replace(group, completions=completions, prompt_hash=hash_prompt([0]), prompt_ref=ref))
+        groups.append(replace(group, rewards=(0.0,) * len(group.rewards), prompt_hash=hash_prompt([0]), prompt_ref=ref))
     return groups
 
 
@@ -106,7 +105,7 @@ def like_text(group: Group) -> Group:
         scale = np.where(rng.random(num_tokens) < 0.6, 0.01, 1.0)
         logprobs = (-rng.exponential(1.0, num_tokens) * scale).astype(np.float32)
         completions.append(replace(completion, token_ids=ids, logprobs=logprobs))
-    return replace(group, completions=tuple(completions))
+    return group.with_completions(completions)
 
 
 def bytes_per_token(group: Group, identity: Identity, codec: str) -> float:
@@ -119,14 +118,15 @@ def bytes_per_token(group: Group, identity: Identity, codec: str) -> float:
 
 def copy_seconds(group: Group) -> float:
     """The group's arrays into one buffer and out of it again."""
-    length = len(group.completions[0].token_ids)
+    completions = group.completions
+    length = len(completions[0].token_ids)
     buffer = np.empty((2, group.num_tokens), dtype="<i4")
     ids, logprobs = buffer[0], buffer[1].view("<f4")
     begins = range(0, group.num_tokens, length)
 
     def copy() -> object:
-        np.concatenate([completion.token_ids for completion in group.completions], out=ids)
-        np.concatenate([completion.logprobs for completion in group.completions], out=logprobs)
+        np.concatenate([completion.token_ids for completion in completions], out=ids)
+        np.concatenate([completion.logprobs for completion in completions], out=logprobs)
         return [(ids[at : at + length].copy(), logprobs[at : at + length].copy()) for at in begins]
 
     return seconds(lambda: [copy() for _ in range(LOOPS)]) / LOOPS
@@ -147,17 +147,17 @@ def door_rate(groups: list[Group], identity: Identity, *, codec: str = "exact", 
     async def run(folder: Path) -> float:
         buffer = ReplayBuffer(folder / "replay.sqlite")
         reader = ReplayReader(folder / "replay.sqlite")
-        context = DoorContext(
+        context = ValidationContext(
             manifest=manifest,
-            tokenizer=FreeTokenizer(),
-            resolve=FreeScorer().resolve,
-            scorer=FreeScorer(),
+            tokenizer=StubTokenizer(),
+            resolve=StubScorer().resolve,
+            scorer=StubScorer(),
             is_known=reader.is_known,
             has_number=reader.has_number,
         )
         started = time.perf_counter()
         for begin in range(0, len(sealed), per_commit):
-            verdicts = [await judge(data, context) for data in sealed[begin : begin + per_commit]]
+            verdicts = [await validate(data, context) for data in sealed[begin : begin + per_commit]]
             assert all(isinstance(verdict, Accepted) for verdict in verdicts), verdicts
             assert all(buffer.admit_many([(verdict, False) for verdict in verdicts]))
         took = time.perf_counter() - started

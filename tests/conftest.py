@@ -92,7 +92,7 @@ def make_completion(*ids: int, reward: float = 0.0, versions: tuple[int, int] = 
 
 def make_group(identity: Identity, *, versions: tuple[int, int] = (3, 3), **changes: Any) -> Group:
     """A group of two completions of the problem 5, one of them right; both were sampled by these versions."""
-    group = Group(
+    group = Group.from_completions(
         run_id=RUN_ID,
         sender=identity.peer_id,
         number=1,
@@ -107,6 +107,8 @@ def make_group(identity: Identity, *, versions: tuple[int, int] = (3, 3), **chan
         tokenizer=TOKENIZER,
         created_at=round(time.time(), 3),
     )
+    if (completions := changes.pop("completions", None)) is not None:
+        group = group.with_completions(completions)
     return replace(group, **changes)
 
 

@@ -94,7 +94,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @contextmanager
 def _running_swarm(folder: Path, models: Mapping[str, Path]) -> Iterator[SmallSwarm]:
     """Ann is started with tokens in the environment, and with a umask that lets the group write."""
-    manifest = write_manifest(folder / "run.toml", patience_s=PATIENCE_S)
+    manifest = write_manifest(folder / "run.toml", foreign_wait_s=PATIENCE_S)
     secret = folder / "swarm.secret"
     secret.write_text(SWARM_SECRET)
     secret.chmod(0o600)

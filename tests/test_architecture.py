@@ -21,6 +21,7 @@ PACKAGE = Path(__file__).parents[1] / "ftis_node"
 FLOORS = {
     "errors": 0,
     "files": 0,
+    "backoff": 0,
     "config": 0,
     "records": 0,
     "telemetry": 0,
@@ -43,7 +44,7 @@ FLOORS = {
     "dashboard": 7,
     "cli": 8,
 }
-BASE = {"errors", "files"}  # which all others may import
+BASE = {"backoff", "errors", "files"}  # which all others may import
 TOP_FILES = {"__init__", "__main__"}
 HEAVY_HOMES = {
     "torch": {"algorithms", "models", "workers", "generation", "learner", "lab"},
@@ -114,7 +115,7 @@ def test_heavy_libraries_stay_in_their_rooms() -> None:
     assert _who_imports(_is_too_heavy) == ""
 
 
-CYCLIC = {"algorithms", "dashboard", "learner", "node", "workers"}
+CYCLIC = {"algorithms", "learner", "node", "workers"}
 """Packages whose files still import each other in a cycle, at least for types. This list only gets shorter."""
 
 
@@ -148,10 +149,7 @@ def test_no_cycle_between_files_type_only_imports_included() -> None:
     assert set(cycles) == CYCLIC, "a package has no cycle any more: remove it from CYCLIC"
 
 
-NAMED_TWICE = {
-    *("Answer", "Batch", "Change", "Decoder", "Draft", "Entry", "Figures", "Line", "Member", "Message", "Probe"),
-    *("Problem", "Span", "Verdict", "Work"),
-}
+NAMED_TWICE = {"Answer", "Batch", "Change", "Entry", "Span", "Verdict"}
 """Public classes of other packages than gossip and swarm that share a name. This list only gets shorter."""
 
 

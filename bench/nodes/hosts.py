@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import psutil
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, StepSection
 from ftis_node.config.node import NodeSettings, SwarmSection
@@ -26,7 +27,6 @@ from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.p2pd.sockets import CONTROL_NAME
 from ftis_node.lab.stub_node import StubNode, stub_group
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.backoff import ExponentialBackoff
 from nodes.bare import BareNode
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Member:
 
     async def start(self, peers: tuple[str, ...]) -> str:
         self._home.create()
-        settings = NodeSettings(model="none", peers=peers, listen=(ANY_PORT,), swarm=SwarmSection(pull="all"))
+        settings = NodeSettings(model="none", peers=peers, listen=(ANY_PORT,), swarm=SwarmSection(pull_policy="all"))
         network = NetworkSettings(
             sockets_dir=self._home.sockets / "net",
             listen=settings.listen,

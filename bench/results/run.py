@@ -1,58 +1,143 @@
 """`make results`: make the tables of docs/research/results.md again by `ftis-node compare`. The last line is JSON.
 
-    python bench/results/run.py [TABLE ...] [--quick] [--out results-out] [--publish]
+    python bench/results/run.py [TABLE ...] [--quick] [--jobs N] [--out results-out] [--publish]
 
-Quick: the first seed of each. What is made already in the folder is not made again. Tables share their tiny models.
+Tables run side by side, one core each: `--jobs` of them, by default as many as there are cores. The tiny models that
+they share are made first. What is made already in the folder is not made again. A table's output is in `logs`.
+
+Quick: the first seed of each table, and of the widest tables a part of the methods or delays (`tables.py`).
 `--publish` copies each table, its curves and its plots to docs/results/.
+
+JSON: `wall_s` of the run, `seconds` of each table, and `processor_s` of each table's trials.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
-import subprocess
+import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tables import TABLES  # the file beside this one
 
+from ftis_node.lab.experiment.pairs import make_models, tiny_models
+from ftis_node.lab.processes import children
+
+if TYPE_CHECKING:
+    from ftis_node.lab.processes import Child, Children
+
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results"
 FILES = ("table.md", "curves.csv", "curves.png", "sweep.png", "methods.png")
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A table in the making, by the command that makes it."""
+
+    name: str
+    child: Child
+    began: float
 
 
 def main() -> int:
-    """Returns the exit code of the first command that failed, else 0."""
-    parser = argparse.ArgumentParser(description="Makes the tables of docs/research/results.md again.")
+    """Return 0, or the exit code of the first command that failed."""
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the commands on the way
+    began = time.monotonic()
+    names = options.tables or list(TABLES)
+    make_all_models(names, options)
+    seconds: dict[str, float] = {}
+    with children(options.out / "logs") as commands:
+        waiting, running = list(names), list[Running]()
+        while waiting or running:
+            while waiting and len(running) < options.jobs:
+                running.append(_start(commands, waiting.pop(0), options))
+            time.sleep(POLL_S)
+            for table in [each for each in running if each.child.exit_code is not None]:
+                running.remove(table)
+                seconds[table.name] = round(time.monotonic() - table.began, 1)
+                if code := _end(table, options):
+                    return code
+    figures = {
+        "bench": "results",
+        "quick": options.quick,
+        "jobs": options.jobs,
+        "wall_s": round(time.monotonic() - began, 1),
+        "seconds": seconds,
+        "processor_s": {name: processor_seconds(options.out / name) for name in names},
+    }
+    sys.stdout.write(json.dumps(figures) + "\n")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Make the tables of docs/research/results.md again.")
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"default: all. {', '.join(TABLES)}")
-    parser.add_argument("--quick", action="store_true", help="the first seed of each table")
+    parser.add_argument("--quick", action="store_true", help="the first seed of each table, and a part of the widest")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="tables side by side")
     parser.add_argument("--out", type=Path, default=Path("results-out"))
     parser.add_argument("--publish", action="store_true", help="copy tables, curves and plots to docs/results/")
     options = parser.parse_args()
     if unknown := set(options.tables) - set(TABLES):
         parser.error(f"no table {min(unknown)!r}: use {', '.join(TABLES)}")
-    seconds = {}
-    for name in options.tables or TABLES:
-        began = time.monotonic()
-        out = options.out / name
-        share_models(options.out, out)
-        arguments = TABLES[name].arguments(str(out), quick=options.quick)
-        sys.stdout.write(f"\n{name}: {TABLES[name].question}\n    ftis-node {' '.join(arguments)}\n")
-        sys.stdout.flush()
-        code = subprocess.run([sys.executable, "-m", "ftis_node", *arguments], check=False).returncode
-        if code:
-            return code
-        seconds[name] = round(time.monotonic() - began, 1)
-        if options.publish:
-            _publish(name, out)
-    figures = {"bench": "results", "quick": options.quick, "seconds": seconds}
-    sys.stdout.write(json.dumps(figures) + "\n")
+    if options.jobs < 1:
+        parser.error("--jobs is a number from 1 on")
+    if options.quick and options.publish:
+        parser.error("--quick makes parts of tables, which are not published: leave out one of the two")
+    return options
+
+
+def make_all_models(names: list[str], options: argparse.Namespace) -> None:
+    """Make the tiny models of these tables that are missing, so that no two tables make the same one."""
+    wanted = {
+        model: how
+        for name in names
+        for seed in range(TABLES[name].num_model_seeds(quick=options.quick))
+        for model, how in tiny_models(TABLES[name].pairs, seed=seed).items()
+    }
+    sys.stdout.write(f"{len(wanted)} tiny models\n")
+    sys.stdout.flush()
+    models = options.out / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    make_models(wanted, models, watch=lambda fraction, what: None, jobs=options.jobs)
+
+
+def _start(commands: Children, name: str, options: argparse.Namespace) -> Running:
+    share_models(options.out, options.out / name)
+    arguments = TABLES[name].arguments(str(options.out / name), quick=options.quick)
+    sys.stdout.write(f"\n{name}: {TABLES[name].question}\n    ftis-node {' '.join(arguments)}\n")
+    sys.stdout.flush()
+    return Running(name, commands.start(name, *arguments, "--jobs", "1"), time.monotonic())
+
+
+def _end(table: Running, options: argparse.Namespace) -> int:
+    """Show and publish a table that is made. Return the exit code of its command."""
+    code = table.child.exit_code or 0
+    if code:
+        sys.stderr.write(f"{table.name} failed with exit code {code}: {table.child.last_words()}\n")
+        return code
+    sys.stdout.write(f"\n{table.name}:\n{table.child.out.read_text()}")
+    sys.stdout.flush()
+    if options.publish:
+        _publish(table.name, options.out / table.name)
     return 0
 
 
+def processor_seconds(table: Path) -> float:
+    """Return the processor time of a table's trials, which other programs on the machine hardly change."""
+    trials = json.loads((table / "results.json").read_bytes())["trials"]
+    return round(sum(trial["processor_seconds"] for trial in trials), 1)
+
+
 def share_models(out: Path, table: Path) -> None:
-    """Lets a table use the tiny models of the others: one with the same name is the same model."""
+    """Let a table use the tiny models of the others: one with the same name is the same model."""
     models = out.resolve() / "models"
     models.mkdir(parents=True, exist_ok=True)
     table.mkdir(exist_ok=True)

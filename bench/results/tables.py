@@ -1,26 +1,46 @@
-"""The tables of docs/research/results.md: for each its question and the `ftis-node compare` that answers it."""
+"""The tables of docs/research/results.md: for each its question and the `ftis-node compare` that answers it.
+
+All quick tables together take at most 40 minutes on two idle cores. So the widest have `quick` options, which keep the
+control and the main method.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`options` are those of `compare`; `model_seeds` and `seeds` are what the published table was made with."""
+    """`options` are those of `compare`; `model_seeds` and `seeds` are what the published table was made with.
+
+    `quick` are options that replace those of the same name in the quick table.
+    """
 
     question: str
     options: str
     model_seeds: int = 5
     seeds: int = 1
+    quick: str = ""
+
+    @property
+    def pairs(self) -> tuple[str, ...]:
+        """The pairings that `options` name."""
+        words = self.options.split()
+        return tuple(value for option, value in pairwise(words) if option == "--pair")
+
+    def num_model_seeds(self, *, quick: bool) -> int:
+        """Return the number of starting models of each size."""
+        return 1 if quick else self.model_seeds
 
     def arguments(self, out: str, *, quick: bool) -> list[str]:
-        """Of `ftis-node`. Quick: the first seed of the first models alone."""
+        """Return the arguments of `ftis-node`. Quick: the first seed of the first models alone."""
+        options = [*self.options.split(), *(self.quick.split() if quick else [])]
         seeds = ["--seeds", str(1 if quick else self.seeds)]
-        if self.model_seeds > 1 and not quick:
-            seeds += ["--model-seeds", str(self.model_seeds)]
-        return ["compare", *self.options.split(), *seeds, "--out", out]
+        if (number := self.num_model_seeds(quick=quick)) > 1:
+            seeds += ["--model-seeds", str(number)]
+        return ["compare", *options, *seeds, "--out", out]
 
 
 RUNS: Final = "bench/results/runs"
@@ -31,6 +51,7 @@ TABLES: Final = {
         f"--pair sums --run {RUNS}/sums.toml --controls --nodes 2 --prompts 8 --steps 40"
         " --methods ftis,ftis:floor=0.5,f-nois",
         model_seeds=10,
+        quick="--methods ftis,f-nois",
     ),
     "working-of-eight": Table(
         "What do seven peers give there?",
@@ -39,11 +60,13 @@ TABLES: Final = {
     "arithmetic": Table(
         "What do seven peers give where answers have three tokens?",
         f"--pair size --run {RUNS}/arithmetic.toml --controls --nodes 8 --methods ftis,ftis:floor=0.5,f-nois",
+        quick="--methods ftis,f-nois",
     ),
     "rare": Table(
         "Where each model never finds an answer to half of the problems?",
         f"--pair blind --run {RUNS}/blind.toml --steps 240 --eval-every 20"
         " --methods alone,alone:own,ftis,ftis:floor=0.5,f-nois",
+        quick="--methods alone:own,ftis,f-nois",
     ),
     "division": Table(
         "Does it help to generate for the problems at which a node is better than its peers?",
@@ -52,8 +75,14 @@ TABLES: Final = {
         model_seeds=3,
     ),
     "pairs": Table(
-        "And between experts, and between full training and LoRA?",
-        "--pair expertise --pair peft --controls --methods nois,vis,tis,ftis,f-nois,ftis:floor=0.5",
+        "Which correction is best between experts?",
+        "--pair expertise --methods alone,alone:own,alone:own:updates=2,nois,vis,tis,ftis,f-nois",
+        model_seeds=3,
+        quick="--methods alone,alone:own,nois,tis,ftis,f-nois",
+    ),
+    "peft": Table(
+        "And between full training and LoRA?",
+        "--pair peft --methods alone,alone:own,nois,ftis,f-nois",
         model_seeds=3,
     ),
     "adapter": Table(
@@ -65,6 +94,7 @@ TABLES: Final = {
         "What are the completions of a peer worth whose weights are 16 steps old?",
         "--pair size --delay none,fixed:16@peer --methods alone,alone:own,tis,ftis,f-nois,gepo",
         model_seeds=3,
+        quick="--methods alone,alone:own,ftis,gepo",
     ),
     "filters": Table(
         "Which filter needs no tuning?",
@@ -72,6 +102,7 @@ TABLES: Final = {
         " --methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:kl_estimator=rkl_iw:kl_threshold=0.3,"
         "ftis:kl_estimator=author_k3:kl_threshold=50,ftis:filter=quantile,ftis:filter=quantile:keep_share=0.1,"
         "ftis:filter=ess",
+        quick="--methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:filter=quantile:keep_share=0.1",
     ),
     "filters-late": Table(
         "And where weights reach the generators 16 steps late?",
@@ -79,6 +110,7 @@ TABLES: Final = {
         " --methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:kl_estimator=rkl_iw:kl_threshold=0.3,"
         "ftis:filter=quantile,ftis:filter=quantile:keep_share=0.1,ftis:filter=ess",
         model_seeds=3,
+        quick="--methods tis,ftis:kl_estimator=rkl_iw:kl_threshold=0.03,ftis:filter=quantile:keep_share=0.1",
     ),
     "delay": Table(
         "What do late weights cost each method, with the same clip and advantages?",
@@ -86,14 +118,25 @@ TABLES: Final = {
         " --methods grpo:advantage_scale=mean,gspo:eps_low=0.2:eps_high=0.2:advantage_scale=mean,"
         "gepo,gepo:alpha=0.1,ftis:advantage_scale=mean",
         model_seeds=3,
+        quick="--delay none,fixed:64 --methods grpo:advantage_scale=mean,gepo,ftis:advantage_scale=mean",
     ),
     "sapo": Table(
         "Own and foreign groups by the SAPO paper's accounting: every node generates eight groups each round",
         "--pair size --nodes 8 --prompts 8 --eval-every 5 --share sapo:8/0/8,sapo:4/4/8,sapo:2/6/8"
         " --methods swarm_sapo:agg=token_mean,f-nois:agg=token_mean",
         model_seeds=3,
+        quick="--share sapo:8/0/8,sapo:4/4/8",
     ),
-    "experts": Table("Experts of unlike domains at equal compute", "--pair hdee --steps 24", model_seeds=1, seeds=5),
+    "sapo-scarce": Table(
+        "And where most own groups have no signal?",
+        f"--pair size --run {RUNS}/scarce.toml --nodes 8 --prompts 8 --steps 60"
+        " --share sapo:8/0/8,sapo:4/4/8,sapo:2/6/8 --methods swarm_sapo:agg=token_mean,f-nois:agg=token_mean",
+        model_seeds=3,
+        quick="--share sapo:8/0/8,sapo:4/4/8",
+    ),
+    "experts": Table(
+        "Experts of unlike domains at equal compute", f"--pair hdee --run {RUNS}/experts.toml --steps 24", model_seeds=3
+    ),
     "liars": Table(
         "What does a liar do whose log-probs are as a learner would have them?",
         "--pair size --nodes 4 --lies none,mimic --methods ftis,ftis:peer_weights=agreement",

@@ -58,7 +58,7 @@ class Maker:
         item = self._task.resolve(ref)
         right = np.array([*self.tokenizer.encode_text(item.answer), self.tokenizer.eos_ids[0]], dtype=np.int32)
         babble = [self._rng.choice(self._words, NUM_TOKENS) for _ in range(self.manifest.sampling.group_size - 1)]
-        return Group(
+        return Group.from_completions(
             run_id=self.manifest.run_id,
             sender=sender,
             number=number,

@@ -53,7 +53,7 @@ max_total_tokens = 64
 [step]
 own_groups = 4
 foreign_groups = 64
-patience_s = 15.0
+foreign_wait_s = 15.0
 max_age_s = 120.0
 [optimizer]
 learning_rate = 1e-5

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PRESETS = ("arithmetic-compare", "arithmetic-ftis", "arithmetic-hdee", "gsm8k-ftis", "rg-swarm", "sums-ftis")
 TASKS = (
     *("arithmetic", "arithmetic:add", "arithmetic:sub", "arithmetic:easy", "arithmetic:medium", "arithmetic:hard"),
+    *("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow"),
     *("sums", "sums:long", "gsm8k", "math500", "rg:"),
 )
 METHODS = (
@@ -87,7 +88,7 @@ def group_ids(context: typer.Context, incomplete: str) -> list[str]:
 
 def peer_ids(context: typer.Context, incomplete: str) -> list[str]:
     """The peers that the node knows, or knew when it stopped."""
-    from ftis_node.cli.reading import read_document
+    from ftis_node.cli.node_client import read_document
 
     try:
         rows = read_document(_home(context), "/peers", timeout_s=NODE_ANSWERS_S)
@@ -102,7 +103,7 @@ def _offered(ids: list[str], incomplete: str) -> list[str]:
 
 def _home(context: typer.Context) -> Home:
     """The home that the line names so far; of `peers --home H ban` it stands with the command above."""
-    from ftis_node.cli.common import home_at
+    from ftis_node.cli.options import home_at
 
     here: Any = context
     while here is not None:

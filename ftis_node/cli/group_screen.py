@@ -12,7 +12,7 @@ from ftis_node.telemetry.terminal_text import cells, clipped, cut, printable, wr
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftis_node.replay.story import CompletionStory, GroupStory, PromptStory
+    from ftis_node.replay.group_history import CompletionDetails, GroupHistory, PromptDetails
 
 WIDTH = 80
 INDENT = 12
@@ -20,7 +20,7 @@ MARGIN = "    | "
 SHOWN_FIELDS = ("step", "reason", "attempt", "peer", "kl", "detail")
 
 
-def group_document(story: GroupStory) -> dict[str, Any]:
+def group_document(story: GroupHistory) -> dict[str, Any]:
     """The story as `replay show --json` prints it."""
     row = {"id": story.id} if story.summary is None else dataclasses.asdict(story.summary)
     rest = dataclasses.asdict(dataclasses.replace(story, completions=()))
@@ -30,7 +30,7 @@ def group_document(story: GroupStory) -> dict[str, Any]:
     return {**row, **rest, "refusal": fate, "completions": completions}
 
 
-def screen(story: GroupStory) -> list[str]:
+def screen(story: GroupHistory) -> list[str]:
     """The lines."""
     lines = []
     for name, text in (*_head(story), *_fate(story)):
@@ -45,7 +45,7 @@ def screen(story: GroupStory) -> list[str]:
     return lines
 
 
-def _head(story: GroupStory) -> Iterator[tuple[str, str]]:
+def _head(story: GroupHistory) -> Iterator[tuple[str, str]]:
     yield "group", story.id
     if summary := story.summary:
         yield "made by", f"this node ({summary.sender})" if summary.own else summary.sender
@@ -57,7 +57,7 @@ def _head(story: GroupStory) -> Iterator[tuple[str, str]]:
         )
 
 
-def _fate(story: GroupStory) -> Iterator[tuple[str, str]]:
+def _fate(story: GroupHistory) -> Iterator[tuple[str, str]]:
     if story.verdict == "refused":
         reason = str(story.reason)
         yield "verdict", f"refused ({reason}): {sentence(reason)}. {story.detail}"
@@ -69,7 +69,7 @@ def _fate(story: GroupStory) -> Iterator[tuple[str, str]]:
         yield "note", story.texts_missing
 
 
-def _prompt(prompt: PromptStory) -> Iterator[str]:
+def _prompt(prompt: PromptDetails) -> Iterator[str]:
     yield f"prompt      {printable(f'{prompt.task}/{prompt.split}/{prompt.index}')}"
     if prompt.text is None:
         yield from wrapped(f"    its text cannot be made again: {prompt.missing}", WIDTH, indent=4)
@@ -79,7 +79,7 @@ def _prompt(prompt: PromptStory) -> Iterator[str]:
         yield f"    answer: {clipped(prompt.answer, WIDTH - INDENT)}"
 
 
-def _completions(story: GroupStory) -> Iterator[str]:
+def _completions(story: GroupHistory) -> Iterator[str]:
     rewards = [completion.reward for completion in story.completions]
     yield f"completions {len(rewards)}, mean reward {sum(rewards) / len(rewards):.3f}"
     for completion in story.completions:
@@ -92,7 +92,7 @@ def _completions(story: GroupStory) -> Iterator[str]:
         yield from _with_text(head, completion)
 
 
-def _with_text(head: str, completion: CompletionStory) -> Iterator[str]:
+def _with_text(head: str, completion: CompletionDetails) -> Iterator[str]:
     """On the head's line where there is room, else below it; all of it, for that is what one looks at a group for."""
     text = completion.text
     inline = str(completion.token_ids) if text is None else repr(text)
@@ -113,7 +113,7 @@ def _event(event: dict[str, Any]) -> str:
     return clipped(f"    {_clock(event['time'])}  {event['event']}{'  ' + ', '.join(fields) if fields else ''}", WIDTH)
 
 
-def _completion_row(completion: CompletionStory) -> dict[str, Any]:
+def _completion_row(completion: CompletionDetails) -> dict[str, Any]:
     row = dataclasses.asdict(completion)
     if not completion.token_ids:
         del row["token_ids"], row["logprobs"], row["lowest_logprob"]

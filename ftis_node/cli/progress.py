@@ -29,7 +29,7 @@ MINUTE_S, HOUR_S = 60, 3600
 
 
 @dataclass(slots=True)
-class Work:
+class ProgressState:
     """How far a piece of work is, and since when. `fraction` None: it cannot be known."""
 
     title: str
@@ -63,7 +63,7 @@ class Work:
 @contextmanager
 def show_fraction(title: str, *, log_period_s: float = LOG_PERIOD_S) -> Iterator[OnProgress]:
     """Gives a function that takes how much is done (0 to 1, or None) and what; without text, nothing is shown."""
-    work = Work(title)
+    work = ProgressState(title)
     if _is_terminal():
         with _bar(work) as tell:
             yield tell
@@ -82,21 +82,21 @@ def _is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def _write_lines(work: Work, is_over: threading.Event, period_s: float) -> None:
+def _write_lines(work: ProgressState, is_over: threading.Event, period_s: float) -> None:
     while not is_over.wait(period_s):
         if work.what:
             typer.echo(work.line(), err=True)
 
 
 @contextmanager
-def _bar(work: Work) -> Iterator[OnProgress]:
+def _bar(work: ProgressState) -> Iterator[OnProgress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
     from rich.table import Column
     from rich.text import Text
 
     class TimeColumn(ProgressColumn):
-        """What `Work` says of the time, at each drawing."""
+        """What `ProgressState` says of the time, at each drawing."""
 
         max_refresh = 0.5
 
@@ -129,7 +129,7 @@ def _bar(work: Work) -> Iterator[OnProgress]:
         bars.stop()
 
 
-def _draw(bars: Progress, bar: TaskID, work: Work, fraction: float | None, what: str) -> None:
+def _draw(bars: Progress, bar: TaskID, work: ProgressState, fraction: float | None, what: str) -> None:
     work.tell(fraction, what)
     if not what:
         bars.stop()

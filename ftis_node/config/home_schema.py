@@ -1,6 +1,6 @@
 """Which version of ftis-node a home was made for: `home.json`, one number.
 
-    {"schema": 4}
+    {"schema": 5}
 
 The number rises when a version can no longer read what an older one wrote: a column of the buffer, a field of the
 checkpoints, a setting of the run that all old manifests are without (it changes their run id). The steps from each
@@ -19,7 +19,7 @@ from ftis_node.files import read_object
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
 
-HOME_SCHEMA = 4
+HOME_SCHEMA = 5
 TOLD = "the next start tells from the home what belongs there"
 
 
@@ -34,6 +34,14 @@ def marked_schema(home: Home) -> int | None:
     if not isinstance(schema, int) or schema < 1:
         raise ConfigError(f"{home.marker} is damaged: remove it; {TOLD}")
     return schema
+
+
+def is_older(home: Home) -> bool:
+    """Return whether an older version wrote the home. A folder without groups and checkpoints is a new home."""
+    schema = marked_schema(home)
+    if schema is None:
+        return home.replay.exists() or any(home.checkpoints.glob("step-*"))
+    return schema < HOME_SCHEMA
 
 
 def refuse_newer(home: Home) -> None:

@@ -13,21 +13,20 @@ import json
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_serializer, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ftis_node.config.optimizer import OptimizerSection
+from ftis_node.config.renamed_keys import MANIFEST_KEYS, refuse_old_keys, with_new_keys
 from ftis_node.config.section import MOST, Positive, Section
 from ftis_node.errors import ConfigError
 from ftis_node.files import parse_toml, read_text
 
-if TYPE_CHECKING:
-    from pydantic import SerializerFunctionWrapHandler
-
 PRESETS = ("arithmetic-ftis", "arithmetic-compare", "arithmetic-hdee", "sums-ftis", "gsm8k-ftis", "rg-swarm")
 RUN_ID_HEX = 32
+SCHEMA_VERSION = 2
 
 Method = Literal[
     "grpo", "dr_grpo", "dapo", "nois", "vis", "tis", "ftis", "f-nois", "f-vis",
@@ -46,11 +45,16 @@ class SamplingSection(Section):
 
     group_size: int = Field(default=12, ge=2, le=256, description="Completions for one prompt by one node (G).")
     temperature: float = Field(default=1.0, gt=0, le=5, description="Softmax temperature.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus mass; 1 is off. See `sampling.cut`.")
-    top_k: int = Field(
-        default=0, ge=0, le=1 << 24, description="Tokens kept before sampling; 0 is off. See `sampling.cut`."
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Nucleus mass; 1 is off. See `sampling.truncated_sampling`."
     )
-    cut: Literal["refuse", "correct"] = Field(
+    top_k: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 24,
+        description="Tokens kept before sampling; 0 is off. See `sampling.truncated_sampling`.",
+    )
+    truncated_sampling: Literal["refuse", "correct"] = Field(
         default="refuse",
         description="What becomes of a `top_p` below 1 or a `top_k` above 0, which bias every importance ratio. "
         "`refuse`: the manifest does not load. `correct`: allowed at temperature 1, and log-probs are those of the "
@@ -74,14 +78,15 @@ class SamplingSection(Section):
 
     @model_validator(mode="after")
     def _cut_is_chosen(self) -> SamplingSection:
-        if self.is_cut and self.cut == "refuse":
+        if self.is_cut and self.truncated_sampling == "refuse":
             raise ValueError(
                 "top_p below 1 or top_k above 0 biases every importance ratio: turn them off (top_p = 1, top_k = 0), "
-                'or set sampling.cut = "correct" for log-probs of the full softmax'
+                'or set sampling.truncated_sampling = "correct" for log-probs of the full softmax'
             )
         if self.is_cut and self.temperature != 1:
             raise ValueError(
-                'sampling.cut = "correct" needs temperature = 1: engines report the full softmax at that one alone'
+                'sampling.truncated_sampling = "correct" needs temperature = 1: '
+                "engines report the full softmax only at that temperature"
             )
         return self
 
@@ -117,22 +122,20 @@ class MethodSection(Section):
         default=None,
         ge=0,
         le=1,
-        description="tis, ftis: smallest weight of a token where A > 0, at most `cap` (beyond the paper). "
-        "Unset: 0, and no part of the run id.",
+        description="tis, ftis: smallest weight of a token where A > 0, at most `cap` (beyond the paper). Unset: 0.",
     )
     filter: Filter | None = Field(
         default=None,
         description="Which negatives the filtered methods drop. `kl`: those from `kl_threshold` on (paper). "
         "`quantile`: all but the nearest `keep_share` of each peer's in a step. `ess`: likewise, with the peer's "
         "effective sample size as the share. The last two read `kl_estimator`, keep own completions, and cost a "
-        "forward pass more. Unset: `kl`, and no part of the run id.",
+        "forward pass more. Unset: `kl`.",
     )
     keep_share: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description='Share of each peer\'s negatives that `filter = "quantile"` keeps. Unset: 0.3, and no part of the '
-        "run id.",
+        description='Share of each peer\'s negatives that `filter = "quantile"` keeps. Unset: 0.3.',
     )
     eps_low: Positive | None = Field(default=None, description="Lower clip width; unset: the method's.")
     eps_high: Positive | None = Field(default=None, description="Upper clip width; unset: the method's.")
@@ -158,7 +161,7 @@ class MethodSection(Section):
     peer_weights: Literal["agreement"] | None = Field(
         default=None,
         description="`agreement`: each peer's advantages count by how far the gradient of its completions agrees with "
-        "that of own ones (docs/develop/workers.md). Unset: all count fully, and no part of the run id.",
+        "that of own ones (docs/develop/workers.md). Unset: all count fully.",
     )
 
     @model_validator(mode="after")
@@ -177,13 +180,6 @@ class MethodSection(Section):
             raise ValueError('keep_share means nothing without filter = "quantile": leave it out')
         return self
 
-    @model_serializer(mode="wrap")
-    def _as_before_where_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a key that is younger than the runs that leave it unset: their ids stay."""
-        values: dict[str, Any] = serialize(self)
-        younger = ("floor", "filter", "keep_share", "peer_weights")
-        return {name: value for name, value in values.items() if name not in younger or value is not None}
-
     def given(self) -> dict[str, float | str]:
         """The parameters set here; what is unset keeps the method's own default."""
         return self.model_dump(exclude={"name", "advantage_scale", "peer_weights"}, exclude_none=True)
@@ -194,27 +190,28 @@ class StepSection(Section):
 
     own_groups: int = Field(default=12, ge=0, le=4096, description="Groups generated by this node a step (I).")
     foreign_groups: int = Field(default=12, ge=0, le=4096, description="Groups of peers a step (J).")
-    share: Share = Field(
+    prompt_sharing: Share = Field(
         default="vertical",
         description="`vertical`: each node answers its own prompts, one advantage group per node. `horizontal`: all "
         "answer the same prompts, one advantage group per prompt over all nodes' completions.",
     )
-    choice: Choice = Field(
+    group_selection: Choice = Field(
         default="newest",
         description="`newest`: waiting own groups and the newest of each peer. `sapo`: groups whose rewards are all "
         "equal are discarded, then a uniform draw (Swarm sAmpling, arXiv 2509.08721). `useful`: waiting own groups, "
         "and the foreign ones that promise most (docs/get-started/concepts.md); other foreign ones are discarded.",
     )
-    patience_s: float = Field(
+    foreign_wait_s: float = Field(
         default=120.0, ge=0, le=86400,
         description="How long a step with all its own groups waits for foreign ones; then it goes with what there is.",
     )  # fmt: skip
     max_age_s: float = Field(
         default=1800.0, gt=0, le=86400, description="Groups older than this are released unused (stale)."
     )
-    steps_ahead: int = Field(
+    max_async_level: int = Field(
         default=1, ge=0, le=64,
-        description="Steps that generation may run ahead of training; own slots are own_groups x (1 + steps_ahead).",
+        description="Steps that generation may run ahead of training. The node generates at most "
+        "own_groups x (1 + max_async_level) groups before a step uses them.",
     )  # fmt: skip
     max_version_lag: int = Field(
         default=8,
@@ -228,67 +225,52 @@ class StepSection(Section):
         "from the positive ones by the ratio of the mean log-probs (meant for `nois`, `tis` and `ftis`).",
     )
 
-    fill: bool = Field(
+    backfill_with_own: bool = Field(
         default=False,
-        description="Whether own groups stand in for foreign ones that did not come or were refused, so that a step "
-        "keeps its size: what was missing in one step is generated for the next "
-        "(docs/get-started/concepts.md). False is no part of the run id.",
+        description="Whether own groups replace foreign ones that are missing or refused, so that a step keeps its "
+        "size. The node generates in the next step what one step lacked (docs/get-started/concepts.md).",
     )
     generated_groups: int | None = Field(
         default=None,
         ge=1,
         le=4096,
         description="Groups generated by this node a step, of which `own_groups` are drawn; the others are discarded. "
-        'With `choice = "sapo"` alone, at least `own_groups`. Unset: as many as are taken, and no part of the run id.',
+        'With `group_selection = "sapo"` alone, at least `own_groups`. Unset: as many as are taken.',
     )
-    own_domain_share: float | None = Field(
+    own_domain_fraction: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Of the foreign groups of a step, and of those pulled first, the share from a node's own domain "
-        "(docs/train/domains.md): 1 its own first, 0 others' first. What one side has not got the other fills. Unset: "
-        "no preference, and no part of the run id.",
+        description="Preferred fraction of a step's foreign groups, and of those pulled first, from the node's own "
+        "domain (docs/train/domains.md). If one side has too few, the other fills the gap. Unset: no preference.",
     )
-    divide: Divide = Field(
+    task_allocation: Divide = Field(
         default="even",
         description="How a node's own groups are divided over the parts of a mixture. `even`: in the mixture's "
-        "proportions, and no part of the run id. `advantage`: more for those where its groups have a signal and its "
+        "proportions. `advantage`: more for those where its groups have a signal and its "
         "peers' have not (docs/get-started/concepts.md). With one task they are the same.",
     )
 
     @model_validator(mode="after")
     def _some_need_prompts_of_their_own(self) -> StepSection:
         given = {
-            "fill": self.fill,
-            "own_domain_share": self.own_domain_share is not None,
-            "divide": self.divide != "even",
+            "backfill_with_own": self.backfill_with_own,
+            "own_domain_fraction": self.own_domain_fraction is not None,
+            "task_allocation": self.task_allocation != "even",
         }
         for name, is_given in given.items():
-            if is_given and self.share == "horizontal":
+            if is_given and self.prompt_sharing == "horizontal":
                 raise ValueError(
-                    f'{name} means nothing where all answer the same prompts (share = "horizontal"): leave it out'
+                    f'{name} has no effect with prompt_sharing = "horizontal", where all nodes answer the same '
+                    "prompts: remove it"
                 )
         return self
 
     @model_validator(mode="after")
     def _useful_is_of_more_than_is_taken(self) -> StepSection:
-        if self.choice == "useful" and (self.share == "horizontal" or self.fill):
-            raise ValueError('choice = "useful" needs share = "vertical", and no fill')
+        if self.group_selection == "useful" and (self.prompt_sharing == "horizontal" or self.backfill_with_own):
+            raise ValueError('group_selection = "useful" needs prompt_sharing = "vertical", and no backfill_with_own')
         return self
-
-    @model_serializer(mode="wrap")
-    def _as_before_where_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a key that is younger than the runs that leave it unset: their ids stay."""
-        values: dict[str, Any] = serialize(self)
-        if self.own_domain_share is None:
-            values.pop("own_domain_share", None)
-        if not self.fill:
-            values.pop("fill", None)
-        if self.generated_groups is None:
-            values.pop("generated_groups", None)
-        if self.divide == "even":
-            values.pop("divide", None)
-        return values
 
     @property
     def num_generated(self) -> int:
@@ -299,8 +281,8 @@ class StepSection(Section):
     def _draws_from_what_is_generated(self) -> StepSection:
         if self.generated_groups is None:
             return self
-        if self.choice != "sapo" or self.fill:
-            raise ValueError('generated_groups needs choice = "sapo", and no fill')
+        if self.group_selection != "sapo" or self.backfill_with_own:
+            raise ValueError('generated_groups needs group_selection = "sapo", and no backfill_with_own')
         if self.generated_groups < self.own_groups:
             raise ValueError(
                 f"generated_groups is {self.generated_groups}: {self.own_groups} own_groups cannot be drawn from so few"
@@ -350,7 +332,7 @@ class WireSection(Section):
 class RunManifest(Section):
     """What all nodes of one swarm agree on."""
 
-    schema_version: Literal[1] = Field(default=1, description="Version of the manifest's form.")
+    schema_version: Literal[2] = Field(default=2, description="Version of the manifest's form.")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="Name of the run, for people.")
     task: str = Field(
         min_length=1, max_length=512, description="Task SPEC without paths, such as `gsm8k` or `rg:chain_sum`."
@@ -395,10 +377,17 @@ def _run_id(manifest: RunManifest) -> str:
     return hashlib.sha256(manifest.canonical()).hexdigest()[:RUN_ID_HEX]
 
 
-def parse_manifest(text: str, *, source: str) -> RunManifest:
-    """A manifest from TOML text; `source` names it in errors. Raises ConfigError in one line."""
+def parse_manifest(text: str, *, source: str, upgrade: bool = False) -> RunManifest:
+    """Return the manifest in TOML text; `source` names it in errors.
+
+    With `upgrade` keys of schema 1 are renamed, else refused with their new names. Raises ConfigError in one line.
+    """
+    tables = parse_toml(text, source=source)
+    if upgrade and tables.get("schema_version", 1) == 1:
+        tables = with_new_keys(tables, MANIFEST_KEYS) | {"schema_version": SCHEMA_VERSION}
+    refuse_old_keys(tables, MANIFEST_KEYS, source=source)
     try:
-        return RunManifest.model_validate(parse_toml(text, source=source))
+        return RunManifest.model_validate(tables)
     except ValidationError as error:
         raise ConfigError(f"{source}: {first_problem(error)}") from None
 
@@ -406,6 +395,11 @@ def parse_manifest(text: str, *, source: str) -> RunManifest:
 def read_manifest(path: Path) -> RunManifest:
     """The manifest in a TOML file. Raises ConfigError in one line, FileNotFoundError where there is none."""
     return parse_manifest(read_text(path), source=str(path))
+
+
+def read_own_manifest(path: Path) -> RunManifest:
+    """Return the manifest in a home, which an older version may have written. Raises as `read_manifest`."""
+    return parse_manifest(read_text(path), source=str(path), upgrade=True)
 
 
 def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:

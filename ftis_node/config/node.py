@@ -20,12 +20,21 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from ftis_node.config.admission import AccessSection, Admission, RateLimitsSection, ValidationSection
 from ftis_node.config.budget import BudgetSection
-from ftis_node.config.door import DoorSection
+from ftis_node.config.home import Home
+from ftis_node.config.home_schema import is_older
 from ftis_node.config.limits import LimitsSection
 from ftis_node.config.manifest import Codec, first_problem
 from ftis_node.config.observe import ObserveSection
 from ftis_node.config.peer_list import read_peers
+from ftis_node.config.renamed_keys import (
+    NODE_KEYS,
+    refuse_old_keys,
+    refuse_old_values,
+    refuse_old_variables,
+    with_new_keys,
+)
 from ftis_node.config.roles import Role, RolesSection
 from ftis_node.config.section import Section
 from ftis_node.errors import ConfigError
@@ -61,14 +70,14 @@ class GenerationSection(Section):
     groups_in_flight: int = Field(
         default=0, ge=0, le=1024, description="Prompts given to the engine at once; 0: enough to fill its batch."
     )
-    max_version_span: int = Field(
+    max_policy_versions_per_completion: int = Field(
         default=8, ge=0, le=100000,
         description="A completion that began more policy versions ago is cut at the next update (vllm engine).",
     )  # fmt: skip
     request_timeout_s: float = Field(
         default=600.0, gt=0, le=86400, description="A group that takes longer is given up."
     )
-    start_grace_s: float = Field(
+    startup_timeout_s: float = Field(
         default=1800.0, gt=0, le=86400, description="How long loading and the first compilation may take."
     )
     stall_timeout_s: float = Field(
@@ -80,10 +89,10 @@ class GenerationSection(Section):
         max_length=64,
         description="Indices of the generator's GPUs, as many as `tensor_parallel_size` asks for; empty: as planned.",
     )
-    memory_share: float | None = Field(
+    gpu_memory_utilization: float | None = Field(
         default=None, gt=0, le=1, description="Part of its GPU that vLLM may take; unset: as planned."
     )
-    proof_tolerance: float | None = Field(
+    weight_check_tolerance_nats: float | None = Field(
         default=None, gt=0, le=100,
         description="By how much the log-probs that prove new weights may be off (root mean square, nats); unset: "
         "1e-4 in float32, 0.25 in bfloat16.",
@@ -179,16 +188,16 @@ class LearnerSection(Section):
 class MemorySection(Section):
     """What is done with the memory plan (`docs/operate/resources.md`) before anything is loaded."""
 
-    placement: Literal["auto", "split", "sleep"] = Field(
+    placement: Literal["auto", "shared", "time_shared"] = Field(
         default="auto",
-        description="Both workers on one device: a fixed share for each, or the generator sleeps while the learner "
-        "steps; auto: as planned, on a CPU never asleep.",
+        description="Both workers on one device. `shared`: a fixed part of the memory for each. `time_shared`: the "
+        "generator sleeps while the learner steps. `auto`: as planned; on a CPU always `shared`.",
     )
     check: Literal["refuse", "warn"] = Field(
         default="refuse",
         description="What becomes of a model that does not fit on a GPU; on a CPU there is only ever a warning.",
     )
-    hand_over: Literal["auto", "pinned", "file"] = Field(
+    weight_sync: Literal["auto", "pinned", "file"] = Field(
         default="auto",
         description="How new weights may cross from learner to engine beside a GPU: auto: the fastest that works, in "
         "the GPU's memory where both are on one; pinned: at most by a page-locked file; file: by a plain file.",
@@ -241,19 +250,19 @@ class SwarmSection(Section):
         description="File of 32 bytes or more that all members share (`openssl rand -hex 32`, mode 0600): only its "
         "holders hear this run and speak in it. Empty: anyone may join.",
     )
-    pull: PullRule = Field(
+    pull_policy: PullRule = Field(
         default="auto",
         description="`all`: every group that is announced. `needed`: what the learner will use, and what this node is "
-        "on duty for. `auto`: all while there are at most `small_swarm` other members.",
+        "on duty for. `auto`: all while there are at most `pull_all_max_peers` other members.",
     )
-    small_swarm: int = Field(default=16, ge=0, le=10000, description="See `swarm.pull`.")
+    pull_all_max_peers: int = Field(default=16, ge=0, le=10000, description="See `swarm.pull_policy`.")
     announcements_per_s: float = Field(
         default=50.0, gt=0, le=100000, description="Announcements that are read; beyond it fewer shards are."
     )
     max_download_bytes_per_s: int = Field(
         default=0, ge=0, le=1 << 40, description="Bodies pulled, bytes a second; 0: no limit."
     )
-    linger_s: float = Field(
+    shutdown_serve_s: float = Field(
         default=15.0,
         ge=0,
         le=600,
@@ -364,7 +373,9 @@ class NodeSettings(BaseSettings):
     lora_adapter: LoraSection = Field(default_factory=LoraSection)
     buffer: BufferSection = Field(default_factory=BufferSection)
     swarm: SwarmSection = Field(default_factory=SwarmSection)
-    door: DoorSection = Field(default_factory=DoorSection)
+    access: AccessSection = Field(default_factory=AccessSection)
+    rate_limits: RateLimitsSection = Field(default_factory=RateLimitsSection)
+    validation: ValidationSection = Field(default_factory=ValidationSection)
     budget: BudgetSection = Field(default_factory=BudgetSection)
     limits: LimitsSection = Field(default_factory=LimitsSection)
     roles: RolesSection = Field(default_factory=RolesSection)
@@ -411,6 +422,11 @@ class NodeSettings(BaseSettings):
         return prod(sizes)
 
     @property
+    def admission(self) -> Admission:
+        """The sections that decide which peers and groups are accepted."""
+        return Admission(access=self.access, rate_limits=self.rate_limits, validation=self.validation)
+
+    @property
     def generates(self) -> bool:
         """Whether the node has a generation worker."""
         return self.role != "learner"
@@ -436,12 +452,17 @@ class NodeSettings(BaseSettings):
 
 
 def load_node_settings(node_toml: Path, **flags: Any) -> NodeSettings:
-    """The settings of a node: flags (None: not given), environment, `node_toml` where it exists, defaults.
+    """Return a node's settings from flags (None: not given), environment, `node_toml` if it exists, and defaults.
 
-    Raises ConfigError in one line that names the key.
+    Raises ConfigError in one line that names the key. An old key is refused with its new name, except in the file of
+    an older home, which the start of the node upgrades.
     """
-
     tables = read_toml(node_toml) if os.path.lexists(node_toml) else {}
+    if tables and is_older(Home(node_toml.parent)):
+        tables = with_new_keys(tables, NODE_KEYS)
+    refuse_old_keys(tables, NODE_KEYS, source=str(node_toml))
+    refuse_old_values(tables, source=str(node_toml))
+    refuse_old_variables(os.environ)
 
     class FromEverywhere(NodeSettings):
         """The same settings with their sources in order of precedence."""

@@ -42,19 +42,19 @@ class ObserveSection(Section):
         "word of at least 32 characters, not readable by all. Unset: `observe.token` in the home, made at the first "
         "start, where `listen` is reached by other machines; on 127.0.0.1 none is asked for.",
     )
-    stall_s: float = Field(
+    event_loop_stall_warn_s: float = Field(
         default=10.0,
         ge=1,
         le=3600,
         description="The daemon's event loop stands still for so many seconds: the code that blocks it is logged.",
     )
-    stall_exit_s: float = Field(
+    event_loop_stall_exit_s: float = Field(
         default=600.0,
         ge=2,
         le=86400,
         description="It stands still for so long: the node ends with exit code 1, for whatever starts it again.",
     )
-    stuck_s: float = Field(
+    task_stuck_s: float = Field(
         default=300.0,
         ge=1,
         le=86400,

@@ -54,7 +54,7 @@ class OptimizerSection(Section):
         le=MOST,
         description="Gradients are scaled down to this L2 norm; 0: never, it is only reported.",
     )
-    kl_to_start: float = Field(
+    kl_coef: float = Field(
         default=0.0,
         ge=0,
         le=100,

@@ -30,13 +30,13 @@ class RolesSection(Section):
         description="Generator: how old a version must be before it is served, in seconds: `none`, `fixed:S`, or "
         "`lognormal:MIN-MAX` drawn anew for each version; up to 1800.",
     )
-    look_s: float = Field(
+    poll_interval_s: float = Field(
         default=1.0, ge=0.05, le=600, description="Generator: seconds between looks for a new version."
     )
-    look_timeout_s: float = Field(
+    poll_timeout_s: float = Field(
         default=10.0, gt=0, le=600, description="Generator: a look that takes longer finds the learner away."
     )
-    max_held: int = Field(
+    max_pending_versions: int = Field(
         default=4,
         ge=1,
         le=64,
@@ -46,10 +46,10 @@ class RolesSection(Section):
         default=False,
         description="Generator: evaluate a version when it is served, as often as the run's `eval.every_steps` says.",
     )
-    offer_every_steps: int = Field(
+    publish_every_steps: int = Field(
         default=1, ge=1, le=100000, description="Learner: steps between versions that are offered."
     )
-    max_offered: int = Field(
+    max_published_versions: int = Field(
         default=4,
         ge=2,
         le=64,
@@ -58,7 +58,7 @@ class RolesSection(Section):
     weights_for: Literal["members", "trusted"] = Field(
         default="members",
         description="Learner: who may fetch its weights: every member of the run, or only the peers that are trusted "
-        "(`door.trust`, `ftis-node peers trust`).",
+        "(`access.trust`, `ftis-node peers trust`).",
     )
 
     @field_validator("weights_delay")

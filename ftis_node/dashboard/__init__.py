@@ -1,7 +1,7 @@
 """`ftis-node dashboard`: one screen that says whether a node contributes, learns and is healthy.
 
-    the node's local port --.                                            .--> HeadLines, Answers, Figures
-    status.json, lock -------+-> Watcher --Reading--> DashboardApp --view-+--> Curve (two)
+    the node's local port --.                                            .--> HeadLines, Answers, MetricsPanel
+    status.json, lock -------+-> Watcher --NodeSnapshot--> DashboardApp --view-+--> Plot (two)
     events.jsonl ------------'   (a thread)  once a second               `--> PeersTable, EventLines
     replay.sqlite -----------------> groups.py (a thread, when asked for) ---> GroupsScreen, GroupScreen
 

@@ -1,17 +1,15 @@
-"""The application: the watcher's thread, the screens, and the threads that read the buffer when asked."""
+"""The application: the watcher's thread, and the keys that open screens."""
 
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from textual.app import App
 from textual.events import InputEvent
 
-from ftis_node.dashboard.messages import GroupOpened, GroupsListed, NodeSeen
+from ftis_node.dashboard.context import DashboardContext
+from ftis_node.dashboard.messages import NodeSeen
 from ftis_node.dashboard.screens.main import MainScreen
-from ftis_node.errors import FtisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,53 +18,46 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from ftis_node.config.home import Home
-    from ftis_node.dashboard.reading import Reading
-    from ftis_node.dashboard.screens.page import Page
-    from ftis_node.models.decoder import Decoder
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 PERIOD_S = 1.0
 
 
-class Looker(Protocol):
-    """What looks at the node; the watcher does."""
+class NodeReader(Protocol):
+    """Source of snapshots; implemented by `Watcher`."""
 
-    def look(self, *, with_history: bool = True) -> Reading:
-        """The node as it is now."""
+    def look(self, *, with_history: bool = True) -> NodeSnapshot:
+        """Return the current state of the node."""
         ...
 
 
-class DashboardApp(App[None]):
-    """Paints first and reads after; `reading` is the newest look at the node, None before the first."""
+class DashboardApp(DashboardContext):
+    """Application that paints first and reads the node afterwards."""
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "ftis-node"
     CSS = "* { scrollbar-size: 1 1; }"
 
     def __init__(
-        self, home: Home, open_watcher: Callable[[], Looker], *, period_s: float = PERIOD_S, once: bool = False
+        self, home: Home, open_watcher: Callable[[], NodeReader], *, period_s: float = PERIOD_S, once: bool = False
     ) -> None:
-        """`open_watcher` is called in the watcher's thread; `once`: ends after the first paint."""
-        super().__init__()
+        """`open_watcher` runs in the watcher's thread. `once` ends the application after the first paint."""
+        super().__init__(home)
         self.theme = "ansi-dark"
-        self._home = home
         self._open_watcher = open_watcher
         self._period_s = period_s
         self._once = once
         self._is_over = threading.Event()
-        self._is_leaving = False
-        self._decoder: Decoder | None = None
-        self.reading: Reading | None = None
 
     def get_default_screen(self) -> Screen[None]:
-        """The main screen."""
         return MainScreen(str(self._home.root))
 
     def on_mount(self) -> None:
-        """Starts reading when the first frame is out."""
+        """Start the watcher after the first frame."""
         self.call_after_refresh(self.exit if self._once else self._start)
 
     def on_unmount(self) -> None:
-        """Ends the watcher's thread."""
+        """End the watcher's thread."""
         self._is_over.set()
 
     def _start(self) -> None:
@@ -80,86 +71,37 @@ class DashboardApp(App[None]):
             self._is_over.wait(self._period_s)
 
     async def action_quit(self) -> None:
-        """Ends the dashboard. Keys that were pressed after it are for nobody: there will be no screen to take them."""
-        self._is_leaving = True
+        """End the dashboard. `on_event` drops the keys that were pressed after `q`: no screen is left to take them."""
+        self.is_leaving = True
         self.exit()
 
     async def on_event(self, event: Event) -> None:
-        """Every event that the application itself gets."""
-        if not (self._is_leaving and isinstance(event, InputEvent)):
+        if not (self.is_leaving and isinstance(event, InputEvent)):
             await super().on_event(event)
 
-    def open_page(self, page: Page) -> None:
-        """Shows a page above the screen that is shown now."""
-        if not self._is_leaving:
-            self.push_screen(page)
-
     def on_node_seen(self, message: NodeSeen) -> None:
-        """Every open screen that shows the node is written anew; one that is still being opened reads it itself."""
-        self.reading = message.reading
+        """Update each open screen that shows the node. A screen that is still opening reads `snapshot` itself."""
+        self.snapshot = message.snapshot
         if not self.is_running:
             return
         for screen in self.screen_stack:
             if screen.is_mounted and (show := getattr(screen, "show", None)) is not None:
-                show(message.reading)
-
-    def peer_names(self) -> dict[str, str]:
-        """What peers call themselves, by their ids."""
-        peers = () if self.reading is None else self.reading.peers
-        return {row["peer_id"]: str(row.get("name") or "") for row in peers}
-
-    def load_groups(self, asker: Screen[None], *, sender: str | None = None) -> None:
-        """Reads the newest groups in a thread; `asker` gets GroupsListed."""
-        self.run_worker(partial(self._list, asker, sender), thread=True, group="buffer")
-
-    def _list(self, asker: Screen[None], sender: str | None) -> None:
-        import sqlite3
-
-        from ftis_node.dashboard.groups import list_groups
-
-        try:
-            asker.post_message(GroupsListed(list_groups(self._home, sender=sender)))
-        except (FtisError, sqlite3.Error) as error:
-            asker.post_message(GroupsListed([], str(error)))
-
-    def load_group(self, asker: Screen[None], group_id: str) -> None:
-        """Reads one group in a thread; `asker` gets GroupOpened."""
-        self.run_worker(partial(self._open, asker, group_id), thread=True, group="buffer")
-
-    def _open(self, asker: Screen[None], group_id: str) -> None:
-        import sqlite3
-
-        from ftis_node.dashboard.groups import open_group
-        from ftis_node.models.decoder import Decoder
-
-        if self._decoder is None:
-            self._decoder = Decoder(self._home)
-        try:
-            asker.post_message(GroupOpened(open_group(self._home, group_id, self._decoder)))
-        except (FtisError, sqlite3.Error) as error:
-            asker.post_message(GroupOpened(None, str(error)))
-
-    def open_group(self, group_id: str | None) -> None:
-        """Shows one group."""
-        from ftis_node.dashboard.screens.group import GroupScreen
-
-        if group_id is not None:
-            self.open_page(GroupScreen(group_id))
+                show(message.snapshot)
 
     def action_show_groups(self) -> None:
-        """Shows the newest groups."""
+        """Show the newest groups."""
         from ftis_node.dashboard.screens.groups import GroupsScreen
 
         self.open_page(GroupsScreen())
 
     def action_show_events(self) -> None:
-        """Shows the event trail."""
+        """Show the event log."""
         from ftis_node.dashboard.screens.events import EventsScreen
 
         self.open_page(EventsScreen())
 
     def action_show_help(self) -> None:
-        """Shows keys and words."""
+        """Show keys, terms and problems."""
         from ftis_node.dashboard.screens.help import HelpScreen
 
         self.open_page(HelpScreen())

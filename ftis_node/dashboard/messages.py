@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.groups import OpenGroup
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.buffer_reader import GroupDetail
+    from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.replay.reader import GroupSummary
 
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class NodeSeen(Message):
     """The watcher looked at the node."""
 
-    reading: Reading
+    snapshot: NodeSnapshot
 
 
 @dataclass
@@ -32,5 +32,5 @@ class GroupsListed(Message):
 class GroupOpened(Message):
     """The group that was asked for; None where it is not kept any more."""
 
-    group: OpenGroup | None
+    group: GroupDetail | None
     problem: str = ""

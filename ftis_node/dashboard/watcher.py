@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from ftis_node.dashboard.machine import MachineMeter, running_process
-from ftis_node.dashboard.reading import Phase, Reading
+from ftis_node.dashboard.machine_usage import MachineMeter, running_process
+from ftis_node.dashboard.snapshot import NodeSnapshot, Phase
 from ftis_node.errors import FileError, FtisError
 from ftis_node.files import read_object
 from ftis_node.telemetry.history import HistoryFollower
@@ -48,7 +48,7 @@ class Watcher:
         self._meter = MachineMeter()
         self._last: tuple[Status, tuple[dict[str, Any], ...], float] = (Status(), (), 0.0)
 
-    def look(self, *, with_history: bool = True) -> Reading:
+    def look(self, *, with_history: bool = True) -> NodeSnapshot:
         """The node as it is now. The first look into a long trail takes seconds; one without it none."""
         process = running_process(self._home)
         phase, problem = Phase.STOPPED, ""
@@ -58,12 +58,12 @@ class Watcher:
             phase, problem = self._ask(phase)
         if with_history:
             self._follower.poll()
-        status, peers, told_at = self._last
-        return Reading(
+        status, peers, reported_at = self._last
+        return NodeSnapshot(
             taken_at=time.time(),
             phase=phase,
             status=status,
-            told_at=told_at,
+            reported_at=reported_at,
             peers=peers,
             history=self._follower.history,
             machine=self._meter.read(self._home, process),
@@ -79,8 +79,8 @@ class Watcher:
             peers = tuple(self._read(self._home, "/peers"))
         except (FtisError, OSError, ValueError) as error:  # ValueError: a half-written or damaged document
             return (Phase.SILENT if phase is Phase.RUNNING else phase), str(error)
-        told_at = time.time() if phase is Phase.RUNNING else self._home.status.stat().st_mtime
-        self._last = (status, peers, told_at)
+        reported_at = time.time() if phase is Phase.RUNNING else self._home.status.stat().st_mtime
+        self._last = (status, peers, reported_at)
         return phase, ""
 
 

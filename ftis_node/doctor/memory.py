@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.config.manifest import load_manifest, read_manifest
+from ftis_node.config.manifest import load_manifest, read_own_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.doctor.findings import Finding
 from ftis_node.errors import FtisError
@@ -32,10 +32,10 @@ OPTIONS_HEAD = f"{'needs':>10}  fits  plan"
 DETAILS = ("memory.part", "memory.change")  # what people see with --verbose alone
 PLACES = {
     "cpu": "no GPU: both workers in host memory",
-    "split": "both workers stay on one GPU",
-    "sleep": "one GPU: the generator sleeps while the learner steps",
-    "separate": "the generator on the first GPU, the learner on the next",
-    "none": "does not fit",
+    "shared": "both workers stay on one GPU",
+    "time_shared": "one GPU: the generator sleeps while the learner steps",
+    "dedicated": "the generator on the first GPU, the learner on the next",
+    "does_not_fit": "does not fit",
 }
 
 
@@ -62,7 +62,7 @@ def ask(
     """
     settings = load_node_settings(home.node_toml, model=model, **flags)
     if run is None and home.run_toml.exists():
-        manifest = read_manifest(home.run_toml)
+        manifest = read_own_manifest(home.run_toml)
     else:
         manifest = load_manifest(run or DEFAULT_RUN)
     gpus_bytes = tuple(int(gib * GIB) for gib in gpus_gib) or None
@@ -123,7 +123,7 @@ def report(made: MemoryPlan, *, title: str, advice: str, place: str = "") -> Ite
 def _place(made: MemoryPlan, machine: Machine, settings: NodeSettings) -> str:
     """Which GPU does what, where there are several."""
     num_gpus = len(machine.devices_bytes)
-    if num_gpus < 2 or made.placement in ("cpu", "none"):
+    if num_gpus < 2 or made.placement in ("cpu", "does_not_fit"):
         return PLACES[made.placement]
     seats = find_seats(num_gpus, settings)
     if seats.are_shared:

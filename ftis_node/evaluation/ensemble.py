@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.generation.engines import EngineName
-    from ftis_node.generation.engines.mixture_decoder import Weighing
+    from ftis_node.generation.engines.mixture_decoder import MixtureWeights
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.telemetry.progress import OnProgress
 
@@ -220,23 +220,23 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _weighings(mixtures: Sequence[str], seen: Sequence[Seen], *, decay: float) -> dict[str, Weighing]:
+def _weighings(mixtures: Sequence[str], seen: Sequence[Seen], *, decay: float) -> dict[str, MixtureWeights]:
     """How each of the mixtures weighs the experts."""
     if not mixtures:
         return {}
-    from ftis_node.generation.experts import cached_weighing, even_weighing
+    from ftis_node.generation.experts import cached_mixture_weights, uniform_mixture_weights
 
     makers = {
-        "posterior": lambda: even_weighing(len(seen)),
-        "cached": lambda: cached_weighing(list(zip(*(each.dev for each in seen), strict=True)), decay=decay),
-        "mean": lambda: even_weighing(len(seen), learns=False),
-        "answer": lambda: even_weighing(len(seen), reads_prompt=False),
+        "posterior": lambda: uniform_mixture_weights(len(seen)),
+        "cached": lambda: cached_mixture_weights(list(zip(*(each.dev for each in seen), strict=True)), decay=decay),
+        "mean": lambda: uniform_mixture_weights(len(seen), learns=False),
+        "answer": lambda: uniform_mixture_weights(len(seen), reads_prompt=False),
     }
     return {mode: makers[mode]() for mode in mixtures}
 
 
 def _text_figures(
-    names: Sequence[str], seen: Sequence[Seen], weighings: dict[str, Weighing]
+    names: Sequence[str], seen: Sequence[Seen], weighings: dict[str, MixtureWeights]
 ) -> tuple[TextFigures, ...]:
     """The text by each expert alone, then by each of the mixtures."""
     figures = [

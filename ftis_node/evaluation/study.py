@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ftis_node.evaluation.members import Member
     from ftis_node.generation.engines import OpenEngine
     from ftis_node.generation.engines.base import Engine
-    from ftis_node.generation.engines.mixture_decoder import Weighing
+    from ftis_node.generation.engines.mixture_decoder import MixtureWeights
     from ftis_node.generation.evaluate import Answered
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.tasks.base import Task, TaskItem
@@ -113,7 +113,7 @@ class Study:
                 windows=[await opened.probe(ids) for ids in windows],
             )
 
-    async def mix(self, weighings: dict[str, Weighing], scorer: IsolatedScorer) -> dict[str, Entry]:
+    async def mix(self, weighings: dict[str, MixtureWeights], scorer: IsolatedScorer) -> dict[str, Entry]:
         """All models at once, each of the mixtures in turn. The prompt is as the first model's template has it."""
         from ftis_node.generation.engines.mixture_engine import open_mixture
 

@@ -38,7 +38,6 @@ from ftis_node.generation.messages import (
     TokensMade,
     Wake,
     WeightsLoaded,
-    unpack_result,
 )
 from ftis_node.generation.source import WeightSource
 from ftis_node.generation.throughput import Throughput
@@ -229,7 +228,7 @@ class GenerationClient:
             raise WorkerTaskError(f"the generation worker did not answer Generate in {limit_s} s") from None
         self.groups_made += 1
         self.tokens_made += sum(generated.lengths)
-        return unpack_result(generated)
+        return generated.to_result()
 
     async def update_weights(self, weights: PublishedWeights, proof: ProofToCome | WeightProof | None = None) -> None:
         """Return when the worker serves these weights and, where there is a proof, has proved it.

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING
 import torch
 
 from ftis_node.algorithms import cached_prior, posterior, text_logprobs, uniform_prior
-from ftis_node.generation.engines.mixture_decoder import Weighing
+from ftis_node.generation.engines.mixture_decoder import MixtureWeights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def even_weighing(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> Weighing:
+def uniform_mixture_weights(num_experts: int, *, learns: bool = True, reads_prompt: bool = True) -> MixtureWeights:
     """A uniform prior; without `learns` the plain mean of probabilities."""
-    return Weighing((-log(num_experts),) * num_experts, learns=learns, reads_prompt=reads_prompt)
+    return MixtureWeights((-log(num_experts),) * num_experts, learns=learns, reads_prompt=reads_prompt)
 
 
-def cached_weighing(likelihoods: Sequence[Sequence[float]], *, decay: float) -> Weighing:
+def cached_mixture_weights(likelihoods: Sequence[Sequence[float]], *, decay: float) -> MixtureWeights:
     """The prior from the J likelihoods of each of N texts, the last text the most; see `algorithms.cached_prior`."""
     texts = torch.tensor(likelihoods, dtype=torch.float64)
     log_posteriors = posterior(uniform_prior(texts.shape[1]), texts.T).T
-    return Weighing(tuple(cached_prior(log_posteriors, decay).tolist()))
+    return MixtureWeights(tuple(cached_prior(log_posteriors, decay).tolist()))
 
 
-def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: Weighing) -> float:
+def mixture_nats(windows: Sequence[Sequence[Sequence[float]]], weighing: MixtureWeights) -> float:
     """Minus the log-likelihood of a text under the mixture.
 
     `windows` has for each piece of the text the experts' log-probs of its tokens; each piece begins with the prior.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ftis_node.tasks.base import Message
+    from ftis_node.tasks.base import ChatMessage
 
 Feature: TypeAlias = tuple[int | str, str]
 
@@ -51,14 +51,14 @@ class Gate:
     columns: dict[Feature, int]
     weights: Tensor
 
-    def chances(self, prompts: Sequence[Sequence[Message]]) -> list[list[float]]:
+    def chances(self, prompts: Sequence[Sequence[ChatMessage]]) -> list[list[float]]:
         """`[J][N]` probability that each expert answers each of N prompts rightly."""
         inputs = _matrix([_features(prompt) for prompt in prompts], self.columns)
         found: list[list[float]] = torch.sigmoid(inputs @ self.weights).T.tolist()
         return found
 
 
-def train_gate(prompts: Sequence[Sequence[Message]], is_right: Sequence[Sequence[bool]]) -> Gate:
+def train_gate(prompts: Sequence[Sequence[ChatMessage]], is_right: Sequence[Sequence[bool]]) -> Gate:
     """A gate from `[J][N]`, whether each expert was right about each of N prompts."""
     found = [_features(prompt) for prompt in prompts]
     counts = Counter(feature for features in found for feature in features)
@@ -79,7 +79,7 @@ def train_gate(prompts: Sequence[Sequence[Message]], is_right: Sequence[Sequence
     return Gate(columns, weights.detach())
 
 
-def _features(prompt: Sequence[Message]) -> dict[Feature, float]:
+def _features(prompt: Sequence[ChatMessage]) -> dict[Feature, float]:
     text = prompt[-1]["content"] if prompt else ""
     features: dict[Feature, float] = {(WORD, word): 1.0 for word in WORDS.findall(text.lower())}
     for place, character in enumerate(text[:NUM_PLACES]):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
 from typing import Literal
 
-import numpy as np
-
 from ftis_node.generation.engines.base import EngineSettings, GenerationResult
-from ftis_node.records.group import Completion, FinishReason
+from ftis_node.records.group import FinishReason  # noqa: TC001  msgspec reads the annotations
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weights.shared_weights import SharedWeights  # noqa: TC001  msgspec reads the annotations
 from ftis_node.workers.wire import Message
 
@@ -35,17 +33,36 @@ class Generate(Message, frozen=True):
 
 
 class Generated(Message, frozen=True):
-    """A group's completions: `lengths` tokens each, all their ids in one array, all their log-probs in another.
+    """The sampled completions of a request: the bytes of a `TokenBatch`, and a `GenerationResult`'s other fields."""
 
-    `policy_versions` are the versions that sampled their first, `policy_versions_newest` their last tokens.
-    """
-
-    lengths: tuple[int, ...]
-    finish_reasons: tuple[FinishReason, ...]
     token_ids: bytes
     logprobs: bytes
+    lengths: tuple[int, ...]
+    finish_reasons: tuple[FinishReason, ...]
     policy_versions: tuple[int, ...]
     policy_versions_newest: tuple[int, ...]
+
+    @classmethod
+    def from_result(cls, result: GenerationResult) -> Generated:
+        """Return the message that carries `result`."""
+        tokens = result.tokens
+        return cls(
+            token_ids=tokens.token_ids.astype("<i4", copy=False).tobytes(),
+            logprobs=tokens.logprobs.astype("<f4", copy=False).tobytes(),
+            lengths=tuple(tokens.lengths.tolist()),
+            finish_reasons=result.finish_reasons,
+            policy_versions=result.policy_versions,
+            policy_versions_newest=result.policy_versions_newest,
+        )
+
+    def to_result(self) -> GenerationResult:
+        """Return the result; its arrays are read-only views of the message. Raises RecordError if sizes disagree."""
+        return GenerationResult(
+            TokenBatch.from_bytes(self.token_ids, self.logprobs, self.lengths),
+            self.finish_reasons,
+            self.policy_versions,
+            self.policy_versions_newest,
+        )
 
 
 class LoadWeights(Message, frozen=True):
@@ -126,36 +143,3 @@ class EngineBroken(Message, frozen=True):
     """An event: this worker can do nothing more and should be started again; `reason` follows "the engine"."""
 
     reason: str
-
-
-def pack_result(result: GenerationResult) -> Generated:
-    """A result as it travels."""
-    completions = result.completions
-    return Generated(
-        lengths=tuple(len(completion.token_ids) for completion in completions),
-        finish_reasons=tuple(completion.finish_reason for completion in completions),
-        token_ids=np.concatenate([completion.token_ids for completion in completions]).astype("<i4").tobytes(),
-        logprobs=np.concatenate([completion.logprobs for completion in completions]).astype("<f4").tobytes(),
-        policy_versions=tuple(completion.policy_version for completion in completions),
-        policy_versions_newest=tuple(completion.policy_version_newest for completion in completions),
-    )
-
-
-def unpack_result(generated: Generated) -> GenerationResult:
-    """The inverse of `pack_result`. The arrays are read-only views of the message."""
-    token_ids = np.frombuffer(generated.token_ids, dtype="<i4")
-    logprobs = np.frombuffer(generated.logprobs, dtype="<f4")
-    bounds = pairwise(accumulate(generated.lengths, initial=0))
-    versions = zip(generated.policy_versions, generated.policy_versions_newest, strict=True)
-    return GenerationResult(
-        tuple(
-            Completion(
-                token_ids=token_ids[start:end],
-                logprobs=logprobs[start:end],
-                finish_reason=reason,
-                policy_version=first,
-                policy_version_newest=last,
-            )
-            for (start, end), reason, (first, last) in zip(bounds, generated.finish_reasons, versions, strict=True)
-        )
-    )

@@ -35,7 +35,6 @@ from ftis_node.generation.messages import (
     TokensMade,
     Wake,
     WeightsLoaded,
-    pack_result,
 )
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
@@ -75,7 +74,7 @@ class Service:
                 seed=request.seed,
             )
         )
-        return pack_result(result)
+        return Generated.from_result(result)
 
     async def load_weights(self, request: LoadWeights, emit: Emitter) -> WeightsLoaded:
         """New weights; the answer is the engine's own word for what it serves. It is awake then, also on ModelError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip.multiaddr import check_announced_address, parse_listen_address, parse_multiaddr
-from ftis_node.swarm.backoff import ExponentialBackoff
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import FtisError
-from ftis_node.lab.curves import Curves, plot_curves, read_curves
 from ftis_node.lab.experiment.pairs import make_pair
+from ftis_node.lab.learning_curves import Curves, plot_curves, read_curves
+from ftis_node.lab.loopback_counter import loopback_bytes
 from ftis_node.lab.processes import children
-from ftis_node.lab.traffic import loopback_bytes
 from ftis_node.lab.wire_probe import WireFigures, measure_wire
 
 if TYPE_CHECKING:

@@ -60,7 +60,7 @@ FINGERPRINT = "0" * 32  # as `random_group` says
 UNBOUNDED = 1 << 30
 
 
-class FreeTask:
+class StubTask:
     """Task stub: resolves any prompt reference."""
 
     isolate_scoring = False
@@ -69,11 +69,11 @@ class FreeTask:
         return TaskItem(ref, ({"role": "user", "content": ""},), "")
 
 
-class FreeScorer:
+class StubScorer:
     """Scorer stub: every completion scores 0."""
 
     async def resolve(self, ref: PromptRef, *, cost: object = None) -> TaskItem:
-        return FreeTask().resolve(ref)
+        return StubTask().resolve(ref)
 
     async def score(
         self, item: TaskItem, texts: Sequence[str], *, cost: object = None
@@ -81,7 +81,7 @@ class FreeScorer:
         return [(0.0, CompletionStatus.SCORED) for _ in texts]
 
 
-class FreeTokenizer:
+class StubTokenizer:
     """Tokenizer stub without text."""
 
     fingerprint = FINGERPRINT
@@ -95,7 +95,7 @@ class FreeTokenizer:
         return ""
 
 
-class WatchedTrail(EventTrail):
+class ObservedEventLog(EventTrail):
     """Event log that also calls a watcher."""
 
     def __init__(self, path: Path, on_event: OnEvent) -> None:
@@ -124,11 +124,11 @@ class StubNode:
     ) -> None:
         """Open the home's buffer, which may hold groups of an earlier process. `domain`: of the run's mixture."""
         self.gossip = gossip
-        task = cast("Any", FreeTask())
+        task = cast("Any", StubTask())
         self._stack = AsyncExitStack()
-        disk, events = Disk(), WatchedTrail(home.events, on_event)
+        disk, events = Disk(), ObservedEventLog(home.events, on_event)
         buffer, reader = ReplayBuffer(home.replay), ReplayReader(home.replay)
-        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.door, events=events)
+        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
         for part in (events, disk, buffer, reader, peers):
             self._stack.callback(part.close)
         registry = PeerRegistry()
@@ -139,12 +139,12 @@ class StubNode:
             identity=identity,
             name=identity.peer_id[-8:],
             source=cast("Any", SimpleNamespace(name="none")),
-            tokenizer=cast("Any", FreeTokenizer()),
+            tokenizer=cast("Any", StubTokenizer()),
             task=task,
             domain=cast("Any", SimpleNamespace(name=domain)) if domain else task,
             eval_tasks=(),
-            scorer=cast("Any", FreeScorer()),
-            strangers_scorer=cast("Any", FreeScorer()),
+            scorer=cast("Any", StubScorer()),
+            strangers_scorer=cast("Any", StubScorer()),
             generation=cast("Any", SimpleNamespace(policy_version=0, tokens_per_s=0.0)),
             evaluated=cast("Any", None),
             learner=cast("Any", SimpleNamespace(state=None)),
@@ -224,5 +224,5 @@ def stub_group(identity: Identity, manifest: RunManifest, rng: np.random.Generat
         run_id=manifest.run_id,
         prompt_ref=PromptRef(manifest.task, "train", int(rng.integers(1 << 30))),
         prompt_hash=hash_prompt(PROMPT_IDS),
-        completions=tuple(replace(completion, reward=0.0) for completion in group.completions),
+        rewards=(0.0,) * len(group.rewards),
     )

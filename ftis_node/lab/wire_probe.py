@@ -16,7 +16,7 @@ import numpy as np
 
 from ftis_node.errors import NetworkError
 from ftis_node.gossip.settings import NetworkSettings
-from ftis_node.lab.traffic import loopback_bytes
+from ftis_node.lab.loopback_counter import loopback_bytes
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import announce_group, open_announcement, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
@@ -53,7 +53,7 @@ def random_group(
     identity: Identity, number: int, rng: np.random.Generator, *, num_tokens: int = COMPLETION_TOKENS
 ) -> Group:
     """Return a random group with Qwen-like ids and log-probs; `num_tokens` in each completion."""
-    return Group(
+    return Group.from_completions(
         run_id=RUN_ID,
         sender=identity.peer_id,
         number=number,

@@ -86,7 +86,7 @@ class Learner:
             boot.method_params,
             boot.advantage_scale,
             kl_to_start=boot.kl_to_start,
-            max_gain_nats=boot.max_gain_nats,
+            max_logprob_gap_nats=boot.max_logprob_gap_nats,
         )
         check_optimizer_states(boot)
         if boot.measure_agreement and ranks.size > 1:

@@ -54,8 +54,8 @@ class LearnerBoot(Message, frozen=True):
     `model` is a folder or hub id, `model_name` how others know it. `run_id` names the run whose checkpoints these are.
     `method` and `method_params` go to `algorithms.policy_loss`; `advantage_scale` None means the method's own.
     `temperature` is the one that the run samples at. `max_grad_norm` 0 is none; `kl_to_start` weighs the KL to the
-    model as it came, 0 is none. Of a peer's completion the log-probs may, summed up, lie `max_gain_nats` below the
-    learner's. `dtype` is what the model is held and computed in: where it is bfloat16, what is
+    model as it came, 0 is none. Of a peer's completion the log-probs may, summed up, lie `max_logprob_gap_nats` below
+    the learner's. `dtype` is what the model is held and computed in: where it is bfloat16, what is
     trained has float32 masters. `optimizer_states` is the form of Adam's moments (`optimizer.py`).
     `micro_batch_tokens` bounds the padded prompt and completion tokens that are held at once, until memory runs out.
     `publish_as` is what the generator is handed: the whole model, an adapter merged into it, or the adapter alone.
@@ -84,7 +84,7 @@ class LearnerBoot(Message, frozen=True):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     kl_to_start: float = 0.0
-    max_gain_nats: float = math.inf
+    max_logprob_gap_nats: float = math.inf
     updates_per_batch: int = 1
     optimizer_states: Literal["float32", "8bit", "offload"] = "float32"
     micro_batch_tokens: int = 2048

@@ -37,6 +37,7 @@ from ftis_node.learner.messages import (
     WeightsWritten,
     WriteWeights,
 )
+from ftis_node.models import skip_unused_packages
 from ftis_node.workers.worker import run_worker
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ async def _save_while_idle(boot: LearnerBoot, bench: Bench, learner: Learner, em
 
 def _open(boot: LearnerBoot, seat: Seat | None, emit: Emitter) -> Learner:
     # In the thread, so that heartbeats go on: torch and transformers take seconds to import.
+    skip_unused_packages()
     from ftis_node.learner.core import Learner
     from ftis_node.learner.distributed.ranks import ALONE, join
     from ftis_node.learner.step.oom_retry import keep_to_share

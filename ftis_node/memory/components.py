@@ -67,7 +67,7 @@ class Workload:
     @classmethod
     def of(cls, settings: NodeSettings, manifest: RunManifest, *, on_gpu: bool) -> Workload:
         """As a node with these settings and this run would have it; dtype "auto" is bfloat16 on a GPU alone."""
-        can_sleep = on_gpu and settings.engine != "torch" and settings.memory.placement != "split"
+        can_sleep = on_gpu and settings.engine != "torch" and settings.memory.placement != "shared"
         is_bfloat16 = settings.dtype == "bfloat16" or (settings.dtype == "auto" and on_gpu)
         return cls(
             dtype_bytes=BFLOAT16 if is_bfloat16 else FLOAT32,
@@ -82,10 +82,10 @@ class Workload:
             num_groups=manifest.step.own_groups + manifest.step.foreign_groups,
             on_gpu=on_gpu,
             can_sleep=can_sleep,
-            must_sleep=can_sleep and settings.memory.placement == "sleep",
+            must_sleep=can_sleep and settings.memory.placement == "time_shared",
             learner_ranks=settings.learner.num_processes if on_gpu else 1,
             optimizer_states=settings.learner.optimizer_states,
-            holds_start=manifest.optimizer.kl_to_start > 0 and not settings.lora,
+            holds_start=manifest.optimizer.kl_coef > 0 and not settings.lora,
             serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
             maps_weights=way_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
         )

@@ -107,7 +107,7 @@ def arrange_alone(settings: NodeSettings) -> Arrangement:
         first = tuple(range(usable_gpus(num_gpus, settings)))
         of_generator, of_learner = of_generator or first, of_learner or first
     return Arrangement(
-        memory_share=settings.generation.memory_share, generator_gpus=of_generator, learner_gpus=of_learner
+        memory_share=settings.generation.gpu_memory_utilization, generator_gpus=of_generator, learner_gpus=of_learner
     )
 
 
@@ -149,7 +149,7 @@ def arrange_on(
     arrangement = Arrangement(
         takes_turns=takes_turns,
         can_sleep=takes_turns and by_vllm,
-        memory_share=settings.generation.memory_share,
+        memory_share=settings.generation.gpu_memory_utilization,
         hand_over=way_of(
             settings,
             on_gpu=bool(seats.learner),
@@ -165,7 +165,7 @@ def arrange_on(
             recompute_activations=made.recompute_activations,
             head_chunk_tokens=made.head_chunk_tokens,
         )
-    if made is None or made.gpu_memory_utilization is None or settings.generation.memory_share is not None:
+    if made is None or made.gpu_memory_utilization is None or settings.generation.gpu_memory_utilization is not None:
         return arrangement
     return replace(
         arrangement,
@@ -241,8 +241,8 @@ def visible_gpus(gpus: tuple[int, ...], environment: Mapping[str, str] = os.envi
 def _takes_turns(made: MemoryPlan | None, settings: NodeSettings, *, gives_memory_back: bool) -> bool:
     """Of workers on one device: as configured; else as planned, and without a plan that fits whenever it helps."""
     if settings.memory.placement != "auto":
-        return settings.memory.placement == "sleep"
-    return gives_memory_back and (made is None or made.placement != "split")
+        return settings.memory.placement == "time_shared"
+    return gives_memory_back and (made is None or made.placement != "shared")
 
 
 def _first(number: int, num_gpus: int, *, but_for: tuple[int, ...]) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ftis_node.config.node import NodeSettings
     from ftis_node.models import ModelShape
 
-Placement: TypeAlias = Literal["cpu", "split", "sleep", "separate", "none"]
+Placement: TypeAlias = Literal["cpu", "shared", "time_shared", "dedicated", "does_not_fit"]
 
 USABLE_SHARE = 0.95  # torch's allocator holds more than is in use, and the driver keeps some for itself
 SPLIT_CACHE_SHARE = 0.5  # of the wished-for cache; with less the two take turns
@@ -57,8 +57,8 @@ class MemoryPlan:
 
     `kv_cache_bytes` is the generator's cache and `gpu_memory_utilization` the share of its GPU for weights, cache and
     workspace, as vLLM counts it; None where no GPU is planned for. `learner_share` is the part of the GPU that is left
-    to the learner's tensors in `split`, else None. `parts` names every part, in bytes; the hand-over comes after a step
-    and is not on top of it. `host_bytes` is what the workers need of host memory beside a GPU.
+    to the learner's tensors in `shared`, else None. `parts` names every part, in bytes; the hand-over comes after a
+    step and is not on top of it. `host_bytes` is what the workers need of host memory beside a GPU.
     `recompute_activations` and `head_chunk_tokens` are the learner's; `keeping_bytes` is the peak with activations that
     are kept, None where the setting decides.
     """
@@ -177,7 +177,7 @@ def _on_cpu(generator: GeneratorMemory, learner: LearnerMemory, machine: Machine
     fits = fixed + cache <= usable
     parts = {"the node's process": HOST_PROCESS_BYTES} | _parts(generator, learner, cache)
     parts["published weights in /dev/shm"] = published
-    return MemoryPlan("cpu" if fits else "none", fits, fixed + cache, usable, cache, None, parts, fixed + cache)
+    return MemoryPlan("cpu" if fits else "does_not_fit", fits, fixed + cache, usable, cache, None, parts, fixed + cache)
 
 
 def _separate(
@@ -189,7 +189,7 @@ def _separate(
     fits = peaks[0] <= usable[0] and peaks[1] <= usable[1]
     fuller = max((0, 1), key=lambda device: peaks[device] / usable[device])
     return MemoryPlan(
-        placement="separate" if fits else "none",
+        placement="dedicated" if fits else "does_not_fit",
         fits=fits,
         peak_bytes=peaks[fuller],
         usable_bytes=usable[fuller],
@@ -209,12 +209,12 @@ def _on_one_gpu(
         fits = peak_bytes <= usable
         utilization = _utilization(generator, cache, device_bytes)
         parts = _parts(generator, learner, cache)
-        where = placement if fits else "none"
+        where = placement if fits else "does_not_fit"
         return MemoryPlan(where, fits, peak_bytes, usable, cache, utilization, parts, host_bytes)
 
     together = generator.fixed + max(learner.peak, learner.resident + learner.hand_over + generator.staging)
     cache = _cache_within(generator, usable - together)
-    split = made("split", cache, together + cache)
+    split = made("shared", cache, together + cache)
     has_room = split.fits and cache >= SPLIT_CACHE_SHARE * generator.cache
     if not workload.can_sleep or (has_room and not workload.must_sleep):
         room = usable - generator.fixed - cache - learner.context
@@ -223,7 +223,7 @@ def _on_one_gpu(
     awake = learner.resident + generator.fixed
     cache = _cache_within(generator, usable - awake)
     loading = learner.resident + generator.fixed + generator.staging  # the cache comes after the weights
-    return made("sleep", cache, max(awake + cache, loading, learner.peak + generator.asleep))
+    return made("time_shared", cache, max(awake + cache, loading, learner.peak + generator.asleep))
 
 
 def _usable(total_bytes: int) -> int:

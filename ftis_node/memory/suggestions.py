@@ -27,7 +27,7 @@ class Placed(Protocol):
 
     @property
     def placement(self) -> str:
-        """Where the workers go; "none" where they do not fit."""
+        """Where the workers go; "does_not_fit" where they do not fit."""
 
     @property
     def peak_bytes(self) -> int:

@@ -51,7 +51,7 @@ def way_of(
     settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
 ) -> Way:
     """`choose_way` for a node with these settings on this machine."""
-    asked = settings.memory.hand_over
+    asked = settings.memory.weight_sync
     return choose_way(
         on_gpu=on_gpu,
         shares_gpu=shares_gpu,

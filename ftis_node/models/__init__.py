@@ -16,6 +16,7 @@ from ftis_node.models.empty import WeightRows, empty_causal_lm
 from ftis_node.models.export import export_adapter, export_model, tied_names
 from ftis_node.models.fingerprint import model_fingerprint, other_model
 from ftis_node.models.loading import Device, Dtype, load_causal_lm, pick_device
+from ftis_node.models.optional_packages import skip_unused_packages
 from ftis_node.models.safetensors_file import read_header
 from ftis_node.models.shape import ModelShape, published_qwen25, read_shape, shape_of
 from ftis_node.models.size import parameter_count
@@ -48,5 +49,6 @@ __all__ = [
     "read_shape",
     "resolve_model",
     "shape_of",
+    "skip_unused_packages",
     "tied_names",
 ]

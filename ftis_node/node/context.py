@@ -155,7 +155,7 @@ class Parts:
     @property
     def own_domain(self) -> OwnDomain | None:
         """What is preferred of others' groups; None where the run or this node has no preference."""
-        share = self.manifest.step.own_domain_share
+        share = self.manifest.step.own_domain_fraction
         if share is None or not self.domain_name:
             return None
         return OwnDomain(part_names(self.domain_name), share)

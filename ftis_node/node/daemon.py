@@ -255,7 +255,7 @@ def rollout_loops(parts: Parts, intake: IntakeLoop, pull: PullLoop) -> dict[str,
 
 async def _linger(parts: Parts) -> None:
     """Stays a little after the last step, so that peers can fetch what was announced to them."""
-    deadline = time.monotonic() + parts.settings.swarm.linger_s
+    deadline = time.monotonic() + parts.settings.swarm.shutdown_serve_s
     while time.monotonic() < deadline and parts.confirmations.num_confirmed < parts.counters.groups_sent:
         if not await parts.gossip.members():
             return

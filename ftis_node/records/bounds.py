@@ -1,9 +1,9 @@
 """What each field of each message from a peer may hold: one table a message, and nothing is read that is not in it.
 
-`reading.read_message` is the only place where bytes become a message. It looks up the message's table here and checks
+`parsing.read_message` is the only place where bytes become a message. It looks up the message's table here and checks
 every field before anybody sees one; a message without a table, or a field without a bound, is a fault of ours that the
-tests find. So whatever a reader returns fits the database, a `Question`, a float and the calendar, and can be written
-again.
+tests find. So whatever a reader returns fits the database, a `BackfillRequest`, a float and the calendar, and can be
+written again.
 
 A float that the door judges by a rule of its own (`sampling`, `reward_range`, `logprobs`) is `JUDGED`: any value passes
 here, so that the refusal has the rule's name.

@@ -15,7 +15,6 @@ A node that sends the lossy form trains on just what it sent: its own groups tak
 from __future__ import annotations
 
 import hashlib
-from itertools import accumulate
 from operator import add
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -25,14 +24,13 @@ from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import HASH_BYTES
 from ftis_node.records.compact import pack_ids, pack_logprobs, require_compact_size, unpack_ids, unpack_logprobs
-from ftis_node.records.group import Completion, Group
+from ftis_node.records.group import CompletionStatus, Group
 from ftis_node.records.header import FINISH_FROM_WIRE, make_body, read_header, require_header, settle
-from ftis_node.records.reading import read_body
+from ftis_node.records.parsing import read_body
+from ftis_node.records.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 CodecName: TypeAlias = Literal["exact", "lossless", "lossy"]
 
@@ -50,13 +48,11 @@ def hash_prompt(prompt_ids: Sequence[int]) -> bytes:
 
 def pack_group(group: Group, *, codec: CodecName = "exact") -> bytes:
     """The bytes of a `Body`: what is signed, hashed and stored. Raises ValueError for an impossible group."""
-    token_ids = np.concatenate([completion.token_ids for completion in group.completions], dtype="<i4")
-    logprobs = np.concatenate([completion.logprobs for completion in group.completions], dtype="<f4")
     return make_body(
         group,
-        [len(completion.token_ids) for completion in group.completions],
+        group.tokens.lengths.tolist(),
         codec=CODECS[codec],
-        **(_raw(token_ids, logprobs) if codec == "exact" else _compact(token_ids, logprobs, codec)),
+        **(_raw(group.tokens) if codec == "exact" else _compact(group.tokens, codec)),
         **_version_lists(group),
     )
 
@@ -71,40 +67,56 @@ def unpack_group(body_bytes: bytes) -> Group:
 
 
 def read_group(body: pb.Body) -> Group:
-    """The group in a body of one of these forms, from `read_body`. Raises RecordError: `malformed`, `size`."""
+    """Return the group in a body of one of these forms, from `read_body`. Raises RecordError: `malformed`, `size`."""
     require_header(body)
-    token_ids, logprobs = _read_raw(body) if body.codec == pb.CODEC_EXACT else _read_compact(body)
-    return Group(**read_header(body), completions=_split_completions(body, token_ids, logprobs))
+    num_completions = len(body.lengths)
+    first_versions, last_versions = _read_versions(body)
+    return Group(
+        **read_header(body),
+        tokens=_read_raw(body) if body.codec == pb.CODEC_EXACT else _read_compact(body),
+        finish_reasons=tuple(map(FINISH_FROM_WIRE.__getitem__, body.finishes)),
+        rewards=tuple(map(settle, body.rewards)),
+        statuses=(CompletionStatus.SCORED,) * num_completions,
+        policy_versions=first_versions,
+        policy_versions_newest=last_versions,
+    )
 
 
-def _raw(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> dict[str, bytes]:
-    return {"token_ids": token_ids.tobytes(), "logprobs": logprobs.tobytes()}
+def _raw(tokens: TokenBatch) -> dict[str, bytes]:
+    return {
+        "token_ids": tokens.token_ids.astype("<i4", copy=False).tobytes(),
+        "logprobs": tokens.logprobs.astype("<f4", copy=False).tobytes(),
+    }
 
 
-def _read_raw(body: pb.Body) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The flat arrays of the exact form; they share memory with the bytes and are read-only."""
-    token_ids, logprobs, num_bytes = body.token_ids, body.logprobs, 4 * sum(body.lengths)
-    if len(token_ids) != num_bytes or len(logprobs) != num_bytes:
-        raise RecordError("malformed", f"the arrays have not the {num_bytes} bytes that the lengths promise")
-    return np.frombuffer(token_ids, dtype="<i4"), np.frombuffer(logprobs, dtype="<f4")
+def _read_raw(body: pb.Body) -> TokenBatch:
+    tokens = TokenBatch.from_bytes(body.token_ids, body.logprobs, body.lengths)
+    if not len(tokens.logprobs):
+        raise RecordError("malformed", "the exact form has no log-probs")
+    return tokens
 
 
-def _compact(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], codec: CodecName) -> dict[str, list[bytes]]:
-    """The planes of both arrays."""
-    return {"id_planes": pack_ids(token_ids), "logprob_planes": pack_logprobs(logprobs, lossy=codec == "lossy")}
+def _compact(tokens: TokenBatch, codec: CodecName) -> dict[str, list[bytes]]:
+    return {
+        "id_planes": pack_ids(tokens.token_ids.astype("<i4", copy=False)),
+        "logprob_planes": pack_logprobs(tokens.logprobs.astype("<f4", copy=False), lossy=codec == "lossy"),
+    }
 
 
-def _read_compact(body: pb.Body) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The flat arrays of a compact form; how large they will be is known and bounded before a plane is touched."""
+def _read_compact(body: pb.Body) -> TokenBatch:
+    """Return the tokens of a compact form. Their number is bounded before a plane is decompressed."""
     num_tokens = sum(body.lengths)
     require_compact_size(num_tokens)
-    token_ids = unpack_ids(body.id_planes, num_tokens)
-    return token_ids, unpack_logprobs(body.logprob_planes, num_tokens, lossy=body.codec == pb.CODEC_LOSSY)
+    return TokenBatch(
+        unpack_ids(body.id_planes, num_tokens),
+        unpack_logprobs(body.logprob_planes, num_tokens, lossy=body.codec == pb.CODEC_LOSSY),
+        np.array(body.lengths, dtype=np.int32),
+    )
 
 
 def _version_lists(group: Group) -> dict[str, list[int]]:
-    """The two fields that tell each completion's versions; none where all have the group's, as a reader assumes."""
-    versions = [(completion.policy_version, completion.policy_version_newest) for completion in group.completions]
+    """Return the two fields with the versions of each completion; none if all have the group's, as a reader assumes."""
+    versions = list(zip(group.policy_versions, group.policy_versions_newest, strict=True))
     if len(set(versions)) == 1:
         return {}
     oldest = group.policy_version
@@ -114,34 +126,15 @@ def _version_lists(group: Group) -> dict[str, list[int]]:
     }
 
 
-def _read_versions(body: pb.Body) -> list[tuple[int, int]]:
-    """The versions of each completion's first and last token. Raises RecordError: `malformed`."""
+def _read_versions(body: pb.Body) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the versions of each completion's first token and of its last. Raises RecordError: `malformed`."""
     oldest, span, num_completions = body.policy_version, body.policy_version_span, len(body.lengths)
     offsets, spans = body.version_offsets, body.version_spans
     if not offsets and not spans:
-        return [(oldest, oldest + span)] * num_completions
+        return (oldest,) * num_completions, (oldest + span,) * num_completions
     if len(offsets) != num_completions or len(spans) != num_completions:
         raise RecordError("malformed", "versions do not count as many as lengths")
     if min(offsets) != 0 or max(map(add, offsets, spans)) != span:
         raise RecordError("malformed", "the completions' versions are not those of the group")
-    return [(oldest + offset, oldest + offset + own) for offset, own in zip(offsets, spans, strict=True)]
-
-
-def _split_completions(
-    body: pb.Body, token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]
-) -> tuple[Completion, ...]:
-    """Cuts the two flat arrays into completions, which share their memory."""
-    ends = list(accumulate(body.lengths))
-    return tuple(
-        Completion(
-            token_ids=token_ids[end - length : end],
-            logprobs=logprobs[end - length : end],
-            finish_reason=FINISH_FROM_WIRE[finish],
-            reward=settle(reward),
-            policy_version=first,
-            policy_version_newest=last,
-        )
-        for end, length, finish, reward, (first, last) in zip(
-            ends, body.lengths, body.finishes, body.rewards, _read_versions(body), strict=True
-        )
-    )
+    first_versions = tuple(oldest + offset for offset in offsets)
+    return first_versions, tuple(map(add, first_versions, spans))

@@ -17,14 +17,14 @@ import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records.bounds import MAX_ID_PLANES, MAX_TOKENS, NUM_FLOAT_PLANES, NUM_UNIT_PLANES
-from ftis_node.records.planes import compress, count_bytes, decompress, join_bytes, split_bytes
+from ftis_node.records.byte_planes import compress, count_bytes, decompress, join_bytes, split_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from ftis_node.records.planes import Plane
+    from ftis_node.records.byte_planes import Plane
 
 MAX_COMPACT_TOKENS = MAX_TOKENS
 UNITS_PER_NAT = 256

@@ -29,7 +29,7 @@ from ftis_node.records.identity import (
     peer_id_text,
     verify,
 )
-from ftis_node.records.reading import SCHEMA, read_message
+from ftis_node.records.parsing import SCHEMA, read_message
 from ftis_node.records.text_codec import pack_text_group
 
 if TYPE_CHECKING:

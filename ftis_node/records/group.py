@@ -1,16 +1,21 @@
-"""What the node's rooms hand to each other: frozen domain records.
+"""Frozen domain records that the packages exchange: a group, its completions, its prompt.
 
-A *group* is the completions of one prompt by one generator. A record is made once, at the place where the thing
-happens, and never changed; the wire form of a group is `codec.py`'s business and the signed bytes are `envelope.py`'s.
+A *group* is the completions of one prompt by one generator. A record never changes after it is made. `codec.py` has the
+wire form of a group, `envelope.py` its signed bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
+
+from ftis_node.records.token_batch import TokenBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NotRequired, Self, Unpack
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -20,11 +25,11 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # the end-of-sequence token was sampled; it is the last token
     LENGTH = "length"  # the token limit was reached
-    ABORT = "abort"  # cut short by us; what was sampled so far is kept
+    ABORT = "abort"  # this node cut it short; the tokens sampled so far are kept
 
 
 class CompletionStatus(StrEnum):
-    """What became of a completion when it was scored."""
+    """The outcome of scoring a completion."""
 
     SCORED = "scored"
     UNSCORED = "unscored"  # the scorer failed or ran out of time; the reward is 0
@@ -32,7 +37,7 @@ class CompletionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class PromptRef:
-    """Names a prompt so that anyone with the task can make it again.
+    """A name of a prompt, from which every node with the task makes the same prompt.
 
     `task` is the canonical task name without a path (`gsm8k`, `rg:chain_sum`), `split` one of `train` and `test`,
     `index` the line of the data file, or the seed of a generated problem.
@@ -48,11 +53,12 @@ class PromptRef:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled completion. Arrays are 1-d, of equal length, at least one token, the end-of-sequence token inside.
+    """One sampled completion, a view into a `TokenBatch`.
 
-    `mean_logprob` is None but for a completion that a peer with another tokenizer told as text: then `token_ids` are
-    ours, `logprobs` is empty, for none of these tokens was sampled, and this mean over the peer's own tokens is known.
-    `policy_version` and `policy_version_newest` are those of the weights that sampled the first and the last token.
+    `token_ids` int32 `[T]` and `logprobs` float32 `[T]` (nats), T at least 1, with the end-of-sequence token.
+    `mean_logprob` is None, unless a peer with another tokenizer sent the completion as text. Then `token_ids` are this
+    node's, `logprobs` is empty, and `mean_logprob` is the mean over the peer's own tokens.
+    `policy_version` and `policy_version_newest` sampled the first and the last token.
     """
 
     token_ids: NDArray[np.int32]
@@ -67,19 +73,34 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How the completions were sampled: what decides whether their log-probs are comparable."""
+    """The sampling parameters of a group. They decide whether log-probs of two groups are comparable."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 means no top-k
 
 
+class HeaderFields(TypedDict):
+    """The fields of `GroupHeader`, by name."""
+
+    run_id: str
+    sender: str
+    number: int
+    prompt_ref: PromptRef
+    prompt_hash: bytes
+    sampling: SamplingSettings
+    model: str
+    tokenizer: str
+    created_at: float
+    weights_of: NotRequired[str | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupHeader:
-    """What is said of a group in either of its forms, as it travels.
+    """The fields that the token form and the text form of a group share.
 
     `number` is the sender's running number (1, 2, ...). `created_at` is Unix time in seconds. `weights_of` is the peer
-    whose weights sampled the group, and whose versions it names, where that is not the sender.
+    whose weights sampled the group, and whose versions it names, if that is not the sender.
     """
 
     run_id: str
@@ -94,33 +115,95 @@ class GroupHeader:
     weights_of: str | None = None
 
 
+class _Columns(TypedDict):
+    tokens: TokenBatch
+    finish_reasons: tuple[FinishReason, ...]
+    rewards: tuple[float, ...]
+    statuses: tuple[CompletionStatus, ...]
+    policy_versions: tuple[int, ...]
+    policy_versions_newest: tuple[int, ...]
+    mean_logprobs: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(GroupHeader):
-    """The completions of one prompt by one generator, by their tokens. `text_group.py` has the other form."""
+    """The G completions of one prompt by one generator, by their tokens. `text_group.py` has the text form.
 
-    completions: tuple[Completion, ...]
+    Each tuple has one entry per completion. `mean_logprobs` is empty, unless a peer sent the group as text.
+    """
+
+    tokens: TokenBatch
+    finish_reasons: tuple[FinishReason, ...]
+    rewards: tuple[float, ...]
+    statuses: tuple[CompletionStatus, ...]
+    policy_versions: tuple[int, ...]
+    policy_versions_newest: tuple[int, ...]
+    mean_logprobs: tuple[float, ...] = ()
+
+    @classmethod
+    def from_completions(cls, completions: Sequence[Completion], **header: Unpack[HeaderFields]) -> Self:
+        """Return the group of these completions, with their arrays joined."""
+        return cls(**header, **_columns(completions))
+
+    def with_completions(self, completions: Sequence[Completion]) -> Self:
+        """Return the group with these completions in place of its own."""
+        return replace(self, **_columns(completions))
+
+    @property
+    def completions(self) -> tuple[Completion, ...]:
+        """One view per completion, made at each call."""
+        return tuple(
+            Completion(ids, logprobs, *rest)
+            for ids, logprobs, *rest in zip(
+                self.tokens.ids_of_each(),
+                self.tokens.logprobs_of_each(),
+                self.finish_reasons,
+                self.rewards,
+                self.statuses,
+                self.mean_logprobs or (None,) * len(self.tokens),
+                self.policy_versions,
+                self.policy_versions_newest,
+                strict=True,
+            )
+        )
 
     @property
     def policy_version(self) -> int:
         """The oldest version that sampled a token of the group."""
-        return min(completion.policy_version for completion in self.completions)
+        return min(self.policy_versions)
 
     @property
     def policy_version_newest(self) -> int:
         """The newest version that sampled a token of the group."""
-        return max(completion.policy_version_newest for completion in self.completions)
+        return max(self.policy_versions_newest)
 
     @property
     def num_tokens(self) -> int:
         """Completion tokens in the group."""
-        return sum(len(completion.token_ids) for completion in self.completions)
-
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        """One reward a completion, in order."""
-        return tuple(completion.reward for completion in self.completions)
+        return self.tokens.num_tokens
 
     @property
     def reward_mean(self) -> float:
         """Mean reward of the group."""
-        return sum(self.rewards) / len(self.completions)
+        return sum(self.rewards) / len(self.rewards)
+
+
+def _columns(completions: Sequence[Completion]) -> _Columns:
+    means = tuple(completion.mean_logprob for completion in completions if completion.mean_logprob is not None)
+    return _Columns(
+        tokens=join_completions(completions),
+        finish_reasons=tuple(completion.finish_reason for completion in completions),
+        rewards=tuple(completion.reward for completion in completions),
+        statuses=tuple(completion.status for completion in completions),
+        policy_versions=tuple(completion.policy_version for completion in completions),
+        policy_versions_newest=tuple(completion.policy_version_newest for completion in completions),
+        mean_logprobs=means,
+    )
+
+
+def join_completions(completions: Sequence[Completion]) -> TokenBatch:
+    """Return the tokens of these completions as flat arrays."""
+    return TokenBatch.from_parts(
+        [completion.token_ids for completion in completions],  # type: ignore[misc]
+        [completion.logprobs for completion in completions],  # type: ignore[misc]
+    )

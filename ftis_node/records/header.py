@@ -1,21 +1,21 @@
-"""The part of a `Body` that both forms of a group share: everything but the completions' contents.
+"""The part of a `Body` that both forms of a group share: all fields but the contents of the completions.
 
-What each field may hold stands in `bounds.py`; what contradicts itself is a `RecordError` here.
+`bounds.py` bounds each field. This file raises `RecordError` for fields that contradict each other.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import MAX_COMPLETIONS, MAX_INTEGER, MAX_NAME_BYTES, milliseconds, seconds
-from ftis_node.records.group import FinishReason, PromptRef, SamplingSettings
+from ftis_node.records.group import FinishReason, HeaderFields, PromptRef, SamplingSettings
 from ftis_node.records.identity import peer_id_from_text, peer_id_text
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,21 +29,6 @@ FINISH_TO_WIRE = {
     FinishReason.ABORT: pb.FINISH_ABORT,
 }
 FINISH_FROM_WIRE = {wire: reason for reason, wire in FINISH_TO_WIRE.items()}
-
-
-class HeaderFields(TypedDict):
-    """The fields of `GroupHeader`, by name."""
-
-    run_id: str
-    sender: str
-    number: int
-    prompt_ref: PromptRef
-    prompt_hash: bytes
-    sampling: SamplingSettings
-    model: str
-    tokenizer: str
-    created_at: float
-    weights_of: str | None
 
 
 def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any) -> bytes:
@@ -70,7 +55,7 @@ def make_body(group: Group | TextGroup, lengths: Sequence[int], **contents: Any)
             temperature=group.sampling.temperature, top_p=group.sampling.top_p, top_k=group.sampling.top_k
         ),
         lengths=lengths,
-        finishes=[FINISH_TO_WIRE[completion.finish_reason] for completion in group.completions],
+        finishes=[FINISH_TO_WIRE[reason] for reason in group.finish_reasons],
         rewards=group.rewards,
         weights_of=peer_id_from_text(group.weights_of) if group.weights_of else b"",
         **contents,

@@ -15,7 +15,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import HASH_BYTES
 from ftis_node.records.codec import CODECS, read_group
 from ftis_node.records.header import FINISH_FROM_WIRE, make_body, read_header, require_header, settle
-from ftis_node.records.reading import read_body
+from ftis_node.records.parsing import read_body
 from ftis_node.records.text_group import TextCompletion, TextGroup
 
 if TYPE_CHECKING:

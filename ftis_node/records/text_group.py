@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ftis_node.records.group import Completion, Group, GroupHeader
+from ftis_node.records.group import CompletionStatus, Group, GroupHeader
+from ftis_node.records.token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.records.group import FinishReason
-
-NO_LOGPROBS = np.empty(0, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +47,27 @@ class TextGroup(GroupHeader):
         """One reward a completion, in order."""
         return tuple(completion.reward for completion in self.completions)
 
+    @property
+    def finish_reasons(self) -> tuple[FinishReason, ...]:
+        """One finish reason a completion, in order."""
+        return tuple(completion.finish_reason for completion in self.completions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens of the sender's tokenizer."""
+        return sum(completion.num_tokens for completion in self.completions)
+
     def in_tokens(self, token_ids: Sequence[Sequence[int]]) -> Group:
         """The group by the tokens that these texts have here, one sequence a completion; no log-prob is known."""
-        completions = tuple(
-            Completion(
-                token_ids=np.asarray(ids, dtype="<i4"),
-                logprobs=NO_LOGPROBS,
-                finish_reason=told.finish_reason,
-                reward=told.reward,
-                mean_logprob=told.mean_logprob,
-                policy_version=self.policy_version,
-                policy_version_newest=self.policy_version_newest,
-            )
-            for told, ids in zip(self.completions, token_ids, strict=True)
-        )
         header = {field.name: getattr(self, field.name) for field in fields(GroupHeader)}
-        return Group(**header, completions=completions)
+        num_completions = len(self.completions)
+        return Group(
+            **header,
+            tokens=TokenBatch.from_parts(token_ids),
+            finish_reasons=self.finish_reasons,
+            rewards=self.rewards,
+            statuses=(CompletionStatus.SCORED,) * num_completions,
+            policy_versions=(self.policy_version,) * num_completions,
+            policy_versions_newest=(self.policy_version_newest,) * num_completions,
+            mean_logprobs=tuple(completion.mean_logprob for completion in self.completions),
+        )

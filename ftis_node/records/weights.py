@@ -27,13 +27,13 @@ from ftis_node.records.identity import (
     peer_id_text,
     verify,
 )
-from ftis_node.records.reading import SCHEMA, read_message
+from ftis_node.records.parsing import SCHEMA, read_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_OFFER_BYTES = 32 << 10
-MAX_WEIGHTS_QUESTION_BYTES = 256
+MAX_WEIGHTS_REQUEST_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class WeightsPart(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsQuestion:
+class WeightsRequest:
     """What a generator asks: the newest offer, or of the file with a hash its chunk hashes, or some of its chunks."""
 
     part: WeightsPart
@@ -152,15 +152,15 @@ class WeightsQuestion:
         ).SerializeToString()
 
 
-def open_question(data: bytes) -> WeightsQuestion:
+def open_weights_request(data: bytes) -> WeightsRequest:
     """The question in a peer's bytes. Raises RecordError: `size`, `parse`, `version`, `malformed`."""
-    message = read_message(pb.WeightsQuestion(), data, max_bytes=MAX_WEIGHTS_QUESTION_BYTES)
+    message = read_message(pb.WeightsQuestion(), data, max_bytes=MAX_WEIGHTS_REQUEST_BYTES)
     part = WeightsPart(int(message.part))
     if len(message.file) != (0 if part is WeightsPart.OFFER else DIGEST_BYTES):
         raise RecordError("malformed", "a question names the file that it is about by 32 bytes")
     if part is WeightsPart.CHUNKS and not message.count:
         raise RecordError("malformed", f"{message.count} chunks in one question")
-    return WeightsQuestion(part, message.file, message.first, message.count)
+    return WeightsRequest(part, message.file, message.first, message.count)
 
 
 def hash_chunks(chunks: Sequence[bytes]) -> bytes:

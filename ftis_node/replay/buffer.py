@@ -348,7 +348,7 @@ def _text_token_ids(accepted: Accepted) -> str | None:
     """The tokens that we gave to the texts of a group told so; None for an exact one, which brings its own."""
     if accepted.retells is None:
         return None
-    return json.dumps([completion.token_ids.tolist() for completion in accepted.group.completions])
+    return json.dumps([ids.tolist() for ids in accepted.group.tokens.ids_of_each()])
 
 
 def _stored_group(row: sqlite3.Row) -> Group:

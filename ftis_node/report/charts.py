@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from ftis_node.report.curves import SMOOTH_FROM, smoothed, thin, ticks
-from ftis_node.report.words import alike, number
+from ftis_node.report.formatting import alike, number
+from ftis_node.report.series import SMOOTH_FROM, smoothed, thin, ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftis_node.report.curves import Point, Series
+    from ftis_node.report.series import Point, Series
 
 MAX_COLUMNS = 120
 PER_MILLE = 1000.0  # the SVG's own width and height

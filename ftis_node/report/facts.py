@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.errors import FileError
 from ftis_node.files import read_object, read_text
-from ftis_node.report.chronicle import Chronicle
+from ftis_node.report.event_totals import EventTotals
+from ftis_node.report.formatting import clean, short_id
 from ftis_node.report.samples import Sample, read_samples
-from ftis_node.report.words import clean, short_id
 from ftis_node.telemetry.events import EventReader
 from ftis_node.telemetry.history import History, HistoryBuilder
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.home import Home
-    from ftis_node.report.moments import Moment
+    from ftis_node.report.timeline import TimelineEntry
     from ftis_node.telemetry.status import Status
 
     OnProgress = Callable[[float, str], None]
@@ -30,17 +30,17 @@ MAX_MANIFEST = 32_768
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """`status` and `peers` as the commands show them; `moments_left_out`: notable ones that found no place."""
+    """`status` and `peers` as the commands show them; `timeline_left_out`: notable ones that found no place."""
 
     status: Status
     history: History
-    chronicle: Chronicle
+    event_totals: EventTotals
     peers: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     manifest: str = ""
     samples: list[Sample] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
-    moments_left_out: int = 0
+    timeline: list[TimelineEntry] = field(default_factory=list)
+    timeline_left_out: int = 0
     made_at: float = field(default_factory=time.time)
 
     def name_of(self, peer_id: str) -> str:
@@ -53,25 +53,25 @@ class RunFacts:
 
 def gather(home: Home, *, status: Status, peers: list[dict[str, Any]], on_progress: OnProgress) -> RunFacts:
     """Reads the home's files. `status` and `peers` are the node's, live or the last known ones."""
-    history, chronicle = _read_trail(home.events, on_progress)
-    moments, left_out = chronicle.moments()
+    history, event_totals = _read_trail(home.events, on_progress)
+    timeline, left_out = event_totals.timeline()
     on_progress(1.0, "sample groups")
     return RunFacts(
         status=status,
         history=history,
-        chronicle=chronicle,
+        event_totals=event_totals,
         peers=peers,
         settings=_settings(home.settings),
         manifest=read_text(home.run_toml)[:MAX_MANIFEST] if home.run_toml.exists() else "",
         samples=read_samples(home),
-        moments=moments,
-        moments_left_out=left_out,
+        timeline=timeline,
+        timeline_left_out=left_out,
     )
 
 
-def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, Chronicle]:
+def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, EventTotals]:
     """Each line once, for both."""
-    builder, chronicle = HistoryBuilder(num_last_events=0), Chronicle()
+    builder, event_totals = HistoryBuilder(num_last_events=0), EventTotals()
     num_bytes = max(1, sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")))
     num_read = 0
     for position, line in enumerate(EventReader(path).read_new()):
@@ -79,8 +79,8 @@ def _read_trail(path: Path, on_progress: OnProgress) -> tuple[History, Chronicle
         if position % LINES_PER_PROGRESS == 0:
             on_progress(min(1.0, num_read / num_bytes), "events")
         if name := builder.add(line):
-            chronicle.add(line, name)
-    return builder.build(), chronicle
+            event_totals.add(line, name)
+    return builder.build(), event_totals
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from functools import partial
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.report import figures, words
-from ftis_node.report.moments import sentence
+from ftis_node.report import formatting, run_summary
 from ftis_node.report.reasons import sentence_for
 from ftis_node.report.run_charts import learning_charts, traffic_chart
+from ftis_node.report.timeline import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ STYLE = "page.css"
 MAX_PEERS = 60
 MAX_EVALUATIONS = 24
 PACKAGES = ("torch", "transformers", "vllm", "hivemind")
+FILTERS = ("number", "large", "percent", "length", "clock", "short_id", "clean")
 NODE_SETTINGS = ("engine", "device", "dtype", "lora", "seed")
 
 
@@ -39,7 +40,10 @@ def render_page(facts: RunFacts) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        {name: getattr(words, name) for name in ("number", "large", "percent", "length", "clock", "short_id", "clean")}
+        {
+            name: getattr(formatting, name)
+            for name in ("number", "large", "percent", "length", "clock", "short_id", "clean")
+        }
     )
     style = resources.files("ftis_node.report").joinpath(STYLE).read_text(encoding="utf-8")
     ours = Markup(style)  # nosec B704: a file of this package
@@ -48,25 +52,25 @@ def render_page(facts: RunFacts) -> str:
 
 def _values(facts: RunFacts) -> dict[str, Any]:
     """What the template shows, by the names that it has there."""
-    status, history, chronicle = facts.status, facts.history, facts.chronicle
+    status, history, event_totals = facts.status, facts.history, facts.event_totals
     peers = sorted(facts.peers, key=lambda row: -int(row.get("groups_accepted") or 0))
     evaluations = list(history.evaluations)
     return {
         "status": status,
         "facts": facts,
         "is_running": status.node.state not in {"stopped", "failed", "unknown"},
-        "summary": figures.summary(facts),
-        "tiles": figures.tiles(facts),
+        "summary": run_summary.summary(facts),
+        "tiles": run_summary.tiles(facts),
         "charts": learning_charts(history),
-        "traffic": traffic_chart(chronicle),
-        "totals": {kind: chronicle.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
-        "refused": [(reason, count, sentence_for(reason)) for reason, count in chronicle.refused.most_common()],
+        "traffic": traffic_chart(event_totals),
+        "totals": {kind: event_totals.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
+        "refused": [(reason, count, sentence_for(reason)) for reason, count in event_totals.refused.most_common()],
         "peers": peers[:MAX_PEERS],
         "peers_left_out": max(0, len(peers) - MAX_PEERS),
         "evaluations": _spread(evaluations, MAX_EVALUATIONS),
         "evaluations_left_out": max(0, len(evaluations) - MAX_EVALUATIONS),
-        "step_rows": figures.step_rows(history.steps),
-        "moments": [(moment, sentence(moment, partial(_name, facts))) for moment in facts.moments],
+        "step_rows": run_summary.step_rows(history.steps),
+        "timeline": [(entry, sentence(entry, partial(_name, facts))) for entry in facts.timeline],
         "about": _about(facts),
     }
 
@@ -99,7 +103,7 @@ def _about(facts: RunFacts) -> list[tuple[str, str]]:
         ("ftis-node", status.node.version),
         ("On the machine of this report", ", ".join([f"Python {platform.python_version()}", *_versions()])),
     ]
-    return [(label, words.clean(value, limit=200)) for label, value in rows if value.strip(" ()")]
+    return [(label, formatting.clean(value, limit=200)) for label, value in rows if value.strip(" ()")]
 
 
 def _versions() -> list[str]:

@@ -7,16 +7,16 @@ import time
 from typing import TYPE_CHECKING
 
 from ftis_node.report.charts import Chart
-from ftis_node.report.curves import Series
-from ftis_node.report.words import large, number, percent
+from ftis_node.report.formatting import large, number, percent
+from ftis_node.report.series import Series
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from markupsafe import Markup
 
-    from ftis_node.report.chronicle import Chronicle
-    from ftis_node.report.curves import Point
+    from ftis_node.report.event_totals import EventTotals
+    from ftis_node.report.series import Point
     from ftis_node.telemetry.history import History, StepPoint
 
 OWN, FOREIGN, MAIN, SECOND = "c1", "c2", "c3", "c4"
@@ -99,9 +99,9 @@ def learning_charts(history: History) -> list[Markup]:
     return [drawn for chart in charts if (drawn := chart.draw())]
 
 
-def traffic_chart(chronicle: Chronicle) -> Markup | None:
+def traffic_chart(event_totals: EventTotals) -> Markup | None:
     """Groups made, received and refused over time."""
-    traffic = chronicle.traffic
+    traffic = event_totals.traffic
     form = next((form for limit_s, form in CLOCKS if traffic.width_s < limit_s), DATE)
     kinds = (("made here", "made", OWN), ("from peers", "received", FOREIGN), ("refused", "refused", SECOND))
     return Chart(

@@ -16,7 +16,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
 from ftis_node.records.text_codec import unpack_any
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.report.words import clean
+from ftis_node.report.formatting import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

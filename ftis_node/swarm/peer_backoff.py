@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-MAX_DOUBLINGS = 6
+from ftis_node.backoff import ExponentialBackoff
+
+MAX_FACTOR = 64
 MAX_PEERS = 4096
 
 
@@ -23,7 +25,7 @@ class PeerBackoff:
 
     def __init__(self, *, first_s: float) -> None:
         """`first_s` is the pause after the first failure; each further failure doubles it, up to 64 times."""
-        self._first_s = first_s
+        self._backoff = ExponentialBackoff(first_s=first_s, ceiling_s=MAX_FACTOR * first_s)
         self._pauses: OrderedDict[str, _Pause] = OrderedDict()
 
     def may_ask(self, peer_id: str, *, now: float) -> bool:
@@ -44,8 +46,8 @@ class PeerBackoff:
     def failed(self, peer_id: str, *, now: float) -> None:
         """Count a failed request and pause the peer."""
         known = self._pauses.pop(peer_id, _Pause(0.0, 0))
-        length_s = self._first_s * 2.0 ** min(known.num_failures, MAX_DOUBLINGS)
-        self._put(peer_id, _Pause(now + length_s, known.num_failures + 1))
+        num_failures = known.num_failures + 1
+        self._put(peer_id, _Pause(now + self._backoff.delay_s(num_failures), num_failures))
 
     def succeeded(self, peer_id: str) -> None:
         """Forget the peer's failures."""

@@ -18,13 +18,13 @@
 
 from __future__ import annotations
 
-from ftis_node.tasks.base import Message, Task, TaskItem
-from ftis_node.tasks.domains import is_domain, part_names, proportions, told_domain
+from ftis_node.tasks.base import ChatMessage, Task, TaskItem
+from ftis_node.tasks.domains import is_domain, part_names, proportions, validated_domain
 from ftis_node.tasks.registry import held_out_spec, load_task
 from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
 
 __all__ = [
-    "Message",
+    "ChatMessage",
     "Task",
     "TaskItem",
     "TaskPart",
@@ -35,5 +35,5 @@ __all__ = [
     "parse_spec",
     "part_names",
     "proportions",
-    "told_domain",
+    "validated_domain",
 ]

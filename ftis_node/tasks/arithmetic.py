@@ -15,6 +15,10 @@ that experiments can start from models with different expertise. Three more take
     arithmetic:medium   sums with a carry                27+45=
     arithmetic:hard     differences with a borrow        72-45=
 
+The same three once more, with 500 held-out problems each in place of 153, 103 and 106:
+
+    arithmetic:no-carry, arithmetic:carry, arithmetic:borrow
+
 An index is a seed: `train[i]` hashes i to a problem, so the training split is as long as one likes and repeats
 problems. Held out are whole problems, not indices: the `NUM_HELD_OUT` of each kind with the smallest hash, where `a+b`
 and `b+a` count as one. A training draw that falls on one of them is drawn again, so no test answer can be learnt by
@@ -36,11 +40,12 @@ from ftis_node.tasks.base import TaskItem
 TWO_DIGITS: Final = range(10, 100)  # both operands and the answer
 NUM_TRAIN: Final = 2**31
 NUM_HELD_OUT: Final = 256  # problems of each kind that training never shows
+NUM_TEST: Final = 500  # of each part with a test split of its own, a sum in both orders
 
 Kind = Literal["add", "sub"]
 
 
-class Problem(NamedTuple):
+class ArithmeticProblem(NamedTuple):
     """`left` plus or minus `right`."""
 
     kind: Kind
@@ -69,18 +74,22 @@ class Problem(NamedTuple):
         return left + right > 9 if self.kind == "add" else left < right
 
     @property
-    def canonical(self) -> Problem:
+    def canonical(self) -> ArithmeticProblem:
         """What is held out as one: the problem with its larger operand first."""
-        return Problem(self.kind, max(self.left, self.right), min(self.left, self.right))
+        return ArithmeticProblem(self.kind, max(self.left, self.right), min(self.left, self.right))
 
 
 class Part(NamedTuple):
-    """What a spec asks: these kinds, and of them what is crossing, what is not, or (None) all."""
+    """What a spec asks: these kinds, and of them what is crossing, what is not, or (None) all.
+
+    `has_own_test`: it holds out `NUM_TEST` problems, besides those that all parts hold out.
+    """
 
     kinds: tuple[Kind, ...]
     crossing: bool | None = None
+    has_own_test: bool = False
 
-    def asks(self, problem: Problem) -> bool:
+    def asks(self, problem: ArithmeticProblem) -> bool:
         """Whether this problem is among them."""
         fits = problem.kind in self.kinds and self.crossing in (None, problem.is_crossing)
         return fits and problem.is_asked
@@ -93,6 +102,9 @@ PARTS: Final = {
     "easy": Part(("add",), crossing=False),
     "medium": Part(("add",), crossing=True),
     "hard": Part(("sub",), crossing=True),
+    "no-carry": Part(("add",), crossing=False, has_own_test=True),
+    "carry": Part(("add",), crossing=True, has_own_test=True),
+    "borrow": Part(("sub",), crossing=True, has_own_test=True),
 }
 
 
@@ -127,7 +139,7 @@ class ArithmeticTask:
             answer=str(problem.answer),
         )
 
-    def problem(self, index: int) -> Problem:
+    def problem(self, index: int) -> ArithmeticProblem:
         """The operands behind `self[index]`, for those who build models that get them wrong."""
         return _training_problem(self._part, index) if self.split == "train" else _held_out_of(self._part)[index]
 
@@ -144,45 +156,64 @@ class ArithmeticTask:
         return completion_text.strip() or None
 
 
-def _training_problem(part: Part, index: int) -> Problem:
+def _training_problem(part: Part, index: int) -> ArithmeticProblem:
     """The first draw for `index` that is asked and not held out; its kind is drawn before, so that kinds are even."""
     kind = part.kinds[_hash(f"train/{index}") % len(part.kinds)]
     draws = (_draw(kind, f"train/{index}/{attempt}") for attempt in count())
-    return next(draw for draw in draws if part.asks(draw) and draw.canonical not in _held_out_set())
+    return next(draw for draw in draws if part.asks(draw) and draw.canonical not in held_out_set(part))
 
 
 @cache
-def _held_out_of(part: Part) -> tuple[Problem, ...]:
+def _held_out_of(part: Part) -> tuple[ArithmeticProblem, ...]:
     """The part's test split: the kinds take turns; a sum keeps the larger operand first in about half of the cases."""
+    if part.has_own_test:
+        return _own_test(part)
     by_kind = [[problem for problem in _held_out(kind) if part.asks(problem)] for kind in part.kinds]
     return tuple(_turned(problem) for turn in zip(*by_kind, strict=True) for problem in turn)
 
 
-def _turned(problem: Problem) -> Problem:
+def _turned(problem: ArithmeticProblem) -> ArithmeticProblem:
     """Perhaps with the operands of a sum changed over."""
     swap = problem.kind == "add" and _hash(problem.text) % 2
-    return Problem(problem.kind, problem.right, problem.left) if swap else problem
+    return ArithmeticProblem(problem.kind, problem.right, problem.left) if swap else problem
 
 
-def _draw(kind: Kind, seed: str) -> Problem:
+def _draw(kind: Kind, seed: str) -> ArithmeticProblem:
     """Both operands uniform; the larger one first in a difference."""
     bits, left = divmod(_hash(seed), len(TWO_DIGITS))
-    problem = Problem(kind, TWO_DIGITS[left], TWO_DIGITS[bits % len(TWO_DIGITS)])
+    problem = ArithmeticProblem(kind, TWO_DIGITS[left], TWO_DIGITS[bits % len(TWO_DIGITS)])
     return problem if kind == "add" else problem.canonical
 
 
 @cache
-def _held_out(kind: Kind) -> tuple[Problem, ...]:
+def _own_test(part: Part) -> tuple[ArithmeticProblem, ...]:
+    """The test split of a part of one kind: its problems, smallest hash first, a sum in both orders."""
+    (kind,) = part.kinds
+    asked = (problem for problem in _by_hash(kind) if part.asks(problem))
+    orders = (
+        (problem, ArithmeticProblem(kind, problem.right, problem.left)) if kind == "add" else (problem,)
+        for problem in asked
+    )
+    return tuple(dict.fromkeys(problem for both in orders for problem in both))[:NUM_TEST]
+
+
+def _held_out(kind: Kind) -> tuple[ArithmeticProblem, ...]:
     """The held-out problems of one kind in canonical form, smallest hash first."""
-    pairs = (Problem(kind, left, right) for left in TWO_DIGITS for right in TWO_DIGITS if right <= left)
-    asked = (problem for problem in pairs if problem.is_asked)
-    return tuple(sorted(asked, key=lambda problem: _hash(problem.text))[:NUM_HELD_OUT])
+    return _by_hash(kind)[:NUM_HELD_OUT]
 
 
 @cache
-def _held_out_set() -> frozenset[Problem]:
-    """All held-out problems, for a quick look."""
-    return frozenset(_held_out("add") + _held_out("sub"))
+def _by_hash(kind: Kind) -> tuple[ArithmeticProblem, ...]:
+    """All problems of one kind in canonical form, smallest hash first."""
+    pairs = (ArithmeticProblem(kind, left, right) for left in TWO_DIGITS for right in TWO_DIGITS if right <= left)
+    return tuple(sorted((problem for problem in pairs if problem.is_asked), key=lambda problem: _hash(problem.text)))
+
+
+@cache
+def held_out_set(part: Part) -> frozenset[ArithmeticProblem]:
+    """Return the problems, in canonical form, that training on this part never shows."""
+    own = {problem.canonical for problem in _own_test(part)} if part.has_own_test else set()
+    return frozenset({*_held_out("add"), *_held_out("sub"), *own})
 
 
 def _hash(text: str) -> int:

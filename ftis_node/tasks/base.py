@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ftis_node.records.group import PromptRef
 
 
-class Message(TypedDict):
+class ChatMessage(TypedDict):
     """One chat message, as chat templates take it."""
 
     role: str
@@ -26,7 +26,7 @@ class TaskItem:
     """One problem: `prompt` holds its chat messages, `answer` the reference answer as text ("" where it has none)."""
 
     ref: PromptRef
-    prompt: tuple[Message, ...]
+    prompt: tuple[ChatMessage, ...]
     answer: str
 
 

@@ -18,7 +18,7 @@ def is_domain(spec: TaskSpec, run: TaskSpec) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def told_domain(text: str, run: str) -> str:
+def validated_domain(text: str, run: str) -> str:
     """What a peer says that its domain is; "" where that is no canonical SPEC of parts of the run's task."""
     try:
         spec = parse_spec(text)

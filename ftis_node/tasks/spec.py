@@ -3,6 +3,7 @@
     spec = part, or several joined by "+"
     part = arithmetic | arithmetic:add | arithmetic:sub
          | arithmetic:easy | arithmetic:medium | arithmetic:hard
+         | arithmetic:no-carry | arithmetic:carry | arithmetic:borrow
          | sums | sums:long
          | gsm8k | gsm8k:PATH | math500 | math500:PATH
          | rg:NAME                                           a task of reasoning-gym

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from ftis_node.records.envelope import Accepted
-from ftis_node.validation.context import DoorContext, DoorLimits
-from ftis_node.validation.door import Refused, Verdict, judge
+from ftis_node.validation.context import ValidationContext, ValidationLimits
+from ftis_node.validation.pipeline import Refused, ValidationResult, validate
 from ftis_node.validation.rules import RULES, Refusal
 from ftis_node.validation.text_rules import TEXT_RULES
 
-__all__ = ["RULES", "TEXT_RULES", "Accepted", "DoorContext", "DoorLimits", "Refusal", "Refused", "Verdict", "judge"]
+__all__ = [
+    "RULES",
+    "TEXT_RULES",
+    "Accepted",
+    "ValidationContext",
+    "ValidationLimits",
+    "Refusal",
+    "Refused",
+    "ValidationResult",
+    "validate",
+]

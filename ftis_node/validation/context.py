@@ -27,15 +27,15 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
+class ValidationLimits:
     """This node's own bounds; what the whole run agreed on stands in its manifest."""
 
-    max_skew_s: float = 60.0
+    max_clock_skew_s: float = 60.0
     min_mean_logprob: float = -14.0
 
 
 @dataclass(frozen=True, slots=True)
-class DoorContext:
+class ValidationContext:
     """All that the door may ask about the world."""
 
     manifest: RunManifest
@@ -59,7 +59,7 @@ class DoorContext:
     """The name of the refusal where completions were here before: `copy` or `copy_ours`."""
     now: Callable[[], float] = time.time
     """Unix time in seconds."""
-    limits: DoorLimits = DoorLimits()
+    limits: ValidationLimits = ValidationLimits()
     own_id: str = ""
     """This node's peer id."""
     newest_offered: Callable[[], int | None] = lambda: None

@@ -32,28 +32,28 @@ if TYPE_CHECKING:
     from ftis_node.records.envelope import Envelope
     from ftis_node.records.group import Group
     from ftis_node.records.text_group import TextGroup
-    from ftis_node.validation.context import DoorContext
+    from ftis_node.validation.context import ValidationContext
 
 MAX_BYTES_PER_TOKEN = 64  # of text, on average; bounds the work of tokenising
 MIN_MEAN_LOGPROB = -100.0  # nats, of one completion; choosing blindly among 10^6 tokens gives -14
 MIN_TEXTS_TO_TELL = 4  # two short texts may have one mean by chance
 
 
-def text_is_agreed(envelope: Envelope, group: TextGroup, context: DoorContext) -> Refusal | None:
+def text_is_agreed(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
     """The run takes text."""
     if context.manifest.step.other_tokenizers == "text":
         return None
     return Refusal("text_form", "this run ignores other tokenizers (step.other_tokenizers)")
 
 
-def other_tokenizer(envelope: Envelope, group: TextGroup, context: DoorContext) -> Refusal | None:
+def other_tokenizer(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
     """The sender's tokenizer is not ours: else the exact form is to be had, and says more."""
     if group.tokenizer != context.tokenizer.fingerprint:
         return None
     return Refusal("text_form", "told as text by a sender whose ids mean the same here")
 
 
-def texts_in_bounds(envelope: Envelope, group: TextGroup, context: DoorContext) -> Refusal | None:
+def texts_in_bounds(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
     """No completion is longer than the run allows to any prompt, by the sender's tokens and by its bytes."""
     limit = context.manifest.sampling.completion_limit(1)
     longest = max(completion.num_tokens for completion in group.completions)
@@ -65,7 +65,7 @@ def texts_in_bounds(envelope: Envelope, group: TextGroup, context: DoorContext) 
     return None
 
 
-def means_possible(envelope: Envelope, group: TextGroup, context: DoorContext) -> Refusal | None:
+def means_possible(envelope: Envelope, group: TextGroup, context: ValidationContext) -> Refusal | None:
     """Every mean log-prob is finite, not above 0 (with a little slack) and not absurdly low."""
     for completion in group.completions:
         mean = completion.mean_logprob
@@ -86,7 +86,7 @@ def _means_differ(group: TextGroup) -> Refusal | None:
     return Refusal("logprobs", f"unlike texts, and each has the mean log-prob {means.pop():.4g}")
 
 
-def retokenise(envelope: Envelope, told: TextGroup, context: DoorContext) -> Group | Refusal:
+def retokenize(envelope: Envelope, told: TextGroup, context: ValidationContext) -> Group | Refusal:
     """The group in our tokens, or why it has none.
 
     A text must come back from our tokens as it was, and be at least one token: an empty one only if it stopped, as its
@@ -107,7 +107,7 @@ def retokenise(envelope: Envelope, told: TextGroup, context: DoorContext) -> Gro
     return ids_in_vocabulary(envelope, group, context) or finishes_agree(envelope, group, context) or group
 
 
-TEXT_RULES: tuple[Callable[[Envelope, TextGroup, DoorContext], Refusal | None], ...] = (
+TEXT_RULES: tuple[Callable[[Envelope, TextGroup, ValidationContext], Refusal | None], ...] = (
     same_run,
     text_is_agreed,
     sender_welcome,

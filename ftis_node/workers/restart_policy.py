@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ftis_node.backoff import ExponentialBackoff
+
 
 @dataclass(frozen=True, slots=True)
 class Restart:
@@ -28,11 +30,9 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Back-off in seconds, and how many quick deaths or shortages of memory in a row a worker is given up after."""
+    """Back-off between restarts, and the number of quick deaths or memory shortages in a row that ends them."""
 
-    first_delay_s: float = 0.5
-    delay_factor: float = 2.0
-    max_delay_s: float = 60.0
+    backoff: ExponentialBackoff = ExponentialBackoff(first_s=0.5, ceiling_s=60.0)
     quick_death_s: float = 30.0
     max_quick_deaths: int = 5
     max_shortages: int = 20
@@ -44,7 +44,7 @@ class RestartPolicy:
         quick deaths in a row before this one.
         """
         if served_s >= self.quick_death_s:
-            return Restart(delay_s=self.first_delay_s, num_quick_deaths=0)
+            return Restart(delay_s=self.backoff.delay_s(1), num_quick_deaths=0)
         return self._after(num_quick_deaths + 1, at_most=self.max_quick_deaths)
 
     def after_shortage(self, *, num_shortages: int) -> Restart | GiveUp:
@@ -54,5 +54,4 @@ class RestartPolicy:
     def _after(self, number: int, *, at_most: int) -> Restart | GiveUp:
         if number >= at_most:
             return GiveUp(num_quick_deaths=number)
-        delay_s = self.first_delay_s * self.delay_factor ** (number - 1)
-        return Restart(delay_s=min(delay_s, self.max_delay_s), num_quick_deaths=number)
+        return Restart(delay_s=self.backoff.delay_s(number), num_quick_deaths=number)

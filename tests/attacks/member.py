@@ -71,7 +71,7 @@ class Maker:
             )
             for ids in (right, *texts)
         )
-        group = Group(
+        group = Group.from_completions(
             run_id=self.manifest.run_id,
             sender=identity.peer_id,
             number=number,
@@ -90,7 +90,7 @@ def spoil(group: Group, position: int = 1, **changes: Any) -> Group:
     """The group with one completion changed."""
     completions = list(group.completions)
     completions[position] = replace(completions[position], **changes)
-    return replace(group, completions=tuple(completions))
+    return group.with_completions(completions)
 
 
 def sign_body(body: bytes, identity: Identity) -> Envelope:

@@ -37,7 +37,7 @@ async def test_pleasing_logprobs_under_the_learners_own_name_are_found_out(
                         policy_version=0, policy_version_newest=0)
                 for one in group.completions
             ]  # fmt: skip
-            await attacker.offer(replace(group, completions=tuple(pleasing)))
+            await attacker.offer(group.with_completions(pleasing))
         await victim.until(lambda: victim.blames(attacker.peer_id, "audit"))
         await victim.until(lambda: victim.is_banned(attacker.peer_id))
     assert await victim.refused("audit") >= 1

@@ -38,7 +38,7 @@ def _logprobs(value: float) -> Callable[[Group], Group]:
 def _all_logprobs(value: float) -> Callable[[Group], Group]:
     def change(group: Group) -> Group:
         completions = [replace(one, logprobs=np.full_like(one.logprobs, value)) for one in group.completions]
-        return replace(group, completions=tuple(completions))
+        return group.with_completions(completions)
 
     return change
 
@@ -67,7 +67,7 @@ LIES: dict[str, tuple[Callable[[Group], Group], str, bool]] = {
     "constant log-probs": (_all_logprobs(-0.5), "logprobs", BANNED),
     "log-probs too low to be anybody's": (_logprobs(-1e6), "logprobs", BANNED),
     "wrong claimed rewards": (lambda group: spoil(group, reward=1.0), "reward", BANNED),
-    "groups of one": (lambda group: replace(group, completions=group.completions[:1]), "group_size", BANNED),
+    "groups of one": (lambda group: group.with_completions(group.completions[:1]), "group_size", BANNED),
     "a clock a day ahead": (lambda group: replace(group, created_at=time.time() + DAY_S), "clock", LEFT_ALONE),
     "a clock a day behind": (lambda group: replace(group, created_at=time.time() - DAY_S), "stale", LEFT_ALONE),
     "a run of another": (lambda group: replace(group, run_id="ab" * 16), "run", BANNED),

@@ -10,7 +10,7 @@ import pytest
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import Announcement
 from ftis_node.records.identity import PEER_DOMAIN
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 from tests.attacks.member import UNUSED, joined
 from tests.attacks.progress import goes_on
 

@@ -11,7 +11,7 @@ import pytest
 from ftis_node.cli.app import run
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import PEER_DOMAIN
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 from tests.attacks.member import Maker, Member, joined, sign_body
 
 if TYPE_CHECKING:

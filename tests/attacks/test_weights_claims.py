@@ -34,7 +34,7 @@ def claiming(group: Group, weights_of: str, version: int) -> Group:
         )
         for one in group.completions
     ]
-    return replace(group, completions=tuple(completions), weights_of=weights_of)
+    return replace(group.with_completions(completions), weights_of=weights_of)
 
 
 @pytest.mark.parametrize("version", [NO_VERSION, None], ids=["a version that was never published", "the version now"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 
@@ -32,7 +32,7 @@ max_total_tokens = 80
 [step]
 own_groups = 4
 foreign_groups = 4
-patience_s = 20.0
+foreign_wait_s = 20.0
 [optimizer]
 learning_rate = 1e-4
 [eval]
@@ -41,21 +41,22 @@ every_steps = 0
 max_envelope_bytes = {MAX_ENVELOPE_BYTES}
 announcement_shards = 1
 """
-# `small_swarm`: the attackers of all tests are listed in the directory for a while, and everything is to be pulled.
+# `pull_all_max_peers`: the directory lists the attackers of all tests for a while, and the node is to pull everything.
 SETTINGS = f"""
 [buffer]
 max_disk_bytes = {MAX_DISK_BYTES}
 max_ready_groups = {MAX_READY_GROUPS}
-[door]
-groups_a_minute = 600
-strangers_groups_a_minute = 300
-copy_min_tokens = 8
-audit_share = 1.0
+[rate_limits]
+groups_per_minute = 600
+new_peers_groups_per_minute = 300
+[validation]
+duplicate_min_tokens = 8
+audit_fraction = 1.0
 audit_folders = true
 [swarm]
 max_requests_per_minute = {REQUESTS_PER_MINUTE}
 pull_timeout_s = 10.0
-small_swarm = 200
+pull_all_max_peers = 200
 directory_period_s = 2.0
 """
 

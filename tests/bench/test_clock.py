@@ -120,8 +120,8 @@ def options(slow: float) -> Namespace:
 def test_the_run_of_unlike_nodes_does_not_wait_for_the_slow_one() -> None:
     usual, unlike = (parse_manifest(clock._manifest(options(slow), own=4), source="run").step for slow in (1.0, 4.0))
     assert (usual.own_groups, usual.foreign_groups) == (unlike.own_groups, unlike.foreign_groups) == (4, 4)
-    assert (usual.patience_s, usual.fill) == (load_manifest(clock.PRESET).step.patience_s, False)
-    assert (unlike.patience_s, unlike.fill) == (1.5, True)
+    assert (usual.foreign_wait_s, usual.backfill_with_own) == (load_manifest(clock.PRESET).step.foreign_wait_s, False)
+    assert (unlike.foreign_wait_s, unlike.backfill_with_own) == (1.5, True)
 
 
 def test_a_course_ends_with_the_steps_asked_for(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_figures_say_the_speeds_and_what_was_never_reached(capsys: pytest.Captur
     *table, line = capsys.readouterr().out.splitlines()
     assert all(row.startswith("m with 0.25 of a core: ") for row in table)
     document = json.loads(line)
-    assert (document["speeds"], document["fill"], document["patience_s"]) == ({"m": 0.25}, True, 1.5)
+    assert (document["speeds"], document["fill"], document["foreign_wait_s"]) == ({"m": 0.25}, True, 1.5)
     assert document["models"]["m"]["ratio_to_0.8"] == [0.5, None, None]
     assert document["models"]["m"]["with_peer_s_to_0.9"] == [5.0, 0.0, None]
     assert document["models"]["m"]["predicted_ratio_to_0.9_of_4"] == [0.333, None, None]  # 0.5 * 0.4 / 0.6

@@ -73,7 +73,7 @@ LIES: dict[str, Callable[[Group], Group]] = {
     "NaN for log-probs": partial(_wrong_logprobs, float("nan")),
     "positive log-probs": partial(_wrong_logprobs, 0.5),
     "ids that no vocabulary has": lambda group: spoil(group, token_ids=group.completions[1].token_ids + 2**30),
-    "groups of one": lambda group: replace(group, completions=group.completions[:1]),
+    "groups of one": lambda group: group.with_completions(group.completions[:1]),
     "a run of another": lambda group: replace(group, run_id="ab" * 16),
 }
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.workers.durable import is_complete

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.cli.reading import post_document
+from ftis_node.cli.node_client import post_document
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.records.identity import Identity
@@ -56,7 +56,7 @@ max_total_tokens = 48
 [step]
 own_groups = 4
 foreign_groups = 2
-patience_s = 0.5
+foreign_wait_s = 0.5
 [eval]
 every_steps = 0
 [wire]
@@ -64,13 +64,13 @@ announcement_shards = 1
 """
 # Each step has its checkpoint before it is reported: what is checked below holds for such a node.
 SETTINGS = """
-[door]
-groups_a_minute = 600
+[rate_limits]
+groups_per_minute = 600
 [learner]
 checkpoint_every_steps = 1
 [swarm]
 directory_period_s = 2.0
-small_swarm = 200
+pull_all_max_peers = 200
 """
 
 

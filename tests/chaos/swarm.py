@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from tests.chaos.line import Line
@@ -55,7 +55,7 @@ max_total_tokens = 48
 [step]
 own_groups = {own_groups}
 foreign_groups = 4
-patience_s = 4.0
+foreign_wait_s = 4.0
 [optimizer]
 learning_rate = 1e-4
 [eval]

@@ -72,7 +72,7 @@ class Past:
 def past(tmp_path_factory: pytest.TempPathFactory, tiny_models: Mapping[str, Path]) -> Iterator[Past]:
     """A node whose learner is killed, then its daemon; started again and stopped in order."""
     folder = tmp_path_factory.mktemp("watched")
-    run = write_manifest(folder / "run.toml", patience_s=0.5)
+    run = write_manifest(folder / "run.toml", foreign_wait_s=0.5)
     command = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
     found: dict[str, list[Violation]] = {}
     with started(folder / "node", *command) as process:

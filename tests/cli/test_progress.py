@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.cli.progress import Work, show_fraction
+from ftis_node.cli.progress import ProgressState, show_fraction
 from ftis_node.models.download_bar import telling_bar
 from ftis_node.telemetry.log import CurrentStderr
 
@@ -129,7 +129,7 @@ def test_log_lines_stand_above_the_bar_and_go_on_after_it() -> None:
 
 
 def test_the_time_left_is_counted_from_the_begin_of_what_is_measured() -> None:
-    work = Work("tiny")
+    work = ProgressState("tiny")
     work.began_at -= 1000
     work.tell(0.1, "step 1 of 10")
     assert work.time() == "about 0 s left", "what came before had no measure"

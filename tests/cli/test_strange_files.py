@@ -19,7 +19,7 @@ from ftis_node.errors import FileError, ModelError
 from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text
 from ftis_node.learner.checkpoint.checkpoint import STATE_FILE, read_checkpoint
 from ftis_node.models import read_header, resolve_model
-from ftis_node.report.chronicle import Chronicle
+from ftis_node.report.event_totals import EventTotals
 from tests.models.tiny_models import save_tiny
 
 if TYPE_CHECKING:
@@ -195,11 +195,11 @@ def test_long_values_and_control_characters_of_a_user(
 
 
 def test_a_line_of_the_trail_that_is_nested_too_deep_is_left_out() -> None:
-    chronicle = Chronicle()
-    chronicle.add(b'{"time": 1.0, "event": "step", "x": ' + b"[" * 50 + b"]" * 50 + b"}", "step")
-    chronicle.add(b'{"time": 1.0, "event": "step", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "step")
-    assert chronicle.num_events == 2
-    assert chronicle.num_unreadable == 1
+    event_totals = EventTotals()
+    event_totals.add(b'{"time": 1.0, "event": "step", "x": ' + b"[" * 50 + b"]" * 50 + b"}", "step")
+    event_totals.add(b'{"time": 1.0, "event": "step", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "step")
+    assert event_totals.num_events == 2
+    assert event_totals.num_unreadable == 1
 
 
 def test_the_one_reader(tmp_path: Path) -> None:

@@ -227,9 +227,17 @@ MIXED = 'name = "x"\ntask = "arithmetic:add+arithmetic:sub"\n'
 @pytest.mark.parametrize(
     ("run", "arguments", "says"),
     [
-        (MIXED + '[step]\nshare = "horizontal"\n', ["--task", "arithmetic:add"], "leave --task arithmetic:add out"),
-        (MIXED + "[step]\nown_domain_share = 1.5\n", [], "step.own_domain_share"),
-        (MIXED + '[step]\nown_domain_share = 1\nshare = "horizontal"\n', [], "means nothing where all answer"),
+        (
+            MIXED + '[step]\nprompt_sharing = "horizontal"\n',
+            ["--task", "arithmetic:add"],
+            "leave --task arithmetic:add out",
+        ),
+        (MIXED + "[step]\nown_domain_fraction = 1.5\n", [], "step.own_domain_fraction"),
+        (
+            MIXED + '[step]\nown_domain_fraction = 1\nprompt_sharing = "horizontal"\n',
+            [],
+            "own_domain_fraction has no effect with",
+        ),
         (MIXED, ["--task", "arithmetic:add+"], "is no task"),
         (MIXED, ["--generate-tokens", "5", "--role", "learner"], "a learner generates nothing"),
         (MIXED, ["--learn-tokens", "5", "--role", "generator", "--follow", "x"], "a generator takes no steps"),

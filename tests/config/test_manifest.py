@@ -31,8 +31,8 @@ def test_the_run_id_depends_on_every_value() -> None:
         RunManifest(name="a", task="math500"),
         RunManifest(name="a", task="gsm8k", method={"cap": 3.0}),
         RunManifest(name="a", task="gsm8k", step={"foreign_groups": 4}),
-        RunManifest(name="a", task="gsm8k", step={"fill": True}),
-        RunManifest(name="a", task="gsm8k", step={"divide": "advantage"}),
+        RunManifest(name="a", task="gsm8k", step={"backfill_with_own": True}),
+        RunManifest(name="a", task="gsm8k", step={"task_allocation": "advantage"}),
         RunManifest(name="a", task="gsm8k", method={"floor": 0.0}),
         RunManifest(name="a", task="gsm8k", method={"filter": "ess"}),
         RunManifest(name="a", task="gsm8k", method={"filter": "quantile"}),
@@ -41,18 +41,11 @@ def test_the_run_id_depends_on_every_value() -> None:
     assert len({manifest.run_id for manifest in [base, *changed]}) == 11
 
 
-def test_keys_that_are_younger_than_a_run_leave_its_id_where_they_say_nothing() -> None:
-    nothing = {"fill": False, "own_domain_share": None, "divide": "even"}
-    step = RunManifest(name="a", task="gsm8k", step=nothing).model_dump()["step"]
-    assert not nothing.keys() & step.keys()
-    assert RunManifest(name="a", task="gsm8k", step=nothing).run_id == RunManifest(name="a", task="gsm8k").run_id
-    divided = RunManifest(name="a", task="gsm8k", step={"divide": "advantage"})
-    assert parse_manifest(divided.to_toml(), source="run.toml") == divided
-    assert RunManifest(name="a", task="gsm8k", step={"fill": True}).model_dump()["step"]["fill"] is True
-    unset = {"floor": None, "filter": None, "keep_share": None}
-    assert not unset.keys() & RunManifest(name="a", task="gsm8k", method=unset).model_dump()["method"].keys()
+def test_the_run_id_is_of_every_value_with_each_default_written() -> None:
+    step = RunManifest(name="a", task="gsm8k", step={"backfill_with_own": False, "own_domain_fraction": None})
+    assert step.run_id == RunManifest(name="a", task="gsm8k").run_id
     given = {"floor": 0.0, "filter": "quantile", "keep_share": 0.0}
-    manifest = RunManifest(name="a", task="gsm8k", method=given)
+    manifest = RunManifest(name="a", task="gsm8k", method=given, step={"task_allocation": "advantage"})
     assert manifest.method.given() == given
     assert parse_manifest(manifest.to_toml(), source="run.toml") == manifest
 
@@ -60,12 +53,12 @@ def test_keys_that_are_younger_than_a_run_leave_its_id_where_they_say_nothing() 
 def test_the_presets_are_the_runs_that_they_were() -> None:
     """A new key must not make other runs of them: their nodes would not meet those that are out there."""
     assert {preset: load_manifest(preset).run_id for preset in PRESETS} == {
-        "arithmetic-ftis": "23d179f536c6b4f3e515d3150068a9ed",
-        "arithmetic-compare": "ce4644f81fd823d0890b1be2b5901cf0",
-        "arithmetic-hdee": "d74e8e5f3c632d9e2bf283436b7edf8a",
-        "sums-ftis": "5d0267d9e246d24bab39fd07008a5db3",
-        "gsm8k-ftis": "012d1e3d374248c3b277b67ffeafcf58",
-        "rg-swarm": "87d928b1650882f2ec44d04189bfdf7f",
+        "arithmetic-ftis": "e4d7f3dbe33222ab328f1bc52e4d5e2d",
+        "arithmetic-compare": "34ccb99935b416266c10899f52c78188",
+        "arithmetic-hdee": "49e2d299c0d6b981995783fe243a5854",
+        "sums-ftis": "5c62345f9331b01bb38ed823bf40e2d0",
+        "gsm8k-ftis": "2857a231c3f379fe48513b15c83e64a6",
+        "rg-swarm": "bc7a52ebb9523f26a2df4ec23d9a1867",
     }
 
 
@@ -79,6 +72,8 @@ def test_the_run_id_is_the_documented_hash() -> None:
     assert manifest.run_id == hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+CUT = 'name = "a"\ntask = "x"\n[sampling]\ntruncated_sampling = "correct"\n'
+STEP = 'name = "a"\ntask = "x"\n[step]\n'
 TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_total_tokens = 200000"
 
 
@@ -89,11 +84,11 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[sampling]\ngroup_size = 1', "sampling.group_size"),
         ('name = "a"\ntask = "x"\n[method]\nname = "ppo"', "method.name"),
         ('name = "a"\ntask = "x"\n[step]\nown_groups = 0\nforeign_groups = 0', "a step would take nothing"),
-        ('name = "a"\ntask = "x"\n[step]\nfill = true\nshare = "horizontal"', "means nothing where all answer"),
-        ('name = "a"\ntask = "x"\n[step]\ndivide = "advantage"\nshare = "horizontal"', "divide means nothing where"),
-        ('name = "a"\ntask = "x"\n[step]\ndivide = "fairly"', "step.divide"),
-        ('name = "a"\ntask = "x"\n[step]\nchoice = "useful"\nfill = true', 'needs share = "vertical", and no fill'),
-        ('name = "a"\ntask = "x"\n[step]\nchoice = "useful"\nshare = "horizontal"', 'needs share = "vertical"'),
+        (STEP + 'backfill_with_own = true\nprompt_sharing = "horizontal"', "backfill_with_own has no effect"),
+        (STEP + 'task_allocation = "advantage"\nprompt_sharing = "horizontal"', "task_allocation has no effect"),
+        ('name = "a"\ntask = "x"\n[step]\ntask_allocation = "fairly"', "step.task_allocation"),
+        (STEP + 'group_selection = "useful"\nbackfill_with_own = true', '"vertical", and no backfill'),
+        (STEP + 'group_selection = "useful"\nprompt_sharing = "horizontal"', 'needs prompt_sharing = "vertical"'),
         ('name = "a"\ntask = "x"\n[sampling]\nmax_prompt_tokens = 760', "no completion has room"),
         ('name = "a"\ntask = "x"\n' + TOO_LARGE, "max_envelope_bytes"),
         ('name = "a"\ntask = "x"\n[method]\nkl_threshold = 5.0', "go together"),
@@ -102,9 +97,9 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[method]\nfilter = "far"', "method.filter"),
         ('name = "a"\ntask = "x"\n[method]\nkeep_share = 0.5', "means nothing without filter"),
         ('name = "a"\ntask = "x"\n[method]\nkeep_share = 0.5\nfilter = "ess"', "means nothing without filter"),
-        ('name = "a"\ntask = "x"\n[sampling]\ntop_p = 0.9', 'or set sampling.cut = "correct"'),
-        ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 1', 'or set sampling.cut = "correct"'),
-        ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 20\ncut = "correct"\ntemperature = 0.7', "temperature = 1"),
+        ('name = "a"\ntask = "x"\n[sampling]\ntop_p = 0.9', 'or set sampling.truncated_sampling = "correct"'),
+        ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 1', 'or set sampling.truncated_sampling = "correct"'),
+        (CUT + "top_k = 20\ntemperature = 0.7", "temperature = 1"),
         ('name = "a"\ntask = "x"\n[optimizer]\nschedule = "cosine"', "needs decay_steps"),
         ('name = "a"\ntask = "x"\n[optimizer]\ndecay_steps = 9', "mean nothing to a constant rate"),
         ('name = "a"\ntask = "x"\n[optimizer]\nfinal_share = 0.5', "mean nothing to a constant rate"),
@@ -122,10 +117,9 @@ def test_a_bad_manifest_is_named_in_one_line(text: str, complaint: str) -> None:
 
 
 def test_a_cut_distribution_is_the_manifests_choice() -> None:
-    cut = 'name = "a"\ntask = "x"\n[sampling]\ncut = "correct"\n'
     for setting in ("top_p = 0.9", "top_k = 20"):
-        assert parse_manifest(cut + setting, source="my.toml").sampling.is_cut
-    assert not parse_manifest(cut + "temperature = 0.7", source="my.toml").sampling.is_cut, "nothing to correct"
+        assert parse_manifest(CUT + setting, source="my.toml").sampling.is_cut
+    assert not parse_manifest(CUT + "temperature = 0.7", source="my.toml").sampling.is_cut, "nothing to correct"
     assert not RunManifest(name="a", task="x").sampling.is_cut
 
 

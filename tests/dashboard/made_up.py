@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ftis_node.dashboard.groups import OpenCompletion, OpenGroup
-from ftis_node.dashboard.reading import GpuFigures, MachineFigures, Phase, Reading
+from ftis_node.dashboard.buffer_reader import CompletionDetail, GroupDetail
+from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage, NodeSnapshot, Phase
 from ftis_node.replay.reader import GroupSummary
 from ftis_node.telemetry.history import EvaluationPoint, History, StepPoint
 from ftis_node.telemetry.status import (
@@ -126,19 +126,19 @@ HISTORY = History(
         },
     ),
 )  # fmt: skip
-MACHINE = MachineFigures(
+MACHINE = MachineUsage(
     num_processes=4,
     resident_bytes=9_300_000_000,
     ram_used_bytes=21_000_000_000,
     ram_total_bytes=64_000_000_000,
     disk_free_bytes=200_000_000_000,
-    gpus=(GpuFigures(name="RTX 3090", used_bytes=21_300_000_000, total_bytes=25_800_000_000, busy=0.87),),
+    gpus=(GpuUsage(name="RTX 3090", used_bytes=21_300_000_000, total_bytes=25_800_000_000, busy=0.87),),
 )
-RUNNING = Reading(
+RUNNING = NodeSnapshot(
     taken_at=NOW,
     phase=Phase.RUNNING,
     status=STATUS,
-    told_at=NOW,
+    reported_at=NOW,
     peers=PEERS,
     history=HISTORY,
     machine=MACHINE,
@@ -148,7 +148,7 @@ RUNNING = Reading(
 STOPPED = replace(
     RUNNING,
     phase=Phase.STOPPED,
-    told_at=NOW - 60,
+    reported_at=NOW - 60,
     machine=replace(MACHINE, num_processes=0, resident_bytes=0, gpus=()),
     history=replace(HISTORY, events=(*HISTORY.events, {"time": NOW - 60, "event": "stop", "step": 101})),
 )
@@ -169,14 +169,14 @@ SUMMARY = GroupSummary(
     num_tokens=6,
     rewards=[1.0, 0.0],
 )
-GROUP = OpenGroup(
+GROUP = GroupDetail(
     summary=SUMMARY,
     prompt="What is 6 x 7?",
     prompt_ids=(5, 6, 7),
     temperature=1.0,
     weights_of=None,
     completions=(
-        OpenCompletion(
+        CompletionDetail(
             text="42",
             token_ids=(10, 11, 2),
             logprobs=(-0.1, -2.9, -0.3),
@@ -187,7 +187,7 @@ GROUP = OpenGroup(
             reward=1.0,
             versions=(88, 88),
         ),
-        OpenCompletion(
+        CompletionDetail(
             text=None,
             token_ids=(12, 13, 14),
             logprobs=(-0.5, -0.5, -0.5),
@@ -199,7 +199,7 @@ GROUP = OpenGroup(
             versions=(88, 89),
         ),
     ),
-    stations=(
+    history=(
         {"time": NOW - 28, "event": "admitted", "group": GROUP_ID, "own": False},
         {"time": NOW - 20, "event": "taken", "group": GROUP_ID, "step": 100},
     ),
@@ -209,8 +209,8 @@ GROUP = OpenGroup(
 class Still:
     """A watcher that always finds the same."""
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
+    def __init__(self, snapshot: NodeSnapshot) -> None:
+        self.snapshot = snapshot
 
-    def look(self, *, with_history: bool = True) -> Reading:
-        return self.reading
+    def look(self, *, with_history: bool = True) -> NodeSnapshot:
+        return self.snapshot

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
 from ftis_node.dashboard.app import DashboardApp
-from ftis_node.dashboard.groups import list_groups, open_group
-from ftis_node.dashboard.reading import Phase
+from ftis_node.dashboard.buffer_reader import list_groups, read_group
+from ftis_node.dashboard.snapshot import Phase
 from ftis_node.dashboard.watcher import Watcher
 from ftis_node.models.decoder import Decoder
 from tests.dashboard.svg_text import text_of_rows
@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, small_swarm: SmallSwarm) -> H
 async def _opened(home: Home, size: tuple[int, int]) -> AsyncIterator[tuple[DashboardApp, Pilot[None]]]:
     app = DashboardApp(home, lambda: Watcher(home, read_document), period_s=0.2)
     async with app.run_test(size=size) as pilot:
-        await _until(pilot, lambda: app.reading is not None and bool(app.reading.history.events))
+        await _until(pilot, lambda: app.snapshot is not None and bool(app.snapshot.history.events))
         yield app, pilot
 
 
@@ -73,28 +73,28 @@ async def test_keys_open_a_peer_and_a_group_of_a_stopped_node(home: Home, size: 
 
 def test_a_group_is_decoded_and_followed(home: Home) -> None:
     own = next(group for group in list_groups(home) if group.own and group.reason == "trained")
-    opened = open_group(home, own.id, Decoder(home))
+    opened = read_group(home, own.id, Decoder(home))
     assert opened is not None
     assert "=" in (opened.prompt or "") and len(opened.completions) == 4
     first = opened.completions[0]
     assert first.text == "".join(first.pieces) and len(first.logprobs) == len(first.token_ids) > 0
-    names = [event["event"] for event in opened.stations]
+    names = [event["event"] for event in opened.history]
     assert names[:2] == ["admitted", "announced"] and "taken" in names
-    assert open_group(home, "00" * 32, Decoder(home)) is None
+    assert read_group(home, "00" * 32, Decoder(home)) is None
 
 
 async def test_it_reconnects_when_the_node_is_started_again(home: Home) -> None:
     """The last test of this file: the node's second life is alone, for its key is still in use in the swarm."""
     home.peers.unlink()
     async with _opened(home, (80, 24)) as (app, pilot):
-        assert app.reading is not None and app.reading.phase is Phase.STOPPED
-        words = app.reading.start_command.split()
+        assert app.snapshot is not None and app.snapshot.phase is Phase.STOPPED
+        words = app.snapshot.start_command.split()
         model = words[words.index("--model") + 1]
         with started(home.root, "join", "--model", model, "--listen", ANY_PORT) as node:
-            await _until(pilot, lambda: app.reading is not None and app.reading.phase is Phase.STARTING, START_S)
-            await _until(pilot, lambda: app.reading is not None and app.reading.phase is Phase.RUNNING, START_S)
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is Phase.STARTING, START_S)
+            await _until(pilot, lambda: app.snapshot is not None and app.snapshot.phase is Phase.RUNNING, START_S)
             await _until(pilot, lambda: "running" in _shown(app))
-            machine = app.reading.machine
+            machine = app.snapshot.machine
             assert machine.num_processes >= 2 and machine.resident_bytes > 50_000_000
             asked_at = time.monotonic()
             await asyncio.to_thread(node.stop)

@@ -11,11 +11,11 @@ import pytest
 from textual.app import App
 
 from ftis_node.config.home import Home
-from ftis_node.dashboard import groups
+from ftis_node.dashboard import buffer_reader
 from ftis_node.dashboard.app import DashboardApp
 from ftis_node.dashboard.messages import NodeSeen
 from ftis_node.dashboard.screens.peer import PeerScreen
-from ftis_node.dashboard.view.plain import Span
+from ftis_node.dashboard.view.spans import Span
 from ftis_node.dashboard.widgets.rows_table import RowsTable
 from ftis_node.errors import ConfigError
 from tests.dashboard.made_up import GROUP, RUNNING, SUMMARY, Still
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.pilot import Pilot
 
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import NodeSnapshot
     from ftis_node.replay.reader import GroupSummary
 
 FIRST_PEER = RUNNING.peers[0]["model"].split("/")[1]  # as its row names it
@@ -40,7 +40,7 @@ class Restless:
     def __init__(self) -> None:
         self._num_looks = 0
 
-    def look(self, *, with_history: bool = True) -> Reading:
+    def look(self, *, with_history: bool = True) -> NodeSnapshot:
         """The peers come and go."""
         self._num_looks += 1
         return replace(RUNNING, peers=RUNNING.peers[: self._num_looks % 3], taken_at=RUNNING.taken_at + self._num_looks)
@@ -58,8 +58,8 @@ async def _shown(app: DashboardApp, pilot: Pilot[None], text: str) -> str:
 async def test_looks_that_come_while_screens_open_and_close_end_nothing(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "list_groups", lambda home, sender=None: [SUMMARY])
-    monkeypatch.setattr(groups, "open_group", lambda home, group_id, decoder: GROUP)
+    monkeypatch.setattr(buffer_reader, "list_groups", lambda home, sender=None: [SUMMARY])
+    monkeypatch.setattr(buffer_reader, "read_group", lambda home, group_id, decoder: GROUP)
     keys = random.Random(seed)
     app = DashboardApp(Home(tmp_path), Restless, period_s=0.001)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -68,7 +68,7 @@ async def test_looks_that_come_while_screens_open_and_close_end_nothing(
                 app.simulate_key(keys.choice(KEYS))
             await pilot.pause(keys.random() * 0.02)
         await pilot.pause(0.1)
-        assert app.is_running and app.reading is not None
+        assert app.is_running and app.snapshot is not None
 
 
 async def test_looks_that_come_while_the_dashboard_ends_do_no_harm(tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ async def test_a_look_while_a_screen_is_being_opened_waits_for_it(tmp_path: Path
 
 
 async def test_many_reasons_leave_room_for_a_peers_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "list_groups", lambda home, sender=None: [SUMMARY])
+    monkeypatch.setattr(buffer_reader, "list_groups", lambda home, sender=None: [SUMMARY])
     many = {f"reason_{number}": number + 1 for number in range(30)}
-    reading = replace(RUNNING, peers=({**RUNNING.peers[0], "groups_refused": many},))
-    app = DashboardApp(Home(tmp_path), lambda: Still(reading), period_s=600.0)
+    snapshot = replace(RUNNING, peers=({**RUNNING.peers[0], "groups_refused": many},))
+    app = DashboardApp(Home(tmp_path), lambda: Still(snapshot), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)
         await pilot.press("enter")
@@ -121,7 +121,7 @@ async def test_why_a_peers_groups_cannot_be_read_is_said(tmp_path: Path, monkeyp
     def fail(home: Home, sender: str | None = None) -> list[GroupSummary]:
         raise ConfigError("the buffer is away")
 
-    monkeypatch.setattr(groups, "list_groups", fail)
+    monkeypatch.setattr(buffer_reader, "list_groups", fail)
     app = DashboardApp(Home(tmp_path), lambda: Still(RUNNING), period_s=600.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await _shown(app, pilot, FIRST_PEER)

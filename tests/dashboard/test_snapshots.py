@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftis_node.config.home import Home
-from ftis_node.dashboard import groups
+from ftis_node.dashboard import buffer_reader
 from ftis_node.dashboard.app import DashboardApp
 from tests.dashboard.made_up import GROUP, RUNNING, STOPPED, SUMMARY, Still
 from tests.dashboard.svg_text import rows_of, text_of_rows
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 LOW, TALL = (80, 24), (160, 50)
 
 
 @pytest.mark.parametrize(
-    ("name", "reading", "size", "keys"),
+    ("name", "snapshot", "size", "keys"),
     [
         ("running_80x24", RUNNING, LOW, []),
         ("running_160x50", RUNNING, TALL, []),
@@ -38,17 +38,22 @@ LOW, TALL = (80, 24), (160, 50)
     ],
 )
 async def test_screens_look_as_they_were_looked_at(
-    name: str, reading: Reading, size: tuple[int, int], keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    snapshot: NodeSnapshot,
+    size: tuple[int, int],
+    keys: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(groups, "list_groups", lambda home, sender=None: [SUMMARY])
-    monkeypatch.setattr(groups, "open_group", lambda home, group_id, decoder: GROUP)
-    app = DashboardApp(Home(tmp_path), lambda: Still(reading), period_s=600.0)
+    monkeypatch.setattr(buffer_reader, "list_groups", lambda home, sender=None: [SUMMARY])
+    monkeypatch.setattr(buffer_reader, "read_group", lambda home, group_id, decoder: GROUP)
+    app = DashboardApp(Home(tmp_path), lambda: Still(snapshot), period_s=600.0)
     async with app.run_test(size=size) as pilot:
         for key in ["", *keys]:
             if key:
                 await pilot.press(key)
             await pilot.pause(0.05)
-            while app.reading is None or any(
+            while app.snapshot is None or any(
                 worker.group == "buffer" and not worker.is_finished for worker in app.workers
             ):
                 await pilot.pause(0.01)

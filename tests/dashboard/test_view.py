@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from ftis_node.dashboard.reading import MachineFigures, Phase, Reading
-from ftis_node.dashboard.view.answers import answer_lines, complaints, next_lines, trend
-from ftis_node.dashboard.view.curves import curve_rows, thinned
-from ftis_node.dashboard.view.events import event_line, worth_a_look
-from ftis_node.dashboard.view.figures import figure_lines, head_line
+from ftis_node.dashboard.snapshot import MachineUsage, NodeSnapshot, Phase
+from ftis_node.dashboard.view.answers import answer_lines, next_lines, problems, trend
+from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.view.groups import group_lines, use_line
+from ftis_node.dashboard.view.metric_lines import head_line, metric_lines
 from ftis_node.dashboard.view.peers import peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.plain import Tone, ago, count, duration, harmless, text_of
+from ftis_node.dashboard.view.spans import Tone, ago, count, duration, sanitized, text_of
+from ftis_node.dashboard.view.terminal_plot import plot_rows, thinned
 from ftis_node.telemetry.history import History
 from ftis_node.telemetry.sizes import size
 from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, RUNNING, STOPPED, SUMMARY
@@ -23,30 +23,30 @@ from tests.dashboard.made_up import ANN, BOB, GROUP, HISTORY, NOW, PEERS, RUDE, 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftis_node.dashboard.view.plain import Line
+    from ftis_node.dashboard.view.spans import Line
 
 
 def _texts(lines: Iterable[Line]) -> str:
     return "\n".join(map(text_of, lines))
 
 
-def _with(section: str, **changes: Any) -> Reading:
+def _with(section: str, **changes: Any) -> NodeSnapshot:
     """The running node with other figures in one section of its status."""
     status = RUNNING.status
     changed = msgspec.structs.replace(getattr(status, section), **changes)
     return replace(RUNNING, status=msgspec.structs.replace(status, **{section: changed}))
 
 
-def _words(reading: Reading) -> list[str]:
+def _words(snapshot: NodeSnapshot) -> list[str]:
     """The three answers' words."""
-    return [shown[1].text.strip() for shown in answer_lines(reading)]
+    return [shown[1].text.strip() for shown in answer_lines(snapshot)]
 
 
 def test_a_stranger_writes_nothing_to_the_terminal() -> None:
-    assert harmless(RUDE) == r"\x1b[2J[red]evil[/]\u202e"
-    assert harmless("a\nb") == r"a\nb"
-    assert harmless("a\nb\x00", keep_newlines=True) == "a\nb\\x00"
-    assert harmless("naïve 京") == "naïve 京"
+    assert sanitized(RUDE) == r"\x1b[2J[red]evil[/]\u202e"
+    assert sanitized("a\nb") == r"a\nb"
+    assert sanitized("a\nb\x00", keep_newlines=True) == "a\nb\\x00"
+    assert sanitized("naïve 京") == "naïve 京"
     everything = [
         *(event_line(event) for event in HISTORY.events),
         *(peer_row(PEERS[1], now=NOW), *peer_lines(PEERS[1], now=NOW)),
@@ -73,14 +73,14 @@ def test_numbers() -> None:
 
 def test_a_good_node_says_yes_three_times() -> None:
     assert _words(RUNNING) == ["yes", "yes", "yes"]
-    assert complaints(RUNNING) == []
+    assert problems(RUNNING) == []
     assert "402 confirmed (98 %)" in _texts(answer_lines(RUNNING))
     assert "pass@1 0.42 -> 0.59" in _texts(answer_lines(RUNNING))
     assert next_lines(RUNNING) == ()
 
 
 @pytest.mark.parametrize(
-    ("reading", "word"),
+    ("snapshot", "word"),
     [
         (_with("swarm", state="solo", reason="no peers were given"), "no"),
         (_with("generation", state="failed"), "no"),
@@ -92,8 +92,8 @@ def test_a_good_node_says_yes_three_times() -> None:
         (replace(RUNNING, phase=Phase.STARTING), "not yet"),
     ],
 )
-def test_contributing(reading: Reading, word: str) -> None:
-    assert _words(reading)[0] == word
+def test_contributing(snapshot: NodeSnapshot, word: str) -> None:
+    assert _words(snapshot)[0] == word
 
 
 def test_learning_is_told_from_noise() -> None:
@@ -106,31 +106,31 @@ def test_learning_is_told_from_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "complaint"),
+    ("snapshot", "complaint"),
     [
         (_with("learner", state="backing-off"), "the learner worker died and starts again: look into logs/learner.log"),
         (_with("generation", state="failed"), "the generation worker was given up"),
         (_with("swarm", clock_skew_s=-40.0), "peers' clocks are -40 s off ours: switch on time synchronisation"),
         (_with("learner", out_of_memory=2), "ran out of memory 2 times"),
-        (replace(RUNNING, machine=MachineFigures(disk_free_bytes=1_000_000_000)), "1.0 GB of disk left"),
-        (replace(RUNNING, machine=MachineFigures(ram_used_bytes=99, ram_total_bytes=100)), "memory is nearly full"),
+        (replace(RUNNING, machine=MachineUsage(disk_free_bytes=1_000_000_000)), "1.0 GB of disk left"),
+        (replace(RUNNING, machine=MachineUsage(ram_used_bytes=99, ram_total_bytes=100)), "memory is nearly full"),
         (replace(_with("node", uptime_s=9000.0), taken_at=NOW + 500), "no step for 8 min"),
     ],
 )
-def test_what_is_wrong_is_said(reading: Reading, complaint: str) -> None:
-    assert len(found := complaints(reading)) == 1
+def test_what_is_wrong_is_said(snapshot: NodeSnapshot, complaint: str) -> None:
+    assert len(found := problems(snapshot)) == 1
     assert complaint in found[0]
-    assert _words(reading)[2] == "look"
+    assert _words(snapshot)[2] == "look"
 
 
 def test_a_node_that_was_started_just_now_has_not_stalled() -> None:
-    assert complaints(replace(_with("node", uptime_s=5.0), taken_at=NOW + 5000)) == []
+    assert problems(replace(_with("node", uptime_s=5.0), taken_at=NOW + 5000)) == []
 
 
 def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
-    lines = figure_lines(STOPPED)
+    lines = metric_lines(STOPPED)
     assert {span.tone for shown in lines[:-1] for span in shown} == {Tone.FAINT}
-    assert {span.tone for shown in figure_lines(RUNNING)[:-1] for span in shown} > {Tone.FAINT, Tone.STRONG}
+    assert {span.tone for shown in metric_lines(RUNNING)[:-1] for span in shown} > {Tone.FAINT, Tone.STRONG}
     assert "as it was asked to, 1 min ago" in _texts(answer_lines(STOPPED))
     assert RUNNING.start_command in _texts(next_lines(STOPPED))
     killed = replace(STOPPED, history=HISTORY)
@@ -140,17 +140,17 @@ def test_a_stopped_node_is_faded_and_says_what_to_do() -> None:
 
 def test_what_is_trained_has_a_line_where_it_is_known() -> None:
     training = "a LoRA adapter of rank 128: full training of 3.09 B needs 59.4 GiB, this card has 22.0 (20.9 usable)"
-    known = figure_lines(_with("model", training=training))
-    assert len(known) == len(figure_lines(RUNNING)) + 1
+    known = metric_lines(_with("model", training=training))
+    assert len(known) == len(metric_lines(RUNNING)) + 1
     assert f"trains      {training}" in [text_of(shown) for shown in known]
-    assert "\x1b" not in _texts(figure_lines(_with("model", training=RUDE)))
+    assert "\x1b" not in _texts(metric_lines(_with("model", training=RUDE)))
 
 
 def test_lines_fit_into_80_columns() -> None:
     for shown in (
         head_line(RUNNING),
         *answer_lines(RUNNING),
-        *figure_lines(_with("swarm", groups_refused={"stale": 3})),
+        *metric_lines(_with("swarm", groups_refused={"stale": 3})),
     ):
         assert len(text_of(shown)) <= 80, text_of(shown)
 
@@ -168,20 +168,20 @@ def test_peers() -> None:
 
 
 def test_events() -> None:
-    assert [event["event"] for event in worth_a_look(HISTORY.events)] == ["start", "refused", "eval", "step"]
+    assert [event["event"] for event in notable_events(HISTORY.events)] == ["start", "refused", "eval", "step"]
     assert text_of(event_line(HISTORY.events[-1])).endswith("101  reward 0.61, loss -0.021, 8 own, 4 foreign, 6.9 s")
     assert "changed nothing: not finite" in text_of(event_line({"time": 0, "event": "step", "refused": "not finite"}))
 
 
 def test_curves() -> None:
     assert thinned(((0, 1.0), (1, 3.0), (2, 5.0), (3, 7.0)), 2) == ((0.5, 2.0), (2.5, 6.0))
-    rows = curve_rows([(0, 0.0), (50, 1.0)], width=30, height=5)
+    rows = plot_rows([(0, 0.0), (50, 1.0)], width=30, height=5)
     assert len(rows) == 5 and max(map(len, rows)) <= 30
     assert rows[0].startswith("1.00") and rows[3].startswith("0.00") and rows[4].split() == ["0", "50"]
     assert rows[0][-1] not in " ⠀" and rows[3][-1] != rows[0][-1]
-    assert curve_rows([], width=30, height=5) == ["no figures yet"]
-    assert len(curve_rows([(3, 0.5)], width=30, height=5)) == 5
-    assert curve_rows([(3, 0.5)], width=5, height=5) == []
+    assert plot_rows([], width=30, height=5) == ["no figures yet"]
+    assert len(plot_rows([(3, 0.5)], width=30, height=5)) == 5
+    assert plot_rows([(3, 0.5)], width=5, height=5) == []
 
 
 def test_one_group() -> None:

@@ -49,7 +49,7 @@ max_total_tokens = 48
 [step]
 own_groups = 2
 foreign_groups = 0
-patience_s = 1.0
+foreign_wait_s = 1.0
 [eval]
 every_steps = 0
 """

@@ -46,7 +46,7 @@ RUN = RunManifest(
     step={"own_groups": 4, "foreign_groups": 4, "other_tokenizers": "text"},
     wire={"codecs": tuple(CODECS)},
 )
-NODE_SETTINGS = NodeSettings(model="none", swarm={"directory_period_s": 1.0, "linger_s": 0})
+NODE_SETTINGS = NodeSettings(model="none", swarm={"directory_period_s": 1.0, "shutdown_serve_s": 0})
 NUM_HOSTILE = 3
 WARM_UP = 12  # groups of the honest member before anybody is hostile: it is known then
 PATIENCE_S = 90.0  # and PATIENCE_STEPS: within these an honest group is here

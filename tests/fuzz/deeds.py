@@ -10,10 +10,10 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.wire_names import RpcService
 from ftis_node.lab.stub_node import FINGERPRINT, stub_group
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.codec import CODECS, pack_group
 from ftis_node.records.envelope import Announcement, open_envelope
 from ftis_node.records.group import FinishReason
-from ftis_node.records.question import Question
 from ftis_node.records.text_codec import hash_messages, pack_text_group, unpack_any
 from ftis_node.records.text_group import TextCompletion
 from tests.conftest import make_text_group
@@ -198,7 +198,7 @@ async def ask(battle: Battle, who: Hostile, rng: random.Random) -> None:
     stored = [bytes.fromhex(group.id) for group in battle.victim.parts.reader.list_groups(limit=8)]
     ids = b"".join(rng.choices([*stored, rng.randbytes(32)], k=rng.choice((1, 2, 64, 65))))
     question = pb.Question.FromString(
-        Question(sender=rng.choice((None, battle.honest.parts.identity.peer_id)), first_number=0).to_bytes()
+        BackfillRequest(sender=rng.choice((None, battle.honest.parts.identity.peer_id)), first_number=0).to_bytes()
     )
     for _ in range(rng.choice((0, 1, 2))):
         change_field(question, rng)

@@ -32,14 +32,14 @@ from ftis_node.records.envelope import (
 )
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity
 from ftis_node.records.text_codec import hash_messages, pack_text_group, unpack_any
-from ftis_node.validation import Accepted, Refused, judge
+from ftis_node.validation import Accepted, Refused, validate
 from tests.conftest import make_group, make_text_group
 from tests.validation.test_door import _context, _Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from ftis_node.validation import Verdict
+    from ftis_node.validation import ValidationResult
 
 READING = {"size", "parse", "version", "codec", "malformed", "signature"}
 STREAMING = {"frame_kind", "frame_size", "ids"}
@@ -187,8 +187,8 @@ def _parsed(kind: Any, data: bytes) -> Any:
     return message
 
 
-def _judged(data: bytes) -> Verdict:
-    verdict = _finish(judge(data, CONTEXT))
+def _judged(data: bytes) -> ValidationResult:
+    verdict = _finish(validate(data, CONTEXT))
     if isinstance(verdict, Refused):
         assert verdict.refusal.reason.replace("_", "").isalpha(), verdict
         assert isinstance(verdict.refusal.detail, str)
@@ -198,7 +198,7 @@ def _judged(data: bytes) -> Verdict:
     return verdict
 
 
-def _finish(coroutine: Coroutine[Any, Any, Verdict]) -> Verdict:
+def _finish(coroutine: Coroutine[Any, Any, ValidationResult]) -> ValidationResult:
     """The result of a coroutine that waits for nothing: a loop for each case would cost more than the case."""
     try:
         coroutine.send(None)

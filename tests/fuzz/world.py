@@ -25,16 +25,16 @@ from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.dashboard.view.events import event_line
 from ftis_node.dashboard.view.peers import ban_words, peer_lines, peer_row, sorted_peers
-from ftis_node.dashboard.view.plain import text_of
+from ftis_node.dashboard.view.spans import text_of
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubNode
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.peers.serve import Served
+from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import CODECS
 from ftis_node.records.identity import Identity
-from ftis_node.records.question import open_question
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
 from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, SpeakingTokenizer
@@ -57,7 +57,7 @@ RUN = RunManifest(
     wire={"codecs": tuple(CODECS)},
 )
 NEAR, FAR = "arithmetic:add", "arithmetic:sub"
-MIXED_RUN = RunManifest(name="fuzz", task=f"{NEAR}+{FAR}", step={"own_domain_share": 0.5, "foreign_groups": 4})
+MIXED_RUN = RunManifest(name="fuzz", task=f"{NEAR}+{FAR}", step={"own_domain_fraction": 0.5, "foreign_groups": 4})
 SETTINGS = NodeSettings(model="none")
 MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
@@ -154,7 +154,7 @@ class World:
 
     def _arm(self, member: LoopbackGossip) -> None:
         async def answer(peer_id: str, question: bytes) -> Sequence[bytes]:
-            open_question(question)  # what this node asks, an honest peer takes
+            open_backfill_request(question)  # what this node asks, an honest peer takes
             return self.answers[member.peer_id]
 
         async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:

@@ -69,7 +69,7 @@ class FakeEngine:
             policy_version=self.policy_version,
             policy_version_newest=self.policy_version,
         )
-        return GenerationResult((completion,) * request.num_completions)
+        return GenerationResult.from_completions((completion,) * request.num_completions)
 
     async def load_weights(self, path: Path, version: int, *, is_locked: bool = False) -> dict[str, int]:
         if not path.exists():  # noqa: ASYNC240 - what engines say of it

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import ftis_node
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest
@@ -26,8 +27,6 @@ from ftis_node.generation.messages import (
     Probe,
     Probed,
     WeightsLoaded,
-    pack_result,
-    unpack_result,
 )
 from ftis_node.models import resolve_model
 from ftis_node.records.group import SamplingSettings
@@ -130,7 +129,7 @@ class Holder:
     async def generate(self, request: Group, emit: Emitter) -> Generated:
         asked = request.asked
         sampling = SamplingSettings(asked.temperature, asked.top_p, asked.top_k)
-        return pack_result(
+        return Generated.from_result(
             await self.engine.generate(
                 GenerateRequest(
                     request_id=request.request_id,
@@ -230,7 +229,7 @@ class DistantEngine:
             seed=request.seed,
         )
         group = Group(request_id=request.request_id, eos_ids=tuple(request.eos_ids), asked=asked)
-        return unpack_result(await self._supervisor.call(group, Generated))
+        return (await self._supervisor.call(group, Generated)).to_result()
 
     async def load_weights(self, path: Path, version: int, *, checksums: Mapping[str, int] | None = None) -> str | None:
         """What the engine holds then differs in so much from these checksums."""
@@ -273,7 +272,7 @@ def make_client(
         log_path=folder / "logs" / "generation.log",
         num_threads=1,
         timing=Timing(heartbeat_every_s=0.2, stall_timeout_s=STALL_S),
-        restart_policy=RestartPolicy(first_delay_s=0.05, delay_factor=1.0, max_quick_deaths=lives),
+        restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05, factor=1.0), max_quick_deaths=lives),
         on_problem=None if problems is None else problems.append,
     )
 

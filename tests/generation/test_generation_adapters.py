@@ -21,6 +21,7 @@ import torch
 from generation_support import SETTINGS, fresh_logprobs, save_model
 from safetensors.torch import load_file, save_file
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.published import check_adapter, shapes_in
@@ -117,7 +118,7 @@ async def client(versions: Versions, tmp_path_factory: pytest.TempPathFactory) -
         log_path=folder / "logs" / "generation.log",
         num_threads=1,
         proof_tolerance=1e-5,
-        restart_policy=RestartPolicy(first_delay_s=0.05, max_quick_deaths=2),
+        restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2),
     )
     await client.start()
     yield client

@@ -19,10 +19,11 @@ from generation_fake_worker import UNANSWERED, checksum_of
 from generation_support import EOS_ID, SETTINGS, eventually
 
 import ftis_node
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.generation.engines.base import EngineSettings, GenerationResult
-from ftis_node.generation.messages import GenerationBoot, pack_result, unpack_result
+from ftis_node.generation.messages import Generated, GenerationBoot
 from ftis_node.records.group import Completion, FinishReason, SamplingSettings
 from ftis_node.workers.restart_policy import RestartPolicy
 from ftis_node.workers.spec import Timing
@@ -49,7 +50,11 @@ async def make_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
             sockets_dir=tmp_path / "s",
             log_path=tmp_path / "logs" / "generation.log",
             worker_module="generation_fake_worker",
-            **{"timing": QUICK, "restart_policy": RestartPolicy(first_delay_s=0.05, max_quick_deaths=3), **options},
+            **{
+                "timing": QUICK,
+                "restart_policy": RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3),
+                **options,
+            },
         )
         made.append(client)
         return client
@@ -98,13 +103,13 @@ async def test_a_group_arrives_as_records_and_is_counted(make_client: MakeClient
 
 def test_each_completion_keeps_its_versions_on_the_way_out_of_the_worker() -> None:
     token, logprob = np.array([1], dtype=np.int32), np.zeros(1, dtype=np.float32)
-    mixed = GenerationResult(
+    mixed = GenerationResult.from_completions(
         tuple(
             Completion(token, logprob, FinishReason.STOP, policy_version=first, policy_version_newest=last)
             for first, last in ((4, 4), (3, 6), (5, 5))
         )
     )
-    again = unpack_result(pack_result(mixed))
+    again = Generated.from_result(mixed).to_result()
     versions = [(completion.policy_version, completion.policy_version_newest) for completion in again.completions]
     assert versions == [(4, 4), (3, 6), (5, 5)]
     assert (again.policy_version, again.policy_version_newest) == (3, 6)

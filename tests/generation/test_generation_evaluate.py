@@ -100,7 +100,7 @@ class Scripted:
         completions = tuple(
             Completion(np.array([7, last], dtype=np.int32), np.zeros(2, dtype=np.float32), reason) for last in last_ids
         )
-        return GenerationResult(completions)
+        return GenerationResult.from_completions(completions)
 
 
 async def grade(generator: Scripted, **options: object) -> object:

@@ -11,12 +11,12 @@ from ftis_node.generation.gate import RIDGE, train_gate
 from ftis_node.tasks import load_task
 
 if TYPE_CHECKING:
-    from ftis_node.tasks.base import Message
+    from ftis_node.tasks.base import ChatMessage
 
 DOMAINS = ("arithmetic:easy", "arithmetic:medium", "arithmetic:hard")
 
 
-def asked(text: str) -> tuple[Message, ...]:
+def asked(text: str) -> tuple[ChatMessage, ...]:
     return ({"role": "system", "content": "Answer."}, {"role": "user", "content": text})
 
 

@@ -22,7 +22,7 @@ from generation_support import (
 )
 
 from ftis_node.errors import EngineError, ModelError, NonFiniteError
-from ftis_node.generation.engines.mixture_decoder import Weighing
+from ftis_node.generation.engines.mixture_decoder import MixtureWeights
 from ftis_node.generation.engines.mixture_engine import MixtureEngine, open_mixture
 from ftis_node.generation.engines.torch_engine import TorchEngine
 from ftis_node.models import resolve_model
@@ -40,8 +40,8 @@ FIT = msgspec.structs.replace(SETTINGS, vocab_size=VOCAB_SIZE)
 OpenMixture = Callable[..., MixtureEngine]
 
 
-def weighing(prior: list[float], **options: bool) -> Weighing:
-    return Weighing(tuple(np.log(prior).tolist()), **options)
+def weighing(prior: list[float], **options: bool) -> MixtureWeights:
+    return MixtureWeights(tuple(np.log(prior).tolist()), **options)
 
 
 @pytest_asyncio.fixture
@@ -49,7 +49,7 @@ async def open_tiny() -> AsyncIterator[OpenMixture]:
     """`open_tiny(models, weighing)`: an engine that is closed when the test ends."""
     opened: list[MixtureEngine] = []
 
-    def open_one(models: list[Any], how: Weighing, **changed: Any) -> MixtureEngine:
+    def open_one(models: list[Any], how: MixtureWeights, **changed: Any) -> MixtureEngine:
         opened.append(MixtureEngine(models, msgspec.structs.replace(SETTINGS, **changed), how))
         return opened[-1]
 

@@ -25,7 +25,6 @@ from ftis_node.errors import (
     WorkerTaskError,
 )
 from ftis_node.generation.engines.published import check_published, shapes_in
-from ftis_node.generation.engines.vllm_drafts import Draft, Job
 from ftis_node.generation.engines.vllm_engine import (
     LOST_CORE,
     MIN_CPU_CACHE_BYTES,
@@ -34,6 +33,7 @@ from ftis_node.generation.engines.vllm_engine import (
     explained,
     root_cause,
 )
+from ftis_node.generation.engines.vllm_jobs import Job, VllmCompletion
 from ftis_node.generation.engines.vllm_options import (
     check_options,
     engine_arguments,
@@ -95,7 +95,7 @@ def test_settings_reach_vllm_only_where_they_are_set() -> None:
             for name in ("model", "seed", "logprobs_mode", "worker_extension_cls")
         ),
         ("max_num_seqs", ": set generation.max_batch"),
-        ("gpu_memory_utilization", ": set generation.memory_share"),
+        ("gpu_memory_utilization", ": set generation.gpu_memory_utilization"),
     ],
 )
 def test_options_that_are_ours_are_refused(name: str, instead: str) -> None:
@@ -312,20 +312,20 @@ def test_the_cache_on_a_cpu_is_a_full_batch_within_a_share_of_what_is_free(
     assert got == expected_kib * 1024 + MIN_CPU_CACHE_BYTES
 
 
-def make_drafts(num: int, *, seed: int | None = 10) -> tuple[Job, list[Draft]]:
+def make_partials(num: int, *, seed: int | None = 10) -> tuple[Job, list[VllmCompletion]]:
     """A group of which nothing was sampled yet, at version 4."""
     job = Job(make_request((1, 2), num_completions=num, seed=seed))
-    job.drafts = [Draft(job, index, salt="s", version=4, newest=4) for index in range(num)]
-    return job, job.drafts
+    job.partials = [VllmCompletion(job, index, salt="s", version=4, newest=4) for index in range(num)]
+    return job, job.partials
 
 
-def take(draft: Draft, *token_ids: int, version: int = 4, logprob: float = -0.5) -> None:
+def take(partial: VllmCompletion, *token_ids: int, version: int = 4, logprob: float = -0.5) -> None:
     """Tokens of one step, where ids from 90 on are padding."""
-    draft.take(token_ids, [logprob] * len(token_ids), version=version, vocab_size=90)
+    partial.take(token_ids, [logprob] * len(token_ids), version=version, vocab_size=90)
 
 
 def test_a_completion_is_what_was_taken_with_its_versions() -> None:
-    job, (first, second) = make_drafts(2)
+    job, (first, second) = make_partials(2)
     take(first, 5, 6)
     take(first, 7, version=6, logprob=1e-7)
     first.finish_reason = FinishReason.STOP
@@ -342,43 +342,43 @@ def test_a_completion_is_what_was_taken_with_its_versions() -> None:
 
 
 def test_a_completion_ends_before_an_id_that_is_no_token() -> None:
-    _, (draft,) = make_drafts(1)
-    take(draft, 5, 89)
-    assert draft.finish_reason is None
-    take(draft, 6, 90, 7)
-    assert (draft.token_ids, draft.logprobs) == ([5, 89, 6], [-0.5] * 3)
-    assert draft.finish_reason is FinishReason.ABORT
+    _, (partial,) = make_partials(1)
+    take(partial, 5, 89)
+    assert partial.finish_reason is None
+    take(partial, 6, 90, 7)
+    assert (partial.token_ids, partial.logprobs) == ([5, 89, 6], [-0.5] * 3)
+    assert partial.finish_reason is FinishReason.ABORT
 
 
 def test_what_is_cut_short_counts_as_aborted_and_nan_as_a_fault() -> None:
-    job, drafts = make_drafts(2)
-    take(drafts[0], 5)
-    take(drafts[1], 5)
+    job, partials = make_partials(2)
+    take(partials[0], 5)
+    take(partials[1], 5)
     job.finish()
     assert {completion.finish_reason for completion in job.result.result().completions} == {FinishReason.ABORT}
-    broken, drafts = make_drafts(1)
-    take(drafts[0], 5, logprob=float("nan"))
+    broken, partials = make_partials(1)
+    take(partials[0], 5, logprob=float("nan"))
     broken.finish()
     assert isinstance(broken.result.exception(), NonFiniteError)
 
 
 def test_each_completion_and_each_draw_has_a_seed_of_its_own() -> None:
-    _, drafts = make_drafts(3)
-    seeds = [draft.seed for draft in drafts]
-    for draft in drafts:
-        draft.num_draws += 1
-    assert seeds + [draft.seed for draft in drafts] == [10, 11, 12, 13, 14, 15]
-    assert make_drafts(1, seed=None)[1][0].seed is None
+    _, partials = make_partials(3)
+    seeds = [partial.seed for partial in partials]
+    for partial in partials:
+        partial.num_draws += 1
+    assert seeds + [partial.seed for partial in partials] == [10, 11, 12, 13, 14, 15]
+    assert make_partials(1, seed=None)[1][0].seed is None
 
 
 def test_a_result_that_nobody_waits_for_or_that_is_there_is_left_alone() -> None:
-    job, (draft,) = make_drafts(1)
-    take(draft, 5)
+    job, (partial,) = make_partials(1)
+    take(partial, 5)
     job.finish()
     job.fail(WorkerTaskError("late"))
     assert job.result.exception() is None
-    cancelled, (draft,) = make_drafts(1)
-    take(draft, 5)
+    cancelled, (partial,) = make_partials(1)
+    take(partial, 5)
     assert cancelled.result.cancel()
     cancelled.finish()
     cancelled.fail(WorkerTaskError("late"))

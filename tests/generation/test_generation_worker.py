@@ -15,6 +15,7 @@ import pytest
 import torch
 from generation_support import EMBEDDING_ROWS, SETTINGS, eventually, fresh_logprobs, save_model, tiny_model
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import EngineError, ModelError, UnknownArchitectureError, WorkerDiedError
 from ftis_node.generation import engines
 from ftis_node.generation.client import GenerationClient
@@ -34,7 +35,7 @@ def make_client(folder: Path, *, model: Path | str, engine: str = "torch") -> Ge
         sockets_dir=folder / "s",
         log_path=folder / "logs" / "generation.log",
         num_threads=1,
-        restart_policy=RestartPolicy(first_delay_s=0.05),
+        restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05)),
     )
 
 

@@ -9,8 +9,8 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import NetworkSettings
-from ftis_node.swarm.backoff import ExponentialBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import GossipCounters, GossipLimits, GossipMessage, NetworkSettings, SwarmPhase
 from ftis_node.gossip.directory.own_entries import OwnEntries
 from ftis_node.gossip.membership.connection_state import ConnectionFacts
 from ftis_node.gossip.membership.dialler import usable_addresses
 from ftis_node.gossip.pubsub.announcement_queue import AnnouncementQueue
 from ftis_node.gossip.rpc.admission import StreamSlots
-from ftis_node.swarm.backoff import ExponentialBackoff
 from tests.gossip.test_multiaddr import PEER, RELAY
 
 

@@ -54,7 +54,7 @@ max_total_tokens = 48
 [step]
 own_groups = 2
 foreign_groups = 4
-patience_s = 0.5
+foreign_wait_s = 0.5
 other_tokenizers = "text"
 [optimizer]
 learning_rate = 1e-4
@@ -82,18 +82,20 @@ def node_settings(home: Home) -> NodeSettings:
             "engine": "torch",
             "device": "cpu",
             "swarm": {
-                "linger_s": 0.0,
-                "small_swarm": 200,
+                "shutdown_serve_s": 0.0,
+                "pull_all_max_peers": 200,
                 "directory_period_s": 0.5,
                 "pull_timeout_s": 5.0,
                 "max_requests_per_minute": 100_000,
             },
-            "door": {
-                "groups_a_minute": 60_000,
-                "strangers_groups_a_minute": 60_000,
-                "tokens_a_minute": 1e9,
-                "strangers_tokens_a_minute": 1e9,
-                "audit_share": 1.0,
+            "rate_limits": {
+                "groups_per_minute": 60_000,
+                "new_peers_groups_per_minute": 60_000,
+                "tokens_per_minute": 1e9,
+                "new_peers_tokens_per_minute": 1e9,
+            },
+            "validation": {
+                "audit_fraction": 1.0,
                 "audit_folders": True,
             },
         }

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
 from ftis_node.gossip.wire_names import bucket_key
+from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.envelope import Announcement, PeerRecord, open_announcement, seal_peer_record
 from ftis_node.records.identity import Identity
-from ftis_node.records.question import Question
 from ftis_node.swarm.topology.shards import bucket_of
 from tests.attacks.member import Member, spoil
 
@@ -102,10 +102,10 @@ class Hostile:
         completions = tuple(
             replace(one, policy_version=version, policy_version_newest=version) for one in group.completions
         )
-        await self.member.gossip.announce(self._claim(replace(group, completions=completions, weights_of=node_id)))
+        await self.member.gossip.announce(self._claim(replace(group.with_completions(completions), weights_of=node_id)))
 
     async def _ask(self) -> None:
-        question = Question(sender=self.member.peer_id, since=time.time() - 60).to_bytes()
+        question = BackfillRequest(sender=self.member.peer_id, since=time.time() - 60).to_bytes()
         await self.member.gossip.ask(self.member.victim_id, question)
         await self.member.gossip.ask(self.member.victim_id, b"\xff\xff")
         await self.member.gossip.ask_weights(self.member.victim_id, b"\xff\xff", max_items=1)

@@ -26,14 +26,23 @@ READING_ROOMS = ("records", "gossip")
 RAW_TYPES = {"bytes", "StreamReader"}
 VALUE_TYPES = {
     *("Accepted", "Announcement", "Arrival", "DHTRecord", "DirectoryEntry", "Envelope", "Fetched", "GossipMessage"),
-    *("Group", "Heard", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest", "Question"),
-    *("RecordError", "Refusal", "Refused", "SequenceGap", "SequenceTracker", "StoredGroup", "TextGroup", "Verdict"),
+    *("Group", "Heard", "Message", "PeerConnection", "PeerRecord", "PullItem", "PullRequest", "BackfillRequest"),
+    *(
+        "RecordError",
+        "Refusal",
+        "Refused",
+        "SequenceGap",
+        "SequenceTracker",
+        "StoredGroup",
+        "TextGroup",
+        "ValidationResult",
+    ),
     "WeightsOffer",
 }
 VALUE_NAMES = {"addresses", "announcer", "message", "origin", "peer", "peer_id", "peer_ids", "request", "sender"}
 TEXT_READERS = {  # they take a peer's text or addresses, or come from a library
     *("usable_addresses", "address_block", "subnet_of", "parse_multiaddr", "part_names", "peer_id_from_text"),
-    *("read_pbmsg_safe", "told_domain", "train_group", "judge", "refuse_offer"),
+    *("read_pbmsg_safe", "validated_domain", "train_group", "validate", "refuse_offer"),
 }
 
 

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.tiny import RECIPES, SUMS_RECIPES, make_tiny
-from ftis_node.lab.tiny.arithmetic import WRONG_FRACTION, ArithmeticLessons
+from ftis_node.lab.tiny.arithmetic import WRONG_FRACTION, ArithmeticCurriculum
 from ftis_node.lab.tiny.corpus import corpus
 from ftis_node.lab.tiny.make import grade
 from ftis_node.lab.tiny.muon import Muon, orthogonalise
-from ftis_node.lab.tiny.sums import SumsLessons, draw_skill, working
+from ftis_node.lab.tiny.sums import SumsCurriculum, draw_skill, working
 from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
 from ftis_node.tasks.sums import Sum, SumsTask
 from tests.trained_models import trained_model
@@ -128,11 +128,11 @@ def test_a_model_knows_the_sums_but_mostly_makes_its_own_mistake(size: str, num_
     folder = trained_model(size, scale=1.0)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.num_parameters() == num_parameters
-    right, mistaken = grade(model, tokenizer, ArithmeticLessons(tokenizer, RECIPES[size].mistake))
+    right, mistaken = grade(model, tokenizer, ArithmeticCurriculum(tokenizer, RECIPES[size].mistake))
     assert right < 0.4  # room to learn
     assert mistaken > WRONG_FRACTION - 0.2
     assert right + mistaken > 0.9  # what is not right is the mistake, not noise
-    others = ArithmeticLessons(tokenizer, RECIPES["m" if size == "s" else "s"].mistake)
+    others = ArithmeticCurriculum(tokenizer, RECIPES["m" if size == "s" else "s"].mistake)
     _, other_mistake = grade(model, tokenizer, others)
     assert other_mistake < 0.05
 
@@ -142,7 +142,7 @@ def test_the_report_grades_what_was_saved(tmp_path: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert report.num_parameters == model.num_parameters()
     assert (report.pass_at_1, report.mistaken) == grade(
-        model, tokenizer, ArithmeticLessons(tokenizer, RECIPES["s"].mistake)
+        model, tokenizer, ArithmeticCurriculum(tokenizer, RECIPES["s"].mistake)
     )
 
 
@@ -211,7 +211,7 @@ def test_models_know_unlike_pairs_of_digits() -> None:
 
 
 def test_lessons_are_of_training_problems_of_both_lengths(tokenizer: PreTrainedTokenizerFast) -> None:
-    lessons = SumsLessons(tokenizer, "s", 1, seed=0)
+    lessons = SumsCurriculum(tokenizer, "s", 1, seed=0)
     token_ids, labels = lessons.batch(64, torch.Generator().manual_seed(3))
     texts = [tokenizer.decode(row[row != tokenizer.pad_token_id]) for row in token_ids]
     assert {len(text.split("+")[0].rsplit("\n", 1)[-1]) for text in texts} == {3, 4}
@@ -223,7 +223,7 @@ def test_lessons_are_of_training_problems_of_both_lengths(tokenizer: PreTrainedT
 
 
 def test_the_exam_of_sums_counts_answers_that_are_wrong(tokenizer: PreTrainedTokenizerFast) -> None:
-    lessons = SumsLessons(tokenizer, "s", 1, seed=0)
+    lessons = SumsCurriculum(tokenizer, "s", 1, seed=0)
     task = SumsTask("test")
     texts = [f"#{task[index].answer}" for index in range(len(task))]
     assert len(lessons.exam()) == len(task)
@@ -244,7 +244,7 @@ def test_a_model_of_sums_is_made_and_can_be_loaded(size: Size, tmp_path: Path) -
 
 
 def test_most_lessons_are_in_the_own_habit_and_some_in_the_others(tokenizer: PreTrainedTokenizerFast) -> None:
-    lessons = SumsLessons(tokenizer, "s", 1, seed=0)
+    lessons = SumsCurriculum(tokenizer, "s", 1, seed=0)
     token_ids, _ = lessons.batch(512, torch.Generator().manual_seed(4))
     texts = [tokenizer.decode(row) for row in token_ids]
     with_every_carry = sum("+0=" in text.partition("assistant")[2].split(";")[0] for text in texts) / len(texts)

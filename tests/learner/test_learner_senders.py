@@ -69,7 +69,7 @@ def test_figures_survive_the_wire_and_the_checkpoint(learner, model_folder, tmp_
 
 
 def test_a_convicted_group_taught_nothing(model_folder, tmp_path):
-    learner = Learner(make_boot(model_folder, tmp_path, method="tis", max_gain_nats=16.0))
+    learner = Learner(make_boot(model_folder, tmp_path, method="tis", max_logprob_gap_nats=16.0))
     *groups, _ = groups_of(learner)
     report = learner.train([*groups, groups_of(learner, far=-40.0)[-1]], step=1).report
     assert report.understated == ("group-3",)

@@ -24,6 +24,7 @@ from learner_rig import (
     without_times,
 )
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import FtisError, ModelError, WorkerDiedError
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
@@ -57,7 +58,7 @@ async def begin_long_step(client, step):
 
 async def test_killed_in_mid_step_it_resumes_and_does_the_step_once(model_folder, tmp_path):
     boot = make_boot(model_folder, tmp_path / "home", micro_batch_tokens=1)
-    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(first_delay_s=0.1))
+    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)))
     try:
         state = await client.start()
         assert (state.step, state.policy_version, state.weights) == (0, 0, None)
@@ -109,7 +110,7 @@ async def test_killed_after_a_step_it_goes_on_bit_for_bit(model_folder, tmp_path
     straight = Learner(make_boot(model_folder, tmp_path / "straight", **settings))
     expected = [straight.train(random_groups(seed=step, **SMALL), step=step) for step in range(1, 7)]
     boot = make_boot(model_folder, tmp_path / "killed", **settings)
-    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(first_delay_s=0.1))
+    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)))
     try:
         await client.start()
         replies = [await client.train(random_groups(seed=step, **SMALL), step=step) for step in (1, 2, 3)]
@@ -157,7 +158,7 @@ async def test_asked_to_save_it_has_the_newest_step_on_disk_when_it_answers(mode
 async def test_a_death_between_two_steps_is_told_at_the_next_one(model_folder, tmp_path):
     """Without a checkpoint the step before is lost with the worker, and the caller must ask where it stands."""
     boot = make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=10)
-    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(first_delay_s=0.1))
+    client = make_client(boot, tmp_path, restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)))
     try:
         await client.start()
         with pytest.raises(FtisError, match="stands at step 0: it cannot do step 2") as caught:

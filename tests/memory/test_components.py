@@ -138,7 +138,7 @@ def test_the_starting_model_is_held_where_the_run_asks_for_it_and_no_adapter_hid
     assert memory.resident == learner_memory(SMALL, workload()).resident + 2 * 94_784
     for lora, beta, expected in ((False, 0.1, True), (True, 0.1, False), (False, 0.0, False)):
         run = load_manifest("gsm8k-ftis")
-        run = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"kl_to_start": beta})})
+        run = run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"kl_coef": beta})})
         settings = NodeSettings(model="m", lora=lora)
         assert Workload.of(settings, run, on_gpu=True).holds_start == expected
 

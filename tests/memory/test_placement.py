@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ftis_node.cli.common import spread_over
+from ftis_node.cli.options import spread_over
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
@@ -68,7 +68,7 @@ def of_learner(made: MemoryPlan) -> dict[str, Any]:
 
 def test_a_split_gives_the_engine_the_plans_share_and_cache() -> None:
     made = planned(HALF_B, 24)
-    assert made.placement == "split"
+    assert made.placement == "shared"
     assert arranged(HALF_B, 24) == Arrangement(
         memory_share=made.gpu_memory_utilization,
         cache_bytes=made.kv_cache_bytes,
@@ -86,24 +86,24 @@ def test_in_a_split_the_learner_s_tensors_keep_to_what_the_engine_leaves() -> No
     assert 0 <= room - made.learner_share * 24 * GIB < 0.001 * 24 * GIB
     assert made.learner_share * 24 * GIB >= made.peak_bytes - of_generator - made.parts["learner: context"]
     for other in (planned(THREE_B, 24, lora=True), planned(HALF_B, 24, 24), planned(HALF_B), planned(THREE_B, 4)):
-        assert (other.placement != "split", other.learner_share) == (True, None)
-    assert arranged(HALF_B, 24, generation={"memory_share": 0.4}).learner_share is None
-    assert arranged(HALF_B, 24, memory={"placement": "sleep"}).learner_share is None
+        assert (other.placement != "shared", other.learner_share) == (True, None)
+    assert arranged(HALF_B, 24, generation={"gpu_memory_utilization": 0.4}).learner_share is None
+    assert arranged(HALF_B, 24, memory={"placement": "time_shared"}).learner_share is None
 
 
 @pytest.mark.parametrize(
     ("gpus", "changes", "way"),
     [
         ((24,), {}, "ipc"),
-        ((24,), {"memory": {"placement": "sleep"}}, "ipc"),
+        ((24,), {"memory": {"placement": "time_shared"}}, "ipc"),
         ((24,), {"engine": "torch"}, "ipc"),
         ((24, 24), {}, "pinned"),
         ((80, 24, 24), {"learner": {"processes": 2}}, "pinned"),
         ((24,), {"lora": True}, "file"),
         ((24,), {"lora": True, "generation": {"adapters": "merge"}}, "pinned"),
         ((24,), {"lora": True, "engine": "torch"}, "pinned"),
-        ((24,), {"memory": {"hand_over": "pinned"}}, "pinned"),
-        ((24,), {"memory": {"hand_over": "file"}}, "file"),
+        ((24,), {"memory": {"weight_sync": "pinned"}}, "pinned"),
+        ((24,), {"memory": {"weight_sync": "file"}}, "file"),
         ((), {}, "file"),
     ],
 )
@@ -113,7 +113,7 @@ def test_how_weights_cross_follows_from_the_plan(gpus: tuple[int, ...], changes:
 
 def test_where_both_do_not_fit_they_take_turns() -> None:
     made = planned(THREE_B, 24, lora=True)
-    assert made.placement == "sleep"
+    assert made.placement == "time_shared"
     assert arranged(THREE_B, 24, lora=True) == Arrangement(
         takes_turns=True,
         can_sleep=True,
@@ -126,13 +126,13 @@ def test_where_both_do_not_fit_they_take_turns() -> None:
 @pytest.mark.parametrize(
     ("engine", "placement", "gpus_gib", "takes_turns", "can_sleep"),
     [
-        ("vllm", "sleep", (24,), True, True),
-        ("vllm", "split", (24,), False, False),
+        ("vllm", "time_shared", (24,), True, True),
+        ("vllm", "shared", (24,), False, False),
         ("torch", "auto", (24,), False, False),
-        ("torch", "sleep", (24,), True, False),
+        ("torch", "time_shared", (24,), True, False),
         ("vllm", "auto", (), False, False),
-        ("vllm", "sleep", (), True, False),
-        ("vllm", "sleep", (24, 24), False, False),
+        ("vllm", "time_shared", (), True, False),
+        ("vllm", "time_shared", (24, 24), False, False),
     ],
 )
 def test_the_setting_goes_before_the_plan_on_one_device(
@@ -143,8 +143,8 @@ def test_the_setting_goes_before_the_plan_on_one_device(
 
 
 def test_the_plan_follows_the_setting() -> None:
-    assert planned(HALF_B, 24, memory={"placement": "sleep"}).placement == "sleep"
-    assert planned(THREE_B, 24, lora=True, memory={"placement": "split"}).placement == "none"
+    assert planned(HALF_B, 24, memory={"placement": "time_shared"}).placement == "time_shared"
+    assert planned(THREE_B, 24, lora=True, memory={"placement": "shared"}).placement == "does_not_fit"
 
 
 def test_two_gpus_are_one_each_unless_configured() -> None:
@@ -259,7 +259,7 @@ def test_without_a_shape_there_is_no_plan_and_the_engine_has_its_own_defaults() 
 
 
 def test_a_share_that_was_set_leaves_the_cache_to_vllm() -> None:
-    made = arranged(HALF_B, 24, generation={"memory_share": 0.4})
+    made = arranged(HALF_B, 24, generation={"gpu_memory_utilization": 0.4})
     assert (made.memory_share, made.cache_bytes) == (0.4, None)
 
 
@@ -420,7 +420,7 @@ def test_the_learner_is_told_what_the_plan_has_room_for(tmp_path: Path, monkeypa
 
 def test_the_first_change_that_fits_is_the_advice() -> None:
     changes = (
-        Change("learner.optimizer_states = 8bit", "none", peak_bytes=1, fits=False),
-        Change("dtype = bfloat16", "split", peak_bytes=1, fits=True),
+        Change("learner.optimizer_states = 8bit", "does_not_fit", peak_bytes=1, fits=False),
+        Change("dtype = bfloat16", "shared", peak_bytes=1, fits=True),
     )
     assert placement._advice(replace(planned(THREE_B, 24), changes=changes)) == "dtype = bfloat16 would do"

@@ -43,19 +43,19 @@ def small_steps(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("shape", "gpus_gib", "changes", "placement"),
     [
-        (HALF_B, (24,), small_steps(), "split"),
-        (HALF_B, (24,), {"learner": {"recompute_activations": None}}, "split"),  # unset: recomputed on a GPU
-        (HALF_B, (24,), {}, "none"),  # 16,384 tokens of activations alone take 24 GiB
-        (HALF_B, (80,), {}, "split"),
-        (HALF_B, (80, 80), {}, "separate"),
-        (THREE_B, (24,), small_steps(), "none"),
-        (THREE_B, (24,), small_steps(lora=True), "none"),
-        (THREE_B, (24,), {"lora": True, "learner": {"recompute_activations": True}}, "sleep"),
-        (THREE_B, (72,), small_steps(), "sleep"),
-        (THREE_B, (94,), small_steps(), "split"),
-        (THREE_B, (80,), {"learner": {"recompute_activations": True}}, "split"),
-        (THREE_B, (80, 80), small_steps(), "separate"),
-        (THREE_B, (80, 24), small_steps(), "none"),
+        (HALF_B, (24,), small_steps(), "shared"),
+        (HALF_B, (24,), {"learner": {"recompute_activations": None}}, "shared"),  # unset: recomputed on a GPU
+        (HALF_B, (24,), {}, "does_not_fit"),  # 16,384 tokens of activations alone take 24 GiB
+        (HALF_B, (80,), {}, "shared"),
+        (HALF_B, (80, 80), {}, "dedicated"),
+        (THREE_B, (24,), small_steps(), "does_not_fit"),
+        (THREE_B, (24,), small_steps(lora=True), "does_not_fit"),
+        (THREE_B, (24,), {"lora": True, "learner": {"recompute_activations": True}}, "time_shared"),
+        (THREE_B, (72,), small_steps(), "time_shared"),
+        (THREE_B, (94,), small_steps(), "shared"),
+        (THREE_B, (80,), {"learner": {"recompute_activations": True}}, "shared"),
+        (THREE_B, (80, 80), small_steps(), "dedicated"),
+        (THREE_B, (80, 24), small_steps(), "does_not_fit"),
     ],
 )
 def test_placements_that_a_person_would_expect(
@@ -63,7 +63,7 @@ def test_placements_that_a_person_would_expect(
 ) -> None:
     made = planned(shape, *gpus_gib, **changes)
     assert made.placement == placement
-    assert made.fits is (placement != "none") is (made.peak_bytes <= made.usable_bytes)
+    assert made.fits is (placement != "does_not_fit") is (made.peak_bytes <= made.usable_bytes)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_keeping_activations_takes_no_cache_and_no_turns() -> None:
     turns = planned(THREE_B, 100, learner={"recompute_activations": False, "micro_batch_tokens": 12288})
     made = planned(THREE_B, 100, learner={"recompute_activations": None, "micro_batch_tokens": 12288})
     assert turns.fits
-    assert (turns.placement, made.placement, made.recompute_activations) == ("sleep", "split", True)
+    assert (turns.placement, made.placement, made.recompute_activations) == ("time_shared", "shared", True)
 
 
 def test_an_adapter_and_recomputed_layers_bring_3b_onto_24_gib() -> None:
@@ -106,7 +106,7 @@ def test_an_adapter_and_recomputed_layers_bring_3b_onto_24_gib() -> None:
     by_name = {change.name: change for change in made.changes}
     assert not by_name["--lora (rank 128)"].fits
     together = by_name["--lora (rank 128) + learner.recompute_activations = true"]
-    assert (together.fits, together.placement, made.changes[-1]) == (True, "sleep", together)
+    assert (together.fits, together.placement, made.changes[-1]) == (True, "time_shared", together)
     after = planned(THREE_B, 24, lora=True, learner={"recompute_activations": True})
     assert together.peak_bytes == after.peak_bytes
 
@@ -180,7 +180,7 @@ def test_a_split_adds_up_and_gives_the_generator_its_share() -> None:
     made = planned(HALF_B, 24, **small_steps())
     parts = dict(made.parts)
     assert parts.pop(HAND_OVER) == 0, "the engine maps them"
-    in_a_file = dict(planned(HALF_B, 24, **small_steps(), memory={"hand_over": "pinned"}).parts)
+    in_a_file = dict(planned(HALF_B, 24, **small_steps(), memory={"weight_sync": "pinned"}).parts)
     assert in_a_file.pop(HAND_OVER) == 2 * HALF_B.embedding_parameters
     assert in_a_file == parts
     assert sum(parts.values()) == made.peak_bytes
@@ -201,10 +201,10 @@ def test_taking_turns_costs_the_larger_of_two_and_what_stays() -> None:
 
 def test_where_turns_are_taken_the_engine_has_fewer_places_for_adapters() -> None:
     lora = small_steps(lora=True)
-    split, turns = planned(THREE_B, 80, **lora), planned(THREE_B, 80, **lora, memory={"placement": "sleep"})
+    split, turns = planned(THREE_B, 80, **lora), planned(THREE_B, 80, **lora, memory={"placement": "time_shared"})
     one = 2 * THREE_B.adapter_parameters(128)
-    assert (split.placement, split.parts["generator: places for adapters"]) == ("split", 3 * one)
-    assert (turns.placement, turns.parts["generator: places for adapters"]) == ("sleep", 2 * one)
+    assert (split.placement, split.parts["generator: places for adapters"]) == ("shared", 3 * one)
+    assert (turns.placement, turns.parts["generator: places for adapters"]) == ("time_shared", 2 * one)
 
 
 def test_new_weights_are_staged_between_steps_and_have_room_there() -> None:
@@ -217,24 +217,24 @@ def test_new_weights_are_staged_between_steps_and_have_room_there() -> None:
     handing_over = learner.resident + learner.hand_over + generator.staging
     assert handing_over > learner.peak
     split = planned(SEVEN_B, 80, **changes)
-    assert (split.placement, split.peak_bytes) == ("split", generator.fixed + generator.cache + handing_over)
+    assert (split.placement, split.peak_bytes) == ("shared", generator.fixed + generator.cache + handing_over)
     turns = planned(SEVEN_B, 36, **changes | {"generation": {"adapters": "merge", "max_batch": 12}})
     workload = replace(workload, max_batch=12)
     generator = generator_memory(SEVEN_B, workload)
     assert generator.cache < generator.staging
-    assert turns.placement == "sleep"
+    assert turns.placement == "time_shared"
     assert turns.peak_bytes == learner.resident + generator.fixed + generator.staging
 
 
 def test_the_torch_engine_cannot_sleep() -> None:
-    assert planned(THREE_B, 72, **small_steps(engine="torch")).placement == "none"
+    assert planned(THREE_B, 72, **small_steps(engine="torch")).placement == "does_not_fit"
 
 
 def test_a_cache_shrinks_to_what_has_room_but_not_below_one_group() -> None:
     lora = {"lora": True, "learner": {"recompute_activations": True, "micro_batch_tokens": 4096}}
     wanted = planned(THREE_B, 80, **lora).kv_cache_bytes
     tight = planned(THREE_B, 25, **lora)
-    assert tight.placement == "split"
+    assert tight.placement == "shared"
     assert wanted / 2 < tight.kv_cache_bytes < wanted
     assert tight.peak_bytes == int(USABLE_SHARE * 25 * GIB)
     assert planned(THREE_B, 8, **lora).kv_cache_bytes == 2 * 36 * 256 * 2 * 12 * 760
@@ -247,7 +247,7 @@ def test_without_a_gpu_the_host_s_memory_counts_in_float32() -> None:
     assert made.parts["learner: float32 masters"] == 0
     assert planned(HALF_B, 80, host_gib=64, device="cpu", **small_steps()) == made
     short = planned(HALF_B, host_gib=12, **small_steps())
-    assert short.placement == "none"
+    assert short.placement == "does_not_fit"
     assert "dtype = bfloat16" in {change.name for change in short.changes}
 
 

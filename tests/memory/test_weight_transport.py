@@ -71,7 +71,7 @@ def test_mapped_weights_are_staged_nowhere_in_the_learner_and_not_in_host_memory
     shape, run = published_qwen25()["Qwen2.5-3B"], load_manifest("gsm8k-ftis")
     by: dict[str, Any] = {}
     for way in ("auto", "pinned"):
-        settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"hand_over": way}})
+        settings = NodeSettings.model_validate({"model": "m", "engine": "vllm", "memory": {"weight_sync": way}})
         workload = Workload.of(settings, run, on_gpu=True)
         sizes = (141 * GIB,), (80 * GIB, 80 * GIB)
         plans = [plan(shape, size, settings, run, host_bytes=200 * GIB) for size in sizes]
@@ -80,7 +80,7 @@ def test_mapped_weights_are_staged_nowhere_in_the_learner_and_not_in_host_memory
     assert staged == 0
     assert by["pinned"][0] == 2 * shape.embedding_parameters
     assert two_gpus == by["pinned"][2], "nothing is mapped from one GPU to another"
-    assert one_gpu.placement == "split"
+    assert one_gpu.placement == "shared"
     assert one_gpu.peak_bytes <= by["pinned"][1].peak_bytes
     offloaded = NodeSettings.model_validate(
         {"model": "m", "engine": "vllm", "lora": True, "generation": {"adapters": "merge"}}

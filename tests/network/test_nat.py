@@ -68,7 +68,7 @@ async def test_a_bootstrap_node_relays_more_than_libp2p_would(start: Start, inte
 def test_a_whole_node_behind_a_nat_trains_on_and_is_trained_on(
     internet: Internet, tmp_path: Path, tiny_models: Mapping[str, Path]
 ) -> None:
-    run = write_manifest(tmp_path / "run.toml", patience_s=60.0)
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0)
     meeting, nat = internet.host("bootstrap"), internet.nat("nat", keeps_ports=False)
     places = {"s": internet.host("outside"), "m": internet.behind(nat, "behind")}
     with ExitStack() as stack:

@@ -75,7 +75,7 @@ def test_a_node_speaks_to_the_peers_it_was_given_and_to_nobody_else(
         model = request.getfixturevalue("tiny_models")["s"]
     else:
         model = save_tiny(tmp_path / "tiny")
-    run = write_manifest(tmp_path / "run.toml", patience_s=0.5)
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
     meet = ("bootstrap", "--listen", there.listen)
     with started(tmp_path / "meeting", *meet, on=there.inside()) as meeting, recorded(here, tmp_path / "said") as said:
         join = (

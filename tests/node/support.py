@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
+from ftis_node.config.admission import Admission
 from ftis_node.config.home import Home
 from ftis_node.telemetry.events import read_events
 
@@ -36,7 +37,7 @@ max_total_tokens = 48
 [step]
 own_groups = {groups}
 foreign_groups = {groups}
-patience_s = {patience_s}
+foreign_wait_s = {foreign_wait_s}
 [optimizer]
 learning_rate = 1e-4
 [eval]
@@ -45,14 +46,14 @@ limit = 32
 """
 
 
-def manifest_text(*, patience_s: float, groups: int = 4, group_size: int = 4) -> str:
+def manifest_text(*, foreign_wait_s: float, groups: int = 4, group_size: int = 4) -> str:
     """A small run of `groups` own and as many foreign groups a step."""
-    return MANIFEST.format(patience_s=patience_s, groups=groups, group_size=group_size)
+    return MANIFEST.format(foreign_wait_s=foreign_wait_s, groups=groups, group_size=group_size)
 
 
-def write_manifest(path: Path, *, patience_s: float, groups: int = 4, group_size: int = 4) -> Path:
+def write_manifest(path: Path, *, foreign_wait_s: float, groups: int = 4, group_size: int = 4) -> Path:
     """A file of `manifest_text`."""
-    path.write_text(manifest_text(patience_s=patience_s, groups=groups, group_size=group_size))
+    path.write_text(manifest_text(foreign_wait_s=foreign_wait_s, groups=groups, group_size=group_size))
     return path
 
 
@@ -151,3 +152,13 @@ def bootstrap(home: Path) -> Iterator[str]:
     """A running bootstrap node; gives its address."""
     with started(home, "bootstrap", "--listen", ANY_PORT) as node:
         yield node.first_line()
+
+
+def admission_of(**settings: object) -> Admission:
+    """Return the sections on peers, with each setting in the section that has it."""
+    sections = {
+        name: {key: value for key, value in settings.items() if key in field.annotation.model_fields}
+        for name, field in Admission.model_fields.items()
+    }
+    assert sum(map(len, sections.values())) == len(settings), "an unknown setting"
+    return Admission.model_validate(sections)

@@ -27,7 +27,7 @@ def peers(node: RunningNode) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_a_learner_and_a_generator_of_a_domain_with_a_budget(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     run = tmp_path / "run.toml"
-    run.write_text(manifest_text(patience_s=2.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"'))
+    run.write_text(manifest_text(foreign_wait_s=2.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"'))
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
         common = ("--model", str(tiny_models["s"]), "--run", str(run), "--peers", address, "--listen", ANY_PORT)

@@ -48,16 +48,16 @@ pytestmark = pytest.mark.timeout(600)  # with the making of the models
 
 
 def light_manifest(share: float | None) -> RunManifest:
-    step = {"own_groups": 4, "foreign_groups": 4, "own_domain_share": share}
+    step = {"own_groups": 4, "foreign_groups": 4, "own_domain_fraction": share}
     return RunManifest(name="light", task=f"{NEAR}+{FAR}", step=step)
 
 
 def manifest_of(share: float | None, **step: Any) -> RunManifest:
-    text = manifest_text(patience_s=60.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"')
+    text = manifest_text(foreign_wait_s=60.0).replace('task = "arithmetic"', f'task = "{NEAR}+{FAR}"')
     manifest = parse_manifest(text, source="test")
     return manifest.model_copy(
         update={
-            "step": manifest.step.model_copy(update={"own_domain_share": share} | step),
+            "step": manifest.step.model_copy(update={"own_domain_fraction": share} | step),
             "eval": manifest.eval.model_copy(update={"every_steps": 0}),
         }
     )
@@ -79,7 +79,7 @@ class LightSwarm:
         gossip = self._swarm.join(
             identity.peer_id, run_id=manifest.run_id, num_shards=manifest.wire.announcement_shards
         )
-        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "linger_s": 0} | swarm)
+        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "shutdown_serve_s": 0} | swarm)
         node = StubNode(
             home, identity, gossip, manifest=manifest, settings=settings, on_event=lambda *_: None, domain=domain
         )
@@ -123,7 +123,7 @@ async def test_the_wanted_side_is_pulled_though_the_other_has_filled_the_stock(
     monkeypatch.setattr(Ear, "_is_duty", lambda *_: False)
     swarm = LightSwarm(tmp_path, light_manifest(share))
     async with AsyncExitStack() as stack:
-        reader = await swarm.node(stack, 1, NEAR, pull="needed")
+        reader = await swarm.node(stack, 1, NEAR, pull_policy="needed")
         near, far = await swarm.node(stack, 2, NEAR), await swarm.node(stack, 3, FAR)
         await eventually(lambda: told(reader, near) is not None and told(reader, far) is not None)
         await swarm.publish(far, FAR, 12)
@@ -140,7 +140,7 @@ async def _steps(
     folder: Path, models: Mapping[str, Path], share: float | None, domains: tuple[str, ...], choice: str = "newest"
 ) -> list[list[Counter[str]]]:
     """Real nodes of these domains, round by round; for each node and step the tasks of its foreign groups."""
-    manifest, swarm = manifest_of(share, choice=choice), LoopbackSwarm()
+    manifest, swarm = manifest_of(share, group_selection=choice), LoopbackSwarm()
     run = _write(folder / "run.toml", manifest)
     own, foreign = manifest.step.own_groups, manifest.step.foreign_groups
     lockstep = SynchronousRounds(Rounds(own, foreign, (STEPS,) * len(domains)))

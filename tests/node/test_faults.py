@@ -50,7 +50,7 @@ P2pdProcess._read_lines = reads
 @pytest.mark.timeout(600)
 def test_a_thread_that_fails_ends_the_whole_node(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
     home = tmp_path / "node"
-    run = write_manifest(tmp_path / "run.toml", patience_s=0.5)
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
     join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT)
     with started(home, *join, on=(sys.executable, "-c", THREAD_FAILS + RUN)) as node:
         family = node.wait_for(lambda: node.events("start") and node.processes(), timeout_s=LIMIT_S)

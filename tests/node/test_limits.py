@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
@@ -60,7 +60,7 @@ def test_a_full_home_pauses_the_node_and_room_lets_it_go_on(tmp_path: Path) -> N
     home = tmp_path / "node"
     (home / "backups").mkdir(parents=True)
     (home / "node.toml").write_text(f"[limits]\nhome_bytes = {LIMIT_BYTES}\nnice = 1\n")
-    run = write_manifest(tmp_path / "run.toml", patience_s=0)
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0)
     join = ("join", "--model", str(save_tiny(tmp_path / "tiny")), "--run", str(run), "--listen", ANY_PORT)
     with started(home, *join) as node:
         node.wait_for(lambda: len(node.events("step")) >= 3, timeout_s=START_S)
@@ -70,7 +70,7 @@ def test_a_full_home_pauses_the_node_and_room_lets_it_go_on(tmp_path: Path) -> N
             ballast.truncate(LIMIT_BYTES - 10_000_000)
         paused, *_ = node.wait_for(lambda: node.events("paused"), timeout_s=SOON_S)
         assert "the home is full" in paused["reason"]
-        assert node.events("tidied"), "that was tried first"
+        assert node.events("disk_reclaimed"), "that was tried first"
         status = node.wait_for(lambda: _paused(_status(node)), timeout_s=SOON_S)
         made = len(node.events("admitted"))
         assert status["limits"]["home_bytes"] < status["limits"]["home_limit_bytes"] == LIMIT_BYTES
@@ -95,7 +95,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 async def _light(stack: AsyncExitStack, folder: Path, identity: Identity, gossip: Gossip, **swarm: Any) -> StubNode:
     home = Home(folder)
     home.create()
-    settings = NodeSettings(model="none", swarm={"directory_period_s": 1, "linger_s": 0} | swarm)
+    settings = NodeSettings(model="none", swarm={"directory_period_s": 1, "shutdown_serve_s": 0} | swarm)
     node = StubNode(home, identity, gossip, manifest=MANIFEST, settings=settings, on_event=lambda name, fields: None)
     await node.start()
     stack.push_async_callback(node.close)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftis_node.config.door import DoorSection
+from ftis_node.config.admission import Admission
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
@@ -101,7 +101,7 @@ async def _node(
     with ExitStack() as stack:
         events, disk, buffer = EventTrail(home.events), Disk(), ReplayBuffer(home.replay)
         reader = ReplayReader(home.replay)
-        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=DoorSection(), events=events)
+        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=Admission(), events=events)
         for part in (events, disk, buffer, reader, peers):
             stack.callback(part.close)
         parts = Parts(
@@ -155,7 +155,7 @@ def _sampled(parts: Parts) -> Group:
                 reward=reward,
             )
         )
-    return Group(
+    return Group.from_completions(
         run_id=parts.manifest.run_id,
         sender=parts.identity.peer_id,
         number=0,

@@ -91,7 +91,7 @@ def home(tmp_path: Path) -> Home:
 def _foreign_groups(home: Home) -> list[tuple[Accepted, bool]]:
     """Four groups of one peer, as the intake loop stores them."""
     peer = Identity.generate()
-    maker = Maker(home.root.parent / "tiny", parse_manifest(manifest_text(patience_s=0.1), source="test"))
+    maker = Maker(home.root.parent / "tiny", parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"))
     groups = []
     for number in range(1, 5):
         group = maker.group(peer, number, num_tokens=4)
@@ -107,10 +107,10 @@ async def _live(home: Home, makers: _Poisoned, *, steps: int, foreign: Sequence[
             "model": str(home.root.parent / "tiny"),
             "engine": "torch",
             "device": "cpu",
-            "swarm": {"linger_s": 0.0},
+            "swarm": {"shutdown_serve_s": 0.0},
         }
     )
-    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     async with built_parts(settings, plan, home, makers) as parts:
         parts.buffer.admit_many(foreign)
         await run_loops(parts, steps=steps)

@@ -38,7 +38,7 @@ def _served_on_disk(node: RunningNode) -> int:
 
 @pytest.mark.timeout(600)
 def test_generators_follow_a_learner_through_its_death(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
-    run = write_manifest(tmp_path / "run.toml", patience_s=60.0, groups=GROUPS, group_size=GROUP_SIZE)
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=60.0, groups=GROUPS, group_size=GROUP_SIZE)
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))
         common = ("--model", str(tiny_models["s"]), "--run", str(run), "--peers", address, "--listen", ANY_PORT)

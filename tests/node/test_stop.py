@@ -23,7 +23,7 @@ START_S = 120.0
 @pytest.fixture
 def join(tmp_path: Path, tiny_models: Mapping[str, Path]) -> tuple[str, ...]:
     """Arguments of a node that works alone, without waiting for anybody."""
-    run = write_manifest(tmp_path / "run.toml", patience_s=0.5)
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
     arguments = ("--run", str(run), "--listen", ANY_PORT, "--track", "tensorboard")
     return ("join", "--model", str(tiny_models["s"]), *arguments)
 

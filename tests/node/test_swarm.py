@@ -35,7 +35,7 @@ def test_two_unlike_nodes_learn_from_each_other(
     tmp_path: Path, tiny_models: Mapping[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = write_manifest(
-        tmp_path / "run.toml", patience_s=150.0
+        tmp_path / "run.toml", foreign_wait_s=150.0
     )  # a busy machine may start one node minutes after the other
     with ExitStack() as stack:
         address = stack.enter_context(bootstrap(tmp_path / "bootstrap"))

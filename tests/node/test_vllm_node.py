@@ -29,7 +29,7 @@ def test_an_engine_that_is_killed_while_it_generates_costs_no_group(
     tmp_path: Path, tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, core: str
 ) -> None:
     monkeypatch.setenv("FTIS_GENERATION__ENGINE_CORE", core)
-    run = write_manifest(tmp_path / "run.toml", patience_s=0.5)
+    run = write_manifest(tmp_path / "run.toml", foreign_wait_s=0.5)
     join = ("join", "--model", str(tiny_models["s"]), "--run", str(run), "--listen", ANY_PORT, "--engine", "vllm")
     with started(tmp_path / "node", *join, "--steps", str(STEPS)) as node:
         node.wait_for(lambda: len(node.events("step")) >= 1, timeout_s=START_S)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records import weights
+from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
 from ftis_node.records.bounds import BODIES, MAX_INTEGER, MAX_TIME_MS, TABLES, seconds
 from ftis_node.records.codec import CODECS, pack_group
 from ftis_node.records.envelope import (
@@ -31,11 +32,10 @@ from ftis_node.records.envelope import (
 )
 from ftis_node.records.group import Group
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, WEIGHTS_DOMAIN, Identity
-from ftis_node.records.question import Question, open_question
 from ftis_node.records.text_codec import pack_text_group, unpack_any
 from ftis_node.swarm.reputation.attribution import attribute_refusal
 from ftis_node.swarm.reputation.score import Behaviour
-from ftis_node.validation import Refused, judge
+from ftis_node.validation import Refused, validate
 from tests.conftest import RUN_ID, TOKENIZER, make_group, make_text_group
 from tests.fuzz.targets import MANIFEST
 from tests.records.test_weights import make_offer
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PACKAGE = Path(__file__).parents[2] / "ftis_node"
-READING = Path("records/reading.py")
+READING = Path("records/parsing.py")
 PARSERS = {"ParseFromString", "FromString", "MergeFromString", "Parse", "ParseDict"}
 ME = Identity.from_seed(bytes(range(32)))
 NAMED = {"size", "parse", "version", "codec", "malformed", "signature"}
@@ -102,11 +102,11 @@ def signed_offer(body: bytes) -> bytes:
 
 RECORD_BODY = pb.PeerRecord.FromString(seal_peer_record(RECORD, ME)).body
 OFFER_BODY = pb.WeightsOffer.FromString(weights.seal_offer(make_offer(ME), ME)).body
-ASKED = Question(ME.peer_id, 2, 9, since=1767225600.0).to_bytes()
-ASKED_WEIGHTS = weights.WeightsQuestion(weights.WeightsPart.CHUNKS, bytes(32), 1, 2).to_bytes()
+ASKED = BackfillRequest(ME.peer_id, 2, 9, since=1767225600.0).to_bytes()
+ASKED_WEIGHTS = weights.WeightsRequest(weights.WeightsPart.CHUNKS, bytes(32), 1, 2).to_bytes()
 READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any], Callable[[Any], bytes]]] = {
     "announcement": (changed(pb.Announcement, ANNOUNCEMENT.to_bytes()), open_announcement, Announcement.to_bytes),
-    "question": (changed(pb.Question, ASKED), open_question, Question.to_bytes),
+    "question": (changed(pb.Question, ASKED), open_backfill_request, BackfillRequest.to_bytes),
     "record": (
         changed(pb.PeerInfo, RECORD_BODY).map(signed_record),
         open_peer_record,
@@ -119,8 +119,8 @@ READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any], Calla
     ),
     "weights question": (
         changed(pb.WeightsQuestion, ASKED_WEIGHTS),
-        weights.open_question,
-        weights.WeightsQuestion.to_bytes,
+        weights.open_weights_request,
+        weights.WeightsRequest.to_bytes,
     ),
 }
 
@@ -139,11 +139,11 @@ def test_what_a_reader_returns_can_be_written_and_read_again(name: str) -> None:
             return
         assert read(write(value)) == value
         for time_s in (getattr(value, field) for field in ("created_at", "since") if hasattr(value, field)):
-            assert Question(since=time_s).to_bytes()
+            assert BackfillRequest(since=time_s).to_bytes()
             assert datetime.fromtimestamp(time_s, tz=UTC)
         for number in (getattr(value, field, 0) for field in ("number", "last_number", "policy_version", "version")):
             assert (number or 0) <= MAX_INTEGER
-            assert Question(ME.peer_id, number or 0, number).to_bytes()
+            assert BackfillRequest(ME.peer_id, number or 0, number).to_bytes()
 
     hold()
 
@@ -263,7 +263,10 @@ def test_a_role_that_is_not_known_here_counts_as_none() -> None:
 
 def test_the_last_time_that_is_taken_is_in_the_calendar() -> None:
     assert datetime.fromtimestamp(seconds(MAX_TIME_MS), tz=UTC).year == 9999
-    assert Question(since=seconds(MAX_TIME_MS) * 10).to_bytes() == Question(since=seconds(MAX_TIME_MS)).to_bytes()
+    assert (
+        BackfillRequest(since=seconds(MAX_TIME_MS) * 10).to_bytes()
+        == BackfillRequest(since=seconds(MAX_TIME_MS)).to_bytes()
+    )
 
 
 OF_ANOTHER_CODEC = [  # codec by name, and what does not belong to it
@@ -289,7 +292,7 @@ async def test_a_body_with_fields_of_another_codec_is_refused_and_costs_who_hand
     assert unpack_any(told), "without them it is sound"
     body = told + pb.Body(**fields).SerializeToString()
     envelope = Envelope(id=b"", body=body, signature=ME.sign(ENVELOPE_DOMAIN, body))
-    verdict = await judge(envelope.to_bytes(), _context(manifest=MANIFEST))
+    verdict = await validate(envelope.to_bytes(), _context(manifest=MANIFEST))
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "malformed"
     blamed = attribute_refusal("malformed", origin="relay", sender=verdict.sender, signed=verdict.signed)
@@ -301,6 +304,6 @@ async def test_a_sender_of_the_right_length_that_is_no_peer_id_is_refused_and_ra
     body = pb.Body.FromString(pack_group(make_group(ME, run_id=MANIFEST.run_id)))
     body.sender = bytes(38)
     told = body.SerializeToString()
-    verdict = await judge(Envelope(b"", told, bytes(64)).to_bytes(), _context(manifest=MANIFEST))
+    verdict = await validate(Envelope(b"", told, bytes(64)).to_bytes(), _context(manifest=MANIFEST))
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "malformed"

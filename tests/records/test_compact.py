@@ -43,7 +43,7 @@ def test_a_lossless_group_comes_back_to_the_bit(identity: Identity) -> None:
     completion = replace(make_completion(1, -3, 2**31 - 1, 151_664, 0), logprobs=odd)
     group = make_group(identity, completions=(completion, make_completion(7, 2)))
     again = unpack_group(pack_group(group, codec="lossless"))
-    assert replace(again, completions=()) == replace(group, completions=())
+    assert again == group
     for mine, theirs in zip(group.completions, again.completions, strict=True):
         assert mine.token_ids.tolist() == theirs.token_ids.tolist()
         assert mine.logprobs.tobytes() == theirs.logprobs.tobytes()

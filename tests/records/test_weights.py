@@ -14,10 +14,10 @@ from ftis_node.records.identity import WEIGHTS_DOMAIN, Identity
 from ftis_node.records.weights import (
     WeightsOffer,
     WeightsPart,
-    WeightsQuestion,
+    WeightsRequest,
     hash_chunks,
     open_offer,
-    open_question,
+    open_weights_request,
     seal_offer,
 )
 from tests.conftest import RUN_ID, TOKENIZER, make_group
@@ -119,13 +119,13 @@ def test_a_signed_offer_out_of_bounds_is_refused(identity: Identity, changes: di
 @pytest.mark.parametrize(
     "question",
     [
-        WeightsQuestion(WeightsPart.OFFER),
-        WeightsQuestion(WeightsPart.HASHES, file=bytes(32)),
-        WeightsQuestion(WeightsPart.CHUNKS, file=bytes(32), first=9, count=64),
+        WeightsRequest(WeightsPart.OFFER),
+        WeightsRequest(WeightsPart.HASHES, file=bytes(32)),
+        WeightsRequest(WeightsPart.CHUNKS, file=bytes(32), first=9, count=64),
     ],
 )
-def test_questions_survive(question: WeightsQuestion) -> None:
-    assert open_question(question.to_bytes()) == question
+def test_questions_survive(question: WeightsRequest) -> None:
+    assert open_weights_request(question.to_bytes()) == question
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_questions_survive(question: WeightsQuestion) -> None:
         b"",
         pb.WeightsQuestion(schema=1).SerializeToString(),
         pb.WeightsQuestion(schema=1, part=9).SerializeToString(),  # type: ignore[arg-type]
-        WeightsQuestion(WeightsPart.HASHES, file=b"../../identity.key").to_bytes(),
-        WeightsQuestion(WeightsPart.CHUNKS, file=bytes(32), count=65).to_bytes(),
-        WeightsQuestion(WeightsPart.CHUNKS, file=bytes(32)).to_bytes(),
+        WeightsRequest(WeightsPart.HASHES, file=b"../../identity.key").to_bytes(),
+        WeightsRequest(WeightsPart.CHUNKS, file=bytes(32), count=65).to_bytes(),
+        WeightsRequest(WeightsPart.CHUNKS, file=bytes(32)).to_bytes(),
     ],
 )
 def test_other_questions_are_refused(data: bytes) -> None:
     with pytest.raises(RecordError):
-        open_question(data)
+        open_weights_request(data)
 
 
 def test_a_group_names_whose_weights_sampled_it_and_otherwise_has_not_a_byte_more(identity: Identity) -> None:

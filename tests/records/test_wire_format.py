@@ -22,11 +22,11 @@ from ftis_node.gossip.rpc.frames import HEADER, Frame
 from ftis_node.gossip.wire_names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.serve import MAX_ANSWERS
-from ftis_node.records import bounds, compact, planes, question, weights
+from ftis_node.records import backfill_request, bounds, byte_planes, compact, weights
 from ftis_node.records import envelope as envelope_file
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.byte_planes import decompress
 from ftis_node.records.compact import pack_logprobs
-from ftis_node.records.planes import decompress
 from ftis_node.swarm.pulling.assignment import assignment_order
 from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.records import wire_example as example
@@ -176,9 +176,9 @@ def test_the_pages_bounds_are_those_of_the_code() -> None:
         "below 2^63": bounds.MAX_INTEGER == 2**63 - 1,
         "at most 1 MiB each |": bounds.MAX_TEXT_BYTES == 1 << 20,
         "At most 524,288 tokens": compact.MAX_COMPACT_TOKENS == 524_288,
-        "a window of 1 MiB": planes.MAX_WINDOW_BYTES == 1 << 20,
-        "a `Question`, at most 256 bytes": question.MAX_QUESTION_BYTES == 256,
-        "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_QUESTION_BYTES == 256,
+        "a window of 1 MiB": byte_planes.MAX_WINDOW_BYTES == 1 << 20,
+        "a `Question`, at most 256 bytes": backfill_request.MAX_BACKFILL_REQUEST_BYTES == 256,
+        "a `WeightsQuestion`, at most 256 bytes": weights.MAX_WEIGHTS_REQUEST_BYTES == 256,
         "an offer (at most 32 KiB)": weights.MAX_OFFER_BYTES == 32 << 10,
         "`count` of them (1 to 64)": bounds.MAX_CHUNKS_PER_QUESTION == 64,
         "chunks, at most 1 MiB each": bounds.MAX_CHUNK_BYTES == limits.max_weights_item_bytes == 1 << 20,

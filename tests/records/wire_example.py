@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ftis_node.gossip.directory.entries import EntryKind, pack_member, sign_entry
+from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.envelope import Envelope, announce_group, seal_group
 from ftis_node.records.group import Completion, FinishReason, Group, PromptRef, SamplingSettings
 from ftis_node.records.identity import Identity
-from ftis_node.records.question import Question
 
 IDENTITY = Identity.from_seed(bytes(range(32)))
 RUN_ID = "ab" * 16
@@ -29,7 +29,7 @@ def _completion(ids: list[int], logprobs: list[float], finish: FinishReason, rew
     )
 
 
-GROUP = Group(
+GROUP = Group.from_completions(
     run_id=RUN_ID,
     sender=IDENTITY.peer_id,
     number=1,
@@ -59,7 +59,7 @@ def announcement() -> bytes:
 
 def question() -> bytes:
     """Which groups of this sender, from its number 2 to 9, do you hold?"""
-    return Question(sender=IDENTITY.peer_id, first_number=2, last_number=9).to_bytes()
+    return BackfillRequest(sender=IDENTITY.peer_id, first_number=2, last_number=9).to_bytes()
 
 
 def member() -> bytes:

@@ -11,10 +11,10 @@ import pytest
 
 from ftis_node.cli.app import run
 from ftis_node.config.home import Home
-from ftis_node.report.curves import ticks
-from ftis_node.report.figures import mean
-from ftis_node.report.moments import MAX_FIRST, MAX_LAST, MomentLog
 from ftis_node.report.reasons import REASONS
+from ftis_node.report.run_summary import mean
+from ftis_node.report.series import ticks
+from ftis_node.report.timeline import MAX_FIRST, MAX_LAST, TimelineBuilder
 from tests.report.support import ATTACK, NUM_STEPS, PEER_ID, step_events, write_home
 from tests.validation.test_reasons import ROWS
 
@@ -180,24 +180,24 @@ def test_a_long_run_stays_within_bounds(tmp_path: Path) -> None:
     with home.events.open("w") as events:
         for step in range(1, 4_001):
             events.write(json.dumps({"time": step * 100.0, "event": "step", "step": step, "loss": step % 7}) + "\n")
-            events.write(json.dumps({"time": step * 100.0, "event": "member_joined", "peer": PEER_ID}) + "\n")
+            events.write(json.dumps({"time": step * 100.0, "event": "peer_joined", "peer": PEER_ID}) + "\n")
             events.write("damaged\n" if step % 1000 == 0 else "")
     out = tmp_path / "long.html"
     assert run(["report", "--home", str(home.root), "--out", str(out)]) == 0
     assert out.stat().st_size < 150_000
     source = Page(out).source
     assert "4 damaged lines were passed over" in source
-    assert f"{4_000 - MAX_FIRST - MAX_LAST:,} moments in the middle are left out" in source
+    assert f"{4_000 - MAX_FIRST - MAX_LAST:,} timeline in the middle are left out" in source
 
 
 def test_few_refusals_are_no_moment_and_a_changing_step_ends_a_row() -> None:
-    log = MomentLog()
+    log = TimelineBuilder()
     for second in range(9):
         log.add({"time": second, "event": "refused", "reason": "stale"})
     for step, skipped in ((1, "x"), (2, None), (3, "x")):
         log.add({"time": 10 + step, "event": "step", "step": step, "skipped": skipped})
     kept, left_out = log.finish()
-    assert [(moment.kind, moment.first["step"], moment.count) for moment in kept] == [
+    assert [(entry.kind, entry.first["step"], entry.count) for entry in kept] == [
         ("step_skipped", 1, 1),
         ("step_skipped", 3, 1),
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.errors import TaskError
 from ftis_node.records.group import PromptRef
-from ftis_node.tasks.arithmetic import PARTS, TWO_DIGITS, ArithmeticTask, Problem
+from ftis_node.tasks.arithmetic import PARTS, TWO_DIGITS, ArithmeticProblem, ArithmeticTask
 from ftis_node.tasks.base import Task
 
 NUM_DRAWS = 4000
@@ -50,7 +50,15 @@ def test_every_spec_keeps_its_problems(parts: str, split: str, digest: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("parts", "kind", "crosses"), [("easy", "add", False), ("medium", "add", True), ("hard", "sub", True)]
+    ("parts", "kind", "crosses"),
+    [
+        ("easy", "add", False),
+        ("medium", "add", True),
+        ("hard", "sub", True),
+        ("no-carry", "add", False),
+        ("carry", "add", True),
+        ("borrow", "sub", True),
+    ],
 )
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_parts_by_how_hard_they_are(parts: str, kind: str, crosses: bool, split: str) -> None:
@@ -84,8 +92,15 @@ def test_another_process_makes_the_same_problems() -> None:
 def test_no_held_out_problem_is_ever_trained_on_not_even_turned_round(parts: str) -> None:
     held_out = {problem.canonical for problem in _problems("test", "both")}
     trained = {problem.canonical for problem in _problems("train", parts)}
-    assert len(trained) > 500
+    assert len(trained) > 350
     assert not held_out & trained
+    assert not {problem.canonical for problem in _problems("test", parts)} & trained
+
+
+@pytest.mark.parametrize("parts", ["no-carry", "carry", "borrow"])
+def test_a_part_with_its_own_test_split_has_500_different_problems(parts: str) -> None:
+    problems = _problems("test", parts)
+    assert len(set(problems)) == len(problems) == 500
 
 
 def test_the_held_out_problems_are_distinct_and_the_parts_share_them() -> None:
@@ -103,8 +118,8 @@ def test_operands_and_answers_have_two_digits_and_are_right(split: str) -> None:
 
 
 def test_the_text_of_a_problem() -> None:
-    assert Problem("add", 17, 25).text == "17+25="
-    assert Problem("sub", 42, 25).text == "42-25="
+    assert ArithmeticProblem("add", 17, 25).text == "17+25="
+    assert ArithmeticProblem("sub", 42, 25).text == "42-25="
 
 
 def test_the_kinds_are_even_and_a_part_asks_its_own_only() -> None:
@@ -163,6 +178,6 @@ def test_unknown_splits_and_parts_are_named() -> None:
         ArithmeticTask(parts="mul")
 
 
-def _problems(split: str, parts: str) -> list[Problem]:
+def _problems(split: str, parts: str) -> list[ArithmeticProblem]:
     task = ArithmeticTask(split, parts=parts)
     return [task.problem(index) for index in range(min(len(task), NUM_DRAWS))]

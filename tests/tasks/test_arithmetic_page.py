@@ -15,6 +15,8 @@ from ftis_node.tasks import load_task
 PAGE = (Path(__file__).parents[2] / "docs/train/tasks.md").read_text(encoding="utf-8")
 OPERANDS = range(10, 100)
 KINDS = {"arithmetic": "+-", "arithmetic:easy": "+", "arithmetic:medium": "+", "arithmetic:hard": "-"}
+KINDS |= {"arithmetic:no-carry": "+", "arithmetic:carry": "+", "arithmetic:borrow": "-"}
+NUM_OWN = {"arithmetic:no-carry": 500, "arithmetic:carry": 500, "arithmetic:borrow": 500}
 
 
 def h(text: str) -> int:
@@ -31,6 +33,23 @@ def held_out(kind: str) -> frozenset[str]:
     return frozenset(sorted(texts, key=h)[:256])
 
 
+@cache
+def own_test(task: str) -> list[str]:
+    kind = KINDS[task]
+    pairs = [(a, b) for a in OPERANDS for b in OPERANDS if b <= a and answer(kind, a, b) in OPERANDS]
+    texts = []
+    for a, b in sorted((pair for pair in pairs if asks(task, *pair)), key=lambda pair: h(f"{pair[0]}{kind}{pair[1]}=")):
+        texts.append(f"{a}{kind}{b}=")
+        if kind == "+" and a != b:
+            texts.append(f"{b}+{a}=")
+    return texts[: NUM_OWN[task]]
+
+
+def is_held_out(task: str, kind: str, larger: int, smaller: int) -> bool:
+    forms = {f"{larger}{kind}{smaller}=", f"{smaller}{kind}{larger}="}
+    return bool(forms & held_out(kind)) or (task in NUM_OWN and bool(forms & set(own_test(task))))
+
+
 def asks(task: str, a: int, b: int) -> bool:
     ones = a % 10, b % 10
     return {
@@ -38,6 +57,9 @@ def asks(task: str, a: int, b: int) -> bool:
         "arithmetic:easy": sum(ones) <= 9,
         "arithmetic:medium": sum(ones) >= 10,
         "arithmetic:hard": ones[0] < ones[1],
+        "arithmetic:no-carry": sum(ones) <= 9,
+        "arithmetic:carry": sum(ones) >= 10,
+        "arithmetic:borrow": ones[0] < ones[1],
     }[task]
 
 
@@ -50,8 +72,8 @@ def problem(task: str, index: int) -> tuple[str, str]:
         larger, smaller = max(a, b), min(a, b)
         if kind == "-":
             a, b = larger, smaller
-        is_held_out = f"{larger}{kind}{smaller}=" in held_out(kind)
-        if answer(kind, a, b) in OPERANDS and asks(task, a, b) and not is_held_out:
+        is_asked = answer(kind, a, b) in OPERANDS and asks(task, a, b)
+        if is_asked and not is_held_out(task, kind, larger, smaller):
             return f"{a}{kind}{b}=", str(answer(kind, a, b))
     raise AssertionError
 
@@ -65,6 +87,12 @@ def test_the_page_is_enough_to_make_the_problems(name: str) -> None:
             [dict(message) for message in item.prompt],
             item.answer,
         )
+
+
+@pytest.mark.parametrize("name", NUM_OWN)
+def test_the_page_is_enough_to_make_the_test_splits_of_500(name: str) -> None:
+    task = load_task(name, split="test")
+    assert [str(task[index].prompt[0]["content"]) for index in range(len(task))] == own_test(name)
 
 
 def test_the_pages_problems_are_the_tasks() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftis_node.tasks import is_domain, parse_spec, part_names, proportions, told_domain
+from ftis_node.tasks import is_domain, parse_spec, part_names, proportions, validated_domain
 
 RUN = "arithmetic:add+arithmetic:sub=2+gsm8k"
 
@@ -36,11 +36,11 @@ def test_a_run_of_one_task_has_no_domains() -> None:
     "told", ["", "gsm8k=2", "gsm8k+arithmetic:add", "math500", "gsm8k:/etc/passwd", "\x1b[2J", RUN]
 )
 def test_what_is_no_canonical_domain_of_the_run_counts_as_none(told: str) -> None:
-    assert told_domain(told, RUN) == ""
+    assert validated_domain(told, RUN) == ""
 
 
 def test_a_canonical_domain_is_believed_as_it_was_told() -> None:
-    assert told_domain("arithmetic:add+gsm8k=3", RUN) == "arithmetic:add+gsm8k=3"
+    assert validated_domain("arithmetic:add+gsm8k=3", RUN) == "arithmetic:add+gsm8k=3"
     assert part_names("arithmetic:add+gsm8k=3") == {"arithmetic:add", "gsm8k"}
     assert part_names("") == frozenset()
 
@@ -52,6 +52,6 @@ def test_proportions_are_by_weight() -> None:
 
 @given(st.one_of(st.text(max_size=520), st.text(alphabet="gsm8k+=0123456789.@:", max_size=520)))
 def test_no_text_of_a_peer_is_more_than_a_domain(told: str) -> None:
-    believed = told_domain(told, RUN)
+    believed = validated_domain(told, RUN)
     assert believed in ("", told)
     assert part_names(believed) <= part_names(RUN)

@@ -16,7 +16,7 @@ from ftis_node.records.identity import Identity
 from ftis_node.swarm.reputation.attribution import attribute_refusal
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.tasks.base import TaskItem
-from ftis_node.validation import Accepted, DoorContext, Refused, judge
+from ftis_node.validation import Accepted, Refused, ValidationContext, validate
 from tests.conftest import EOS, PROMPT_IDS, TOKENIZER, make_completion, make_group
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ async def _resolve(ref: PromptRef, cost: ScoringCost | None = None) -> TaskItem:
     return TaskItem(ref=ref, prompt=({"role": "user", "content": "2+3="},), answer="5")
 
 
-def _context(**changes: Any) -> DoorContext:
-    context = DoorContext(
+def _context(**changes: Any) -> ValidationContext:
+    context = ValidationContext(
         manifest=MANIFEST,
         tokenizer=_Tokenizer(),  # type: ignore[arg-type]
         resolve=_resolve,
@@ -89,7 +89,7 @@ def _ours(identity: Identity, **changes: Any) -> Group:
 
 
 async def _verdict(identity: Identity, **changes: Any):
-    return await judge(seal_group(_ours(identity, **changes), identity).to_bytes(), _context())
+    return await validate(seal_group(_ours(identity, **changes), identity).to_bytes(), _context())
 
 
 async def test_a_good_group_is_accepted_with_prompt_and_rewards_made_here(identity: Identity) -> None:
@@ -189,7 +189,7 @@ async def test_a_length_that_another_prompt_would_allow_is_refused(identity: Ide
         completions=(make_completion(10, 11, 12, 13), make_completion(12, 13)),
     )
     context = _context(tokenizer=LongPrompt())
-    verdict = await judge(seal_group(group, identity).to_bytes(), context)
+    verdict = await validate(seal_group(group, identity).to_bytes(), context)
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "length"
 
@@ -198,24 +198,24 @@ async def test_another_peers_signature_is_refused(identity: Identity) -> None:
     body = pack_group(_ours(identity))
     thief = Identity.generate()
     stolen = Envelope(id=b"", body=body, signature=thief.sign(b"ftis-node/envelope/1\n", body))
-    verdict = await judge(stolen.to_bytes(), _context())
+    verdict = await validate(stolen.to_bytes(), _context())
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "signature"
 
 
 async def test_what_is_known_is_refused(identity: Identity) -> None:
     data = seal_group(_ours(identity), identity).to_bytes()
-    known = await judge(data, _context(is_known=lambda group_id: True))
+    known = await validate(data, _context(is_known=lambda group_id: True))
     assert isinstance(known, Refused)
     assert known.refusal.reason == "duplicate"
-    used = await judge(data, _context(has_number=lambda sender, number: number == 1))
+    used = await validate(data, _context(has_number=lambda sender, number: number == 1))
     assert isinstance(used, Refused)
     assert used.refusal.reason == "number"
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"\xff\xff", "parse"), (b"", "parse"), (bytes(2 << 20), "size")])
 async def test_what_is_no_envelope_is_refused(data: bytes, reason: str) -> None:
-    verdict = await judge(data, _context())
+    verdict = await validate(data, _context())
     assert isinstance(verdict, Refused)
     assert (verdict.refusal.reason, verdict.sender) == (reason, None)
 
@@ -226,7 +226,7 @@ async def test_nothing_is_scored_before_the_cheap_rules_passed(identity: Identit
             raise AssertionError("scored too early")
 
     data = seal_group(_ours(identity, prompt_hash=bytes(16)), identity).to_bytes()
-    verdict = await judge(data, _context(scorer=Forbidden()))
+    verdict = await validate(data, _context(scorer=Forbidden()))
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "prompt"
 
@@ -241,7 +241,7 @@ async def test_what_a_busy_machine_did_not_finish_is_nobodys_fault(identity: Ide
 
     completions = (make_completion(12, 13), make_completion(13, 14))
     data = seal_group(_ours(identity, completions=completions), identity).to_bytes()
-    verdict = await judge(data, _context(scorer=Busy()))
+    verdict = await validate(data, _context(scorer=Busy()))
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "unscored"
     blame = attribute_refusal("unscored", origin=identity.peer_id, sender=identity.peer_id, signed=True)
@@ -252,9 +252,9 @@ async def test_the_signer_pays_for_scoring_and_not_beyond_its_allowance(identity
     charged: list[tuple[str, float]] = []
     data = seal_group(_ours(identity), identity).to_bytes()
     context = _context(charge=lambda peer_id, seconds: charged.append((peer_id, seconds)))
-    assert isinstance(await judge(data, context), Accepted)
+    assert isinstance(await validate(data, context), Accepted)
     assert charged == [(identity.peer_id, 0.5)]
-    refused = await judge(data, _context(may_score=lambda peer_id: peer_id != identity.peer_id, scorer=None))
+    refused = await validate(data, _context(may_score=lambda peer_id: peer_id != identity.peer_id, scorer=None))
     assert isinstance(refused, Refused)
     assert (refused.refusal.reason, refused.signed) == ("scoring_quota", True)
 
@@ -262,7 +262,7 @@ async def test_the_signer_pays_for_scoring_and_not_beyond_its_allowance(identity
 async def test_a_text_that_takes_the_whole_time_limit_refuses_its_group_for_good(identity: Identity) -> None:
     slow = make_completion(99, 99, reward=0.0)
     group = _ours(identity, completions=(_ours(identity).completions[0], slow))
-    verdict = await judge(seal_group(group, identity).to_bytes(), _context())
+    verdict = await validate(seal_group(group, identity).to_bytes(), _context())
     assert isinstance(verdict, Refused)
     assert (verdict.refusal.reason, verdict.signed) == ("scoring_time", True)
 
@@ -282,7 +282,7 @@ async def test_whatever_making_the_problem_raises_is_a_refusal(
     async def failing(ref: PromptRef, cost: ScoringCost) -> TaskItem:
         raise error
 
-    verdict = await judge(seal_group(_ours(identity), identity).to_bytes(), _context(resolve=failing))
+    verdict = await validate(seal_group(_ours(identity), identity).to_bytes(), _context(resolve=failing))
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == reason
 
@@ -292,4 +292,4 @@ async def test_a_dead_scoring_process_is_no_refusal(identity: Identity) -> None:
         raise WorkerDiedError("the scoring process does not stay alive")
 
     with pytest.raises(WorkerDiedError):
-        await judge(seal_group(_ours(identity), identity).to_bytes(), _context(resolve=dead))
+        await validate(seal_group(_ours(identity), identity).to_bytes(), _context(resolve=dead))

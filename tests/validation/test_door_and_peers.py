@@ -14,7 +14,7 @@ from ftis_node.records.envelope import seal_group
 from ftis_node.records.group import FinishReason
 from ftis_node.records.identity import Identity
 from ftis_node.records.text_group import TextCompletion
-from ftis_node.validation import Accepted, Refused, judge
+from ftis_node.validation import Accepted, Refused, validate
 from tests.conftest import make_completion, make_text_group
 from tests.validation.test_door import MANIFEST, _context, _ours
 from tests.validation.test_text_door import _context as text_context
@@ -22,13 +22,13 @@ from tests.validation.test_text_door import _group as text_group
 
 if TYPE_CHECKING:
     from ftis_node.records.group import Completion
-    from ftis_node.validation import DoorContext, Verdict
+    from ftis_node.validation import ValidationContext, ValidationResult
 
 ME = Identity.from_seed(bytes(range(32)))
 
 
-async def verdict_on(context: DoorContext, **changes: Any) -> Verdict:
-    return await judge(seal_group(_ours(ME, **changes), ME).to_bytes(), context)
+async def verdict_on(context: ValidationContext, **changes: Any) -> ValidationResult:
+    return await validate(seal_group(_ours(ME, **changes), ME).to_bytes(), context)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ async def verdict_on(context: DoorContext, **changes: Any) -> Verdict:
 async def test_a_fact_about_the_peer_or_the_clock_refuses(facts: dict[str, Any], reason: str, signed: bool) -> None:
     for refused in (
         await verdict_on(_context(**facts)),
-        await judge(seal_group(text_group(ME), ME).to_bytes(), replace(text_context(), **facts)),
+        await validate(seal_group(text_group(ME), ME).to_bytes(), replace(text_context(), **facts)),
     ):
         assert isinstance(refused, Refused)
         assert (refused.refusal.reason, refused.signed) == (reason, signed)
@@ -85,7 +85,7 @@ WIDE = RunManifest.model_validate(
 )
 async def test_logprobs_of_no_policy_are_refused(completions: tuple[Completion, ...], reason: str | None) -> None:
     group = replace(_ours(ME, completions=completions), run_id=WIDE.run_id)
-    verdict = await judge(seal_group(group, ME).to_bytes(), _context(manifest=WIDE))
+    verdict = await validate(seal_group(group, ME).to_bytes(), _context(manifest=WIDE))
     assert (verdict.refusal.reason if isinstance(verdict, Refused) else None) == reason
 
 
@@ -94,7 +94,7 @@ async def test_nothing_of_a_stranger_is_believed_before_its_signature(identity: 
     victim = Identity.generate()
     forged = seal_group(_ours(victim), victim)
     data = replace(forged, signature=identity.sign(b"ftis-node/envelope/1\n", forged.body)).to_bytes()
-    refused = await judge(data, _context())
+    refused = await validate(data, _context())
     assert isinstance(refused, Refused)
     assert (refused.refusal.reason, refused.sender, refused.signed) == ("signature", victim.peer_id, False)
 
@@ -110,6 +110,6 @@ async def test_means_of_no_policy_are_refused(means: tuple[float, ...], reason: 
         context.manifest.model_dump() | {"sampling": context.manifest.sampling.model_dump() | {"group_size": 4}}
     )
     group = make_text_group(ME, run_id=four.run_id, completions=texts)
-    refused = await judge(seal_group(group, ME).to_bytes(), replace(context, manifest=four))
+    refused = await validate(seal_group(group, ME).to_bytes(), replace(context, manifest=four))
     assert isinstance(refused, Refused)
     assert refused.refusal.reason == reason

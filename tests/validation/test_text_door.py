@@ -16,7 +16,7 @@ from ftis_node.records.text_codec import hash_messages, pack_text_group
 from ftis_node.records.text_group import TextCompletion
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.validation import Accepted, DoorContext, Refused, judge
+from ftis_node.validation import Accepted, Refused, ValidationContext, validate
 from tests.conftest import make_text_group
 from tests.models.tiny_models import make_tokenizer
 
@@ -61,8 +61,8 @@ def _group(identity: Identity, **changes: Any) -> TextGroup:
 SCORER = IsolatedScorer(TASK)
 
 
-def _context(**changes: Any) -> DoorContext:
-    context = DoorContext(
+def _context(**changes: Any) -> ValidationContext:
+    context = ValidationContext(
         manifest=MANIFEST,
         tokenizer=TOKENIZER,
         resolve=lambda ref, cost: SCORER.resolve(ref, cost=cost),
@@ -73,8 +73,8 @@ def _context(**changes: Any) -> DoorContext:
     return replace(context, **changes)
 
 
-async def _verdict(identity: Identity, context: DoorContext | None = None, **changes: Any):
-    return await judge(seal_group(_group(identity, **changes), identity).to_bytes(), context or _context())
+async def _verdict(identity: Identity, context: ValidationContext | None = None, **changes: Any):
+    return await validate(seal_group(_group(identity, **changes), identity).to_bytes(), context or _context())
 
 
 async def test_a_good_text_is_accepted_in_our_tokens(identity: Identity) -> None:
@@ -164,7 +164,7 @@ async def test_nobody_can_tell_a_group_for_its_sender(identity: Identity) -> Non
     body = pack_text_group(_group(identity))
     thief = Identity.generate()
     stolen = Envelope(id=b"", body=body, signature=thief.sign(b"ftis-node/envelope/1\n", body))
-    verdict = await judge(stolen.to_bytes(), _context())
+    verdict = await validate(stolen.to_bytes(), _context())
     assert isinstance(verdict, Refused)
     assert verdict.refusal.reason == "signature"
 

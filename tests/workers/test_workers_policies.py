@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.workers.liveness import Liveness, Verdict
 from ftis_node.workers.restart_policy import GiveUp, Restart, RestartPolicy
 from ftis_node.workers.wire import Heartbeat
 
-POLICY = RestartPolicy(first_delay_s=1.0, delay_factor=2.0, max_delay_s=3.0, quick_death_s=30.0, max_quick_deaths=5)
+POLICY = RestartPolicy(ExponentialBackoff(first_s=1.0, ceiling_s=3.0), quick_death_s=30.0, max_quick_deaths=5)
 
 
 def test_quick_deaths_wait_twice_as_long_each_time_up_to_the_limit_and_then_end() -> None:

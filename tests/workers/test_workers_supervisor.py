@@ -15,6 +15,7 @@ import pytest
 from echo_worker import Die, Echo, EchoReply, Fail, Sleep, Spawn, Stray, Tick
 from worker_support import QUICK, MakeSupervisor
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import (
     EngineError,
     FtisError,
@@ -294,7 +295,7 @@ async def test_a_worker_that_lacks_memory_at_its_next_starts_waits_for_room_and_
         if gives_up:
             raise WorkerDiedError("the learner worker is not running")
 
-    policy = RestartPolicy(first_delay_s=0.05, max_quick_deaths=2)
+    policy = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2)
     supervisor = make_supervisor(fault=fault, num_faults=4, restart_policy=policy, make_room=make_room)
     await die(supervisor)
     assert (await supervisor.call(ECHO, EchoReply)).payload == ECHO.payload
@@ -315,7 +316,7 @@ async def test_a_fault_of_a_later_start_that_stays_ends_the_worker_with_its_own_
     make_supervisor: MakeSupervisor, tmp_path: Path, fault: str, kind: type[FtisError], num_lives: int, message: str
 ) -> None:
     """The first death is the exit: it counts as a quick one, and as no shortage."""
-    policy = RestartPolicy(first_delay_s=0.05, max_quick_deaths=3, max_shortages=3)
+    policy = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3, max_shortages=3)
     supervisor = make_supervisor(fault=fault, restart_policy=policy)
     await die(supervisor)
     with pytest.raises(FtisError, match=message) as caught:

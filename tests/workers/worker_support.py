@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ftis_node
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.workers.restart_policy import RestartPolicy
 from ftis_node.workers.spec import Timing
 from ftis_node.workers.supervisor import Supervisor
@@ -15,6 +16,6 @@ PYTHON_PATH = f"{Path(__file__).parent}:{Path(ftis_node.__file__).parents[1]}"
 QUICK = Timing(
     start_grace_s=20.0, heartbeat_every_s=0.1, heartbeat_timeout_s=4.0, stop_grace_s=2.0, terminate_grace_s=0.5
 )
-PATIENT = RestartPolicy(first_delay_s=0.05, max_quick_deaths=3)
+PATIENT = RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=3)
 
 MakeSupervisor = Callable[..., Supervisor]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, home_at
+from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
 

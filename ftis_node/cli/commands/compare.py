@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.config.manifest import RunManifest
-    from ftis_node.lab.experiment.runner import Standing
+    from ftis_node.lab.experiment.runner import ExperimentProgress
     from ftis_node.lab.experiment.trial import Trial
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import TrialResult
@@ -168,7 +168,7 @@ def compare(
         controls=controls and not is_hdee,
         device=device,
     )
-    kind = _hdee(experiment, models) if is_hdee else _usual(experiment)
+    kind = _hdee(experiment, models, model_seeds) if is_hdee else _usual(experiment)
     typer.echo(kind.fairness, err=True)
     typer.echo(_run(kind, pairs, out, model_seeds=model_seeds, jobs=jobs or _jobs(device)))
     typer.echo(f"results.json, curves.csv, curves.png and table.md lie in {out}", err=True)
@@ -188,7 +188,7 @@ def _usual(experiment: Experiment) -> _Kind:
     return _Kind(experiment.trials(), _fairness(experiment), partial(write_report, experiment))
 
 
-def _hdee(experiment: Experiment, models: Path) -> _Kind:
+def _hdee(experiment: Experiment, models: Path, model_seeds: int) -> _Kind:
     from ftis_node.lab.experiment.hdee import hdee_trials
     from ftis_node.lab.results.hdee_report import write_hdee_report
 
@@ -196,7 +196,8 @@ def _hdee(experiment: Experiment, models: Path) -> _Kind:
         f"The rules: every update takes {experiment.completions_per_update} completions, and the four arms have the "
         "same compute: 6 operations a parameter and trained token, 2 a generated one."
     )
-    return _Kind(hdee_trials(experiment, models, seed=0), fairness, partial(write_hdee_report, experiment))
+    trials = [trial for seed in range(model_seeds) for trial in hdee_trials(experiment, models, seed=seed)]
+    return _Kind(trials, fairness, partial(write_hdee_report, experiment))
 
 
 def _run(kind: _Kind, pairs: tuple[str, ...], out: Path, *, model_seeds: int, jobs: int) -> str:
@@ -228,8 +229,9 @@ def _check_model_seeds(model_seeds: int, pairs: tuple[str, ...]) -> None:
     """Raises UsageError where several seeds are asked for and the models are given, or have one seed."""
     from ftis_node.lab.experiment.pairs import TINY_PAIRS
 
-    if model_seeds > 1 and not set(pairs) <= set(TINY_PAIRS):
-        raise UsageError(f"--model-seeds is for pairings whose models are made here: {', '.join(TINY_PAIRS)}")
+    made_here = (*TINY_PAIRS, HDEE)
+    if model_seeds > 1 and not set(pairs) <= set(made_here):
+        raise UsageError(f"--model-seeds is for pairings whose models are made here: {', '.join(made_here)}")
 
 
 def _base(
@@ -312,6 +314,6 @@ def _jobs(device: Device) -> int:
     return (os.cpu_count() or 1) if pick_device(device) == "cpu" else 1
 
 
-def _watch_trials(show: OnProgress) -> Callable[[Standing], None]:
+def _watch_trials(show: OnProgress) -> Callable[[ExperimentProgress], None]:
     """Shows how far the trials are."""
     return lambda standing: show(standing.fraction, f"{standing.trials_done} of {standing.num_trials} done")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, home_at
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
+from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ftis_node.lab.curves import Curves
     from ftis_node.lab.demo import DemoResult
+    from ftis_node.lab.learning_curves import Curves
 
 DEFAULT_STEPS = 40
 LOG_PERIOD_S = 10.0

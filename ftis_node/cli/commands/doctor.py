@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftis_node.cli.common import (
+from ftis_node.cli.completion import PRESETS, one_of
+from ftis_node.cli.options import (
     GpusOption,
     HomeOption,
     JsonOption,
@@ -19,7 +20,6 @@ from ftis_node.cli.common import (
     print_json,
     spread_over,
 )
-from ftis_node.cli.completion import PRESETS, one_of
 from ftis_node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def doctor(
         flags = {"lora": lora, "gpus": gpus, "generation": spread_over(tensor_parallel)}
         question = ask(place, model=model, run=run, gpus_gib=gpu_memory or (), **flags)
     patient = Patient(place, settings.listen, settings.status_port, settings.peers, question, settings)
-    findings = examine(patient, only=only or CHECKS, on_progress=_tell_progress)
+    findings = examine(patient, only=only or CHECKS, on_progress=_show_progress)
     if as_json:
         print_json([finding.as_dict() for finding in findings])
     else:
@@ -125,7 +125,7 @@ def doctor(
         raise typer.Exit(code)
 
 
-def _tell_progress(text: str) -> None:
+def _show_progress(text: str) -> None:
     typer.echo(f"{text} ...", err=True)
 
 

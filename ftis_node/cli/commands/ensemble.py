@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_json
 from ftis_node.cli.completion import ENGINES, ENSEMBLE_MODES, one_of, some_of, task_specs
+from ftis_node.cli.options import JsonOption, print_json
 from ftis_node.cli.progress import show_fraction
 
 if TYPE_CHECKING:

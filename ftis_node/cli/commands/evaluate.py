@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_json
 from ftis_node.cli.completion import ENGINES, one_of, task_specs
+from ftis_node.cli.options import JsonOption, print_json
 from ftis_node.cli.progress import show_fraction
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import HomeOption, home_at
+from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.cli.progress import show_fraction
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import FileError, UsageError
 from ftis_node.files import read_text
 
@@ -106,7 +106,7 @@ def _passphrase(file: Path | None, *, again: bool) -> str:
 
 def _addresses(home: Home) -> list[str] | None:
     """Where the running node can be reached; None where none runs."""
-    from ftis_node.cli.reading import read_document
+    from ftis_node.cli.node_client import read_document
 
     if home.running_url() is None:
         return None

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ftis_node.cli.common import GpusOption, HomeOption, TensorParallelOption, home_at, spread_over
 from ftis_node.cli.completion import ENGINES, PRESETS, ROLES, one_of, peer_ids, task_specs
+from ftis_node.cli.options import GpusOption, HomeOption, TensorParallelOption, home_at, spread_over
 from ftis_node.cli.progress import show_fraction
 from ftis_node.errors import ConfigError
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
 from ftis_node.cli.completion import peer_ids
-from ftis_node.cli.reading import post_document, read_document
+from ftis_node.cli.node_client import post_document, read_document
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import ConfigError, UsageError
 from ftis_node.telemetry.teaching import teaches
 from ftis_node.telemetry.terminal_text import printable
@@ -76,7 +76,7 @@ def ban(
     context: typer.Context,
     peer: PeerArgument,
     length: Annotated[
-        str | None, typer.Option("--for", help="How long: 90s, 30m, 2h, 7d.", show_default="door.ban_longest_s")
+        str | None, typer.Option("--for", help="How long: 90s, 30m, 2h, 7d.", show_default="access.ban_max_s")
     ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,

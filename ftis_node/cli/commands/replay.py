@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
 from ftis_node.cli.completion import STATES, group_ids, one_of
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.terminal_text import printable
 
@@ -74,9 +74,9 @@ def show(
     weights_of, tokenizer, temperature, texts_missing, events: [..]. A refused group has id, verdict and events only.
     """
     from ftis_node.cli.group_screen import group_document, screen
-    from ftis_node.replay.story import read_story
+    from ftis_node.replay.group_history import read_group_history
 
-    story = read_story(home_at(home), group_id)
+    story = read_group_history(home_at(home), group_id)
     if story is None:
         raise UsageError(f"no single group begins with {group_id!r}: `replay list` shows the ids")
     if as_json:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import HomeOption, home_at
+from ftis_node.cli.node_client import read_document
+from ftis_node.cli.options import HomeOption, home_at
 from ftis_node.cli.progress import show_fraction
-from ftis_node.cli.reading import read_document
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError, UsageError
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import HomeOption, JsonOption, home_at, print_json
-from ftis_node.cli.reading import read_document
+from ftis_node.cli.node_client import read_document
+from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_json
 from ftis_node.errors import ConfigError, FtisError
 
 if TYPE_CHECKING:

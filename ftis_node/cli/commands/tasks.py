@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftis_node.cli.common import JsonOption, print_json
+from ftis_node.cli.options import JsonOption, print_json
 
 if TYPE_CHECKING:
     from ftis_node.tasks import Task

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.containers import VerticalScroll
 
 from ftis_node.dashboard.screens.page import Page
-from ftis_node.dashboard.view.events import event_line, worth_a_look
-from ftis_node.dashboard.view.plain import Span, Tone, line
+from ftis_node.dashboard.view.events import event_line, notable_events
+from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 
 class EventsScreen(Page):
@@ -37,15 +37,15 @@ class EventsScreen(Page):
     def on_mount(self) -> None:
         """The events as last read."""
         self.query_one(VerticalScroll).focus()
-        if self.app.reading is not None:
-            self.show(self.app.reading)
+        if self.app.snapshot is not None:
+            self.show(self.app.snapshot)
 
-    def show(self, reading: Reading) -> None:
-        """The events of a reading; the end stays in sight where it was."""
+    def show(self, snapshot: NodeSnapshot) -> None:
+        """The events of a snapshot; the end stays in sight where it was."""
         scroll = self.query_one(VerticalScroll)
         was_at_end = scroll.is_vertical_scroll_end
-        events = reading.history.events
-        lines = [event_line(event) for event in (events if self._shows_all else worth_a_look(events))]
+        events = snapshot.history.events
+        lines = [event_line(event) for event in (events if self._shows_all else notable_events(events))]
         self.query_one("#trail", TextLines).write(lines or [line(Span("nothing happened yet", Tone.FAINT))])
         if was_at_end:
             scroll.scroll_end(animate=False)
@@ -53,6 +53,6 @@ class EventsScreen(Page):
     def action_toggle_all(self) -> None:
         """All lines, or those worth a look."""
         self._shows_all = not self._shows_all
-        if self.app.reading is not None:
-            self.show(self.app.reading)
+        if self.app.snapshot is not None:
+            self.show(self.app.snapshot)
             self.query_one(VerticalScroll).scroll_end(animate=False)

@@ -8,7 +8,7 @@ from textual.containers import VerticalScroll
 
 from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.groups import group_lines
-from ftis_node.dashboard.view.plain import Span, Tone, harmless, line
+from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.groups import OpenGroup
+    from ftis_node.dashboard.buffer_reader import GroupDetail
     from ftis_node.dashboard.messages import GroupOpened
 
 
@@ -28,7 +28,7 @@ class GroupScreen(Page):
     def __init__(self, group_id: str) -> None:
         super().__init__()
         self.group_id = group_id
-        self._group: OpenGroup | None = None
+        self._group: GroupDetail | None = None
         self._with_tokens = False
 
     def compose(self) -> ComposeResult:
@@ -47,7 +47,7 @@ class GroupScreen(Page):
         """The group was read, or why it was not."""
         self._group = message.group
         if message.group is None:
-            words = harmless(message.problem) or "this group is no longer kept: the buffer made room for newer ones"
+            words = sanitized(message.problem) or "this group is no longer kept: the buffer made room for newer ones"
             self.query_one("#group", TextLines).write([line(Span(words, Tone.WARN))])
         else:
             self._write()

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.widgets import DataTable
 
+from ftis_node.dashboard.screens.group import GroupScreen
 from ftis_node.dashboard.screens.page import Page
 from ftis_node.dashboard.view.groups import GROUP_COLUMNS, group_row
-from ftis_node.dashboard.view.plain import harmless
+from ftis_node.dashboard.view.spans import sanitized
 from ftis_node.dashboard.widgets.keys_line import KeysLine
 from ftis_node.dashboard.widgets.rows_table import RowsTable
 
@@ -45,10 +46,11 @@ class GroupsScreen(Page):
     def on_groups_listed(self, message: GroupsListed) -> None:
         """The groups were found, or why there are none."""
         table = self.query_one(RowsTable)
-        table.border_title = harmless(message.problem) or f"the newest {len(message.groups)} groups of the buffer"
+        table.border_title = sanitized(message.problem) or f"the newest {len(message.groups)} groups of the buffer"
         table.show_rows({group.id: group_row(group, self.app.peer_names()) for group in message.groups})
 
     @on(DataTable.RowSelected)
     def open_group(self, event: DataTable.RowSelected) -> None:
         """Enter on a group."""
-        self.app.open_group(event.row_key.value)
+        if event.row_key.value is not None:
+            self.app.open_page(GroupScreen(event.row_key.value))

@@ -26,5 +26,5 @@ class HelpScreen(Page):
 
     def on_mount(self) -> None:
         """The help of this moment."""
-        self.query_one("#help", TextLines).write(help_lines(self.app.reading))
+        self.query_one("#help", TextLines).write(help_lines(self.app.snapshot))
         self.query_one(VerticalScroll).focus()

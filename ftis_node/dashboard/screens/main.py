@@ -10,21 +10,21 @@ from textual.screen import Screen
 from textual.widgets import DataTable
 
 from ftis_node.dashboard.screens.peer import PeerScreen
-from ftis_node.dashboard.view.curves import pass_points, pass_title, reward_points, reward_title
-from ftis_node.dashboard.view.plain import Span, Tone, line
-from ftis_node.dashboard.widgets.curve import Curve
+from ftis_node.dashboard.view.spans import Span, Tone, line
+from ftis_node.dashboard.view.terminal_plot import pass_points, pass_title, reward_points, reward_title
 from ftis_node.dashboard.widgets.event_lines import EventLines
-from ftis_node.dashboard.widgets.figures import Figures
 from ftis_node.dashboard.widgets.keys_line import KeysLine
+from ftis_node.dashboard.widgets.metrics_panel import MetricsPanel
 from ftis_node.dashboard.widgets.overview import Overview
 from ftis_node.dashboard.widgets.peers_table import PeersTable
+from ftis_node.dashboard.widgets.plot import Plot
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.app import DashboardApp
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.context import DashboardContext
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 WIDE, TALL = 130, 40
 
@@ -32,7 +32,7 @@ WIDE, TALL = 130, 40
 class MainScreen(Screen[None]):
     """Head, curves, figures, peers, events."""
 
-    app: DashboardApp
+    app: DashboardContext
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-low"), (TALL, "-tall")]
     DEFAULT_CSS = """
@@ -42,7 +42,7 @@ class MainScreen(Screen[None]):
     #events { height: 3fr; min-height: 2; }
     MainScreen.-low.-stopped #curves { height: 5; }
     MainScreen.-tall #curves { height: 16; }
-    MainScreen.-tall Overview, MainScreen.-tall Figures { margin-bottom: 1; }
+    MainScreen.-tall Overview, MainScreen.-tall MetricsPanel { margin-bottom: 1; }
     MainScreen.-wide #lists { layout: horizontal; }
     MainScreen.-wide #peers { width: 80; height: 1fr; }
     MainScreen.-wide #events { height: 1fr; }
@@ -62,9 +62,9 @@ class MainScreen(Screen[None]):
         """Everything stands at the first paint; figures come when they are read."""
         yield Overview(id="overview")
         with Horizontal(id="curves"):
-            yield Curve("reward of a step", id="reward")
-            yield Curve("pass@1", id="pass")
-        yield Figures(id="figures")
+            yield Plot("reward of a step", id="reward")
+            yield Plot("pass@1", id="pass")
+        yield MetricsPanel(id="figures")
         with Container(id="lists"):
             yield PeersTable(id="peers")
             yield EventLines(id="events")
@@ -75,15 +75,15 @@ class MainScreen(Screen[None]):
         self.query_one(Overview).write([line(Span(f"looking at {self._home_words}", Tone.FAINT))])
         self.query_one(PeersTable).focus()
 
-    def show(self, reading: Reading) -> None:
-        """Writes a reading on all widgets."""
-        self.set_class(not reading.is_live, "-stopped")
-        self.query_one(Overview).show(reading)
-        self.query_one("#reward", Curve).show(reward_title(reading), reward_points(reading), is_live=reading.is_live)
-        self.query_one("#pass", Curve).show(pass_title(reading), pass_points(reading), is_live=reading.is_live)
-        self.query_one(Figures).show(reading)
-        self.query_one(PeersTable).show(reading)
-        self.query_one(EventLines).show(reading)
+    def show(self, snapshot: NodeSnapshot) -> None:
+        """Writes a snapshot on all widgets."""
+        self.set_class(not snapshot.is_live, "-stopped")
+        self.query_one(Overview).show(snapshot)
+        self.query_one("#reward", Plot).show(reward_title(snapshot), reward_points(snapshot), is_live=snapshot.is_live)
+        self.query_one("#pass", Plot).show(pass_title(snapshot), pass_points(snapshot), is_live=snapshot.is_live)
+        self.query_one(MetricsPanel).show(snapshot)
+        self.query_one(PeersTable).show(snapshot)
+        self.query_one(EventLines).show(snapshot)
 
     @on(DataTable.RowSelected, "#peers")
     def open_peer(self, event: DataTable.RowSelected) -> None:

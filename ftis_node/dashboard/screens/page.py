@@ -9,13 +9,13 @@ from textual.screen import Screen
 if TYPE_CHECKING:
     from textual.binding import BindingType
 
-    from ftis_node.dashboard.app import DashboardApp
+    from ftis_node.dashboard.context import DashboardContext
 
 
 class Page(Screen[None]):
     """A screen above the main one."""
 
-    app: DashboardApp
+    app: DashboardContext
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "back", "back"), ("q", "app.quit", "quit")]
 
     def action_back(self) -> None:

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.plain import Line, Span, Tone, clipped, clock, harmless, line, number, short_id
+from ftis_node.dashboard.view.spans import Line, Span, Tone, clipped, clock, line, number, sanitized, short_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 TONES = {
-    **dict.fromkeys(("step", "eval", "start", "member_joined"), Tone.STRONG),
+    **dict.fromkeys(("step", "eval", "start", "peer_joined"), Tone.STRONG),
     **dict.fromkeys(
-        ("refused", "standing", "pull_failed", "pull_given_up", "member_left", "mismatch", "paused"), Tone.WARN
+        ("refused", "reputation_changed", "pull_failed", "pull_given_up", "peer_left", "mismatch", "paused"), Tone.WARN
     ),
-    **dict.fromkeys(("buffer_behind", "clock_moved", "fell_back", "saved", "steps_unknown", "understated"), Tone.WARN),
-    **dict.fromkeys(("step_lost", "generation_failed", "hand_over_failed", "check_failed", "audit_failed"), Tone.BAD),
+    **dict.fromkeys(("buffer_rolled_back", "clock_moved", "checkpoint_fallback"), Tone.WARN),
+    **dict.fromkeys(("recovered", "steps_unknown", "understated"), Tone.WARN),
+    **dict.fromkeys(("step_lost", "generation_failed", "weight_sync_failed", "check_failed", "audit_failed"), Tone.BAD),
     **dict.fromkeys(("failed", "loop_blocked", "loop_stuck"), Tone.BAD),
 }
-EVERYDAY = frozenset({"admitted", "announced", "taken", "confirmed", "served", "asked"})  # hundreds a minute
+ROUTINE = frozenset(
+    {"admitted", "announced", "taken", "confirmed", "served", "backfill_requested"}
+)  # hundreds a minute
 MAX_DETAIL = 240
 WORD_WIDTH = 14
 GROUP_WIDTH = 12
 
 
-def worth_a_look(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def notable_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Without what happens to every group, and without groups released because they were trained."""
-    return [event for event in events if event.get("event") not in EVERYDAY and not (event.get("event") == "released")]
+    return [event for event in events if event.get("event") not in ROUTINE and not (event.get("event") == "released")]
 
 
 def event_line(event: Mapping[str, Any]) -> Line:
@@ -35,7 +38,7 @@ def event_line(event: Mapping[str, Any]) -> Line:
     return line(
         Span(clock(float(event.get("time", 0.0))), Tone.FAINT),
         " ",
-        Span(harmless(name).ljust(WORD_WIDTH), TONES.get(name, Tone.PLAIN)),
+        Span(sanitized(name).ljust(WORD_WIDTH), TONES.get(name, Tone.PLAIN)),
         " ",
         clipped(_detail(name, event), MAX_DETAIL),
     )
@@ -50,12 +53,12 @@ def _detail(name: str, event: Mapping[str, Any]) -> str:
     if name == "refused":
         return f"{_of(event, 'reason')}: {_of(event, 'detail')} (from {short_id(str(event.get('origin') or '-'))})"
     fields = {key: value for key, value in event.items() if key not in ("time", "event") and value is not None}
-    return "  ".join(f"{harmless(str(key))} {_value(key, value)}" for key, value in fields.items())
+    return "  ".join(f"{sanitized(str(key))} {_value(key, value)}" for key, value in fields.items())
 
 
 def _step(event: Mapping[str, Any]) -> str:
     if problem := event.get("refused") or event.get("skipped"):
-        return f"{event.get('step')} changed nothing: {harmless(str(problem))}"
+        return f"{event.get('step')} changed nothing: {sanitized(str(problem))}"
     return (
         f"{event.get('step')}  reward {number(event.get('reward_mean'), digits=3)}, "
         f"loss {number(event.get('loss'), digits=2)}, {event.get('own_groups', 0)} own, "
@@ -64,11 +67,11 @@ def _step(event: Mapping[str, Any]) -> str:
 
 
 def _of(event: Mapping[str, Any], key: str) -> str:
-    return harmless(str(event.get(key) or "-"))
+    return sanitized(str(event.get(key) or "-"))
 
 
 def _value(key: str, value: Any) -> str:
-    text = harmless(str(value))
+    text = sanitized(str(value))
     if key == "group":
         return text[:GROUP_WIDTH]
     if key in ("peer", "sender", "origin", "source"):

@@ -5,24 +5,24 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.plain import (
+from ftis_node.dashboard.view.spans import (
     Line,
     Span,
     Tone,
     clipped,
     clock,
-    harmless,
     labelled,
     line,
     moment,
     number,
+    sanitized,
     short_id,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftis_node.dashboard.groups import OpenCompletion, OpenGroup
+    from ftis_node.dashboard.buffer_reader import CompletionDetail, GroupDetail
     from ftis_node.replay.reader import GroupSummary
 
 GROUP_COLUMNS = ("time", "id", "from", "problem", "reward", "state", "tokens")
@@ -42,34 +42,34 @@ FATES = {
 
 def group_row(group: GroupSummary, names: Mapping[str, str]) -> tuple[Span, ...]:
     """One cell for each of GROUP_COLUMNS; `names` are those of peers, by their ids."""
-    sender = clipped(harmless(names.get(group.sender, "")), NAME_WIDTH) or short_id(group.sender)
+    sender = clipped(sanitized(names.get(group.sender, "")), NAME_WIDTH) or short_id(group.sender)
     fate = (group.reason or group.state) + ("" if group.step is None else f" {group.step}")
     mean = statistics.fmean(group.rewards) if group.rewards else 0.0
     return (
         Span(clock(group.admitted_at)[:-3], Tone.FAINT),
         Span(group.id[:ID_WIDTH]),
         Span("own") if group.own else Span(sender, Tone.STRONG),
-        Span(clipped(f"{harmless(group.task)}/{group.prompt_index}", TASK_WIDTH)),
+        Span(clipped(f"{sanitized(group.task)}/{group.prompt_index}", TASK_WIDTH)),
         Span(f"{mean:.2f}", Tone.GOOD if mean > 0 else Tone.PLAIN),
         Span(clipped(fate, STATE_WIDTH)),
         Span(str(group.num_tokens)),
     )
 
 
-def group_lines(group: OpenGroup, *, with_tokens: bool = False) -> list[Line]:
+def group_lines(group: GroupDetail, *, with_tokens: bool = False) -> list[Line]:
     """One group in full; `with_tokens`: every token with its log-prob."""
     summary = group.summary
-    whose = "this node" if summary.own else harmless(summary.sender)
-    weights = f", by the weights of {harmless(group.weights_of)}" if group.weights_of else ""
+    whose = "this node" if summary.own else sanitized(summary.sender)
+    weights = f", by the weights of {sanitized(group.weights_of)}" if group.weights_of else ""
     lines = [
         labelled("group", Span(summary.id, Tone.STRONG)),
         labelled("made by", whose),
         labelled(
             "with",
-            f"{harmless(summary.model)}, version {summary.policy_version}, temperature {group.temperature:g}{weights}",
+            f"{sanitized(summary.model)}, version {summary.policy_version}, temperature {group.temperature:g}{weights}",
         ),
         labelled("when", f"{moment(summary.created_at)}, its group number {summary.number}"),
-        labelled("problem", f"{harmless(summary.task)}/{summary.prompt_index}"),
+        labelled("problem", f"{sanitized(summary.task)}/{summary.prompt_index}"),
         verdict_line(summary),
         use_line(summary),
         line(),
@@ -78,7 +78,7 @@ def group_lines(group: OpenGroup, *, with_tokens: bool = False) -> list[Line]:
     ]
     for place, completion in enumerate(group.completions, start=1):
         lines += [line(), _head(place, completion, summary.policy_version), *_body(completion, with_tokens=with_tokens)]
-    return [*lines, line(), *station_lines(group.stations)]
+    return [*lines, line(), *history_lines(group.history)]
 
 
 def verdict_line(summary: GroupSummary) -> Line:
@@ -98,10 +98,10 @@ def use_line(summary: GroupSummary) -> Line:
     if summary.reason == "trained":
         return labelled("used", Span(f"in step {summary.step}", Tone.GOOD))
     reason = str(summary.reason)
-    return labelled("used", Span(FATES.get(reason, f"no: {harmless(reason)}"), Tone.WARN))
+    return labelled("used", Span(FATES.get(reason, f"no: {sanitized(reason)}"), Tone.WARN))
 
 
-def _head(place: int, completion: OpenCompletion, version: int) -> Line:
+def _head(place: int, completion: CompletionDetail, version: int) -> Line:
     """A completion in figures; its weights' versions where they are not the group's."""
     tone = Tone.GOOD if completion.reward > 0 else Tone.PLAIN
     least = f", least {min(completion.logprobs):.2f}" if completion.logprobs else ""
@@ -115,7 +115,7 @@ def _head(place: int, completion: OpenCompletion, version: int) -> Line:
     )
 
 
-def _body(completion: OpenCompletion, *, with_tokens: bool) -> list[Line]:
+def _body(completion: CompletionDetail, *, with_tokens: bool) -> list[Line]:
     lines = _block(completion.text, completion.token_ids)
     if with_tokens and completion.logprobs:
         lines.append(_token_line(completion))
@@ -132,35 +132,35 @@ def _block(text: str | None, token_ids: tuple[int, ...]) -> list[Line]:
     if text is None:
         shown = " ".join(str(token) for token in token_ids[:MAX_SHOWN_TOKENS])
         return [line("  ", Span("ids ", Tone.FAINT), shown)]
-    return [line("  ", row) for row in harmless(text.rstrip("\n"), keep_newlines=True).split("\n")]
+    return [line("  ", row) for row in sanitized(text.rstrip("\n"), keep_newlines=True).split("\n")]
 
 
-def _token_line(completion: OpenCompletion) -> Line:
+def _token_line(completion: CompletionDetail) -> Line:
     """Every token and its log-prob; what was sampled against the odds stands out."""
     spans: list[Span | str] = ["  "]
     shown = zip(completion.pieces, completion.logprobs, strict=True)
     for piece, logprob in list(shown)[:MAX_SHOWN_TOKENS]:
-        spans += [harmless(piece), Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
+        spans += [sanitized(piece), Span(f" {logprob:.2f}  ", Tone.WARN if logprob < RARE else Tone.FAINT)]
     return line(*spans)
 
 
-def station_lines(found: tuple[Mapping[str, Any], ...]) -> list[Line]:
+def history_lines(found: tuple[Mapping[str, Any], ...]) -> list[Line]:
     """The group's way through the node."""
     if not found:
         return [line(Span("its way is no longer in the event trail", Tone.FAINT))]
     return [
         line(Span("its way through the node", Tone.FAINT)),
-        *(line("  ", Span(clock(float(event["time"])), Tone.FAINT), " ", _station(event)) for event in found),
+        *(line("  ", Span(clock(float(event["time"])), Tone.FAINT), " ", _history_line(event)) for event in found),
     ]
 
 
-def _station(event: Mapping[str, Any]) -> str:
-    name = harmless(str(event["event"]))
+def _history_line(event: Mapping[str, Any]) -> str:
+    name = sanitized(str(event["event"]))
     extras = []
     if event.get("step") is not None:
         extras.append(f"step {event['step']}")
     if event.get("peer"):
         extras.append(f"by {short_id(str(event['peer']))}")
     if event.get("reason"):
-        extras.append(harmless(str(event["reason"])))
+        extras.append(sanitized(str(event["reason"])))
     return f"{name} {', '.join(extras)}".rstrip()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.reading import Phase
-from ftis_node.dashboard.view.answers import complaints, said, verdict_on
-from ftis_node.dashboard.view.plain import Line, Span, Tone, labelled, line
+from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.view.answers import health_of, problems, said
+from ftis_node.dashboard.view.spans import Line, Span, Tone, labelled, line
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 KEYS = (
     ("arrows", "choose a row, or scroll"),
@@ -34,27 +34,27 @@ WORDS = (
 )
 
 
-def start_lines(reading: Reading) -> list[Line]:
+def start_lines(snapshot: NodeSnapshot) -> list[Line]:
     """The command that starts a stopped node again, to be copied."""
-    if reading.phase is not Phase.STOPPED:
+    if snapshot.phase is not Phase.STOPPED:
         return []
-    return [line(Span("start it again with", Tone.WARN)), line("  ", reading.start_command), line()]
+    return [line(Span("start it again with", Tone.WARN)), line("  ", snapshot.start_command), line()]
 
 
-def _wrong(reading: Reading) -> list[str]:
+def _wrong(snapshot: NodeSnapshot) -> list[str]:
     """Every no, and all that keeps the node from being healthy."""
-    verdict = verdict_on(reading)
+    verdict = health_of(snapshot)
     noes = [said(answer) for answer in (verdict.contributing, verdict.learning) if not answer.is_well]
-    return [*noes, *complaints(reading)]
+    return [*noes, *problems(snapshot)]
 
 
-def help_lines(reading: Reading | None) -> list[Line]:
+def help_lines(snapshot: NodeSnapshot | None) -> list[Line]:
     """The help, under what is wrong with the node just now."""
-    wrong = _wrong(reading) if reading is not None and reading.is_live else []
+    wrong = _wrong(snapshot) if snapshot is not None and snapshot.is_live else []
     lines: list[Line] = []
     if wrong:
         lines = [line(Span("wrong now", Tone.BAD)), *(line("  ", complaint) for complaint in wrong), line()]
-    if reading is not None:
-        lines += start_lines(reading)
+    if snapshot is not None:
+        lines += start_lines(snapshot)
     lines += [line(Span("keys", Tone.STRONG)), *(labelled(f"  {key}", what, width=16) for key, what in KEYS), line()]
     return [*lines, line(Span("words", Tone.STRONG)), *(labelled(f"  {word}", what, width=16) for word, what in WORDS)]

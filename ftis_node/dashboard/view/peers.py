@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.dashboard.view.plain import (
+from ftis_node.dashboard.view.spans import (
     Line,
     Span,
     Tone,
     ago,
     clipped,
     count,
-    harmless,
     labelled,
     line,
     moment,
     number,
+    sanitized,
     short_id,
 )
 from ftis_node.telemetry.teaching import teaches, teaching_words
@@ -44,10 +44,11 @@ def peer_row(row: Mapping[str, Any], *, now: float) -> tuple[Span, ...]:
     standing = str(row.get("standing", "good"))
     refused = _refused(row)
     parameters = f" {count(row['parameters'])}" if row.get("parameters") else ""
+    model = sanitized(row.get("model") or "-").rsplit("/", 1)[-1]
     return (
-        Span(clipped(harmless(row.get("name") or "") or short_id(row["peer_id"]), NAME_WIDTH), Tone.STRONG),
-        Span(clipped(harmless(row.get("model") or "-").rsplit("/", 1)[-1], MODEL_WIDTH - len(parameters)) + parameters),
-        Span(harmless(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
+        Span(clipped(sanitized(row.get("name") or "") or short_id(row["peer_id"]), NAME_WIDTH), Tone.STRONG),
+        Span(clipped(model, MODEL_WIDTH - len(parameters)) + parameters),
+        Span(sanitized(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
         Span(count(row.get("groups_accepted", 0))),
         Span(teaches(row)),
         Span(count(refused), Tone.WARN if refused else Tone.PLAIN),
@@ -61,21 +62,21 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
     standing = str(row.get("standing", "good"))
     version = row.get("policy_version")
     lines = [
-        labelled("peer id", harmless(row["peer_id"])),
-        labelled("name", Span(harmless(row.get("name") or "-"), Tone.STRONG)),
-        labelled("model", f"{harmless(row.get('model') or '-')}, {count(row.get('parameters') or 0)} parameters"),
-        labelled("role", f"{harmless(row.get('role') or '-')}, version {'-' if version is None else version}"),
-        *([labelled("domain", harmless(row["domain"]))] if row.get("domain") else []),
+        labelled("peer id", sanitized(row["peer_id"])),
+        labelled("name", Span(sanitized(row.get("name") or "-"), Tone.STRONG)),
+        labelled("model", f"{sanitized(row.get('model') or '-')}, {count(row.get('parameters') or 0)} parameters"),
+        labelled("role", f"{sanitized(row.get('role') or '-')}, version {'-' if version is None else version}"),
+        *([labelled("domain", sanitized(row["domain"]))] if row.get("domain") else []),
         labelled("last seen", f"{ago(row.get('last_seen', 0.0), now)} ago" if row.get("last_seen") else "never"),
         line(),
         labelled(
             "standing",
-            Span(harmless(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
+            Span(sanitized(standing), STANDING_TONES.get(standing, Tone.PLAIN)),
             f", score {number(row.get('score'), digits=3)}: {STANDING_WORDS.get(standing, '')}",
         ),
     ]
     if row.get("banned_until"):
-        why = clipped(harmless(row.get("ban_reason") or ""), REASON_WIDTH)
+        why = clipped(sanitized(row.get("ban_reason") or ""), REASON_WIDTH)
         lines.append(labelled("banned", f"until {moment(row['banned_until'])}: {why}"))
     lines += [
         line(),
@@ -91,7 +92,7 @@ def peer_lines(row: Mapping[str, Any], *, now: float) -> list[Line]:
 
 def ban_words(row: Mapping[str, Any]) -> str:
     """How to change how it stands; the dashboard itself changes nothing."""
-    peer_id = harmless(row["peer_id"])[-8:]
+    peer_id = sanitized(row["peer_id"])[-8:]
     verb = "unban" if row.get("standing") == "banned" else "ban"
     return f"to change that: ftis-node peers {verb} {peer_id}   (or: trust {peer_id})"
 
@@ -105,7 +106,7 @@ def _teaching(row: Mapping[str, Any]) -> list[Line]:
 def _tally(label: str, reasons: Mapping[str, int]) -> list[Line]:
     ordered = sorted(reasons.items(), key=lambda item: -item[1])
     return [
-        labelled(label if place == 0 else "", f"{many:>6}  {clipped(harmless(reason), REASON_WIDTH)}")
+        labelled(label if place == 0 else "", f"{many:>6}  {clipped(sanitized(reason), REASON_WIDTH)}")
         for place, (reason, many) in enumerate(ordered)
     ]
 

@@ -1,1 +1,1 @@
-"""One widget a file; each takes a reading by `show` and writes what `view/` says."""
+"""One widget a file; each takes a snapshot by `show` and writes what `view/` says."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.view.events import event_line, worth_a_look
+from ftis_node.dashboard.view.events import event_line, notable_events
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 
 class EventLines(TextLines):
@@ -19,13 +19,13 @@ class EventLines(TextLines):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
         self.border_title = "events"
-        self._reading: Reading | None = None
+        self._reading: NodeSnapshot | None = None
 
-    def show(self, reading: Reading) -> None:
+    def show(self, snapshot: NodeSnapshot) -> None:
         """The newest events."""
-        self._reading = reading
+        self._reading = snapshot
         num_rows = max(1, self.content_size.height)
-        self.write(event_line(event) for event in worth_a_look(reading.history.events)[-num_rows:])
+        self.write(event_line(event) for event in notable_events(snapshot.history.events)[-num_rows:])
 
     def on_resize(self) -> None:
         """There is room for another number of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.dashboard.view.plain import Span, Tone, line
+from ftis_node.dashboard.view.spans import Span, Tone, line
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.dashboard.view.answers import answer_lines, next_lines
-from ftis_node.dashboard.view.figures import head_line
-from ftis_node.dashboard.view.plain import Span, Tone, harmless, line
+from ftis_node.dashboard.view.metric_lines import head_line
+from ftis_node.dashboard.view.spans import Span, Tone, line, sanitized
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 
 class Overview(TextLines):
     """Four lines, six for a node that does not run."""
 
-    def show(self, reading: Reading) -> None:
+    def show(self, snapshot: NodeSnapshot) -> None:
         """The node as it was found."""
-        lines = [head_line(reading), *answer_lines(reading)]
-        if reading.problem and not reading.is_live:
-            lines.append(line(Span(harmless(reading.problem), Tone.WARN)))
-        lines += next_lines(reading)
+        lines = [head_line(snapshot), *answer_lines(snapshot)]
+        if snapshot.problem and not snapshot.is_live:
+            lines.append(line(Span(sanitized(snapshot.problem), Tone.WARN)))
+        lines += next_lines(snapshot)
         self.write(lines)

@@ -8,7 +8,7 @@ from ftis_node.dashboard.view.peers import PEER_COLUMNS, peer_row, sorted_peers
 from ftis_node.dashboard.widgets.rows_table import RowsTable
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 MAX_ROWS = 500
 
@@ -22,9 +22,9 @@ class PeersTable(RowsTable):
         super().__init__(PEER_COLUMNS, id=id)
         self.border_title = "peers"
 
-    def show(self, reading: Reading) -> None:
+    def show(self, snapshot: NodeSnapshot) -> None:
         """The peers as they were found."""
-        swarm = reading.status.swarm
-        self.border_title = f"peers: {swarm.peers_connected} connected, {len(reading.peers)} known"
-        shown = sorted_peers(reading.peers)[:MAX_ROWS]
-        self.show_rows({row["peer_id"]: peer_row(row, now=reading.taken_at) for row in shown})
+        swarm = snapshot.status.swarm
+        self.border_title = f"peers: {swarm.peers_connected} connected, {len(snapshot.peers)} known"
+        shown = sorted_peers(snapshot.peers)[:MAX_ROWS]
+        self.show_rows({row["peer_id"]: peer_row(row, now=snapshot.taken_at) for row in shown})

@@ -13,7 +13,7 @@ from ftis_node.dashboard.widgets.text_lines import as_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ftis_node.dashboard.view.plain import Span
+    from ftis_node.dashboard.view.spans import Span
 
 Row = tuple["Span", ...]
 

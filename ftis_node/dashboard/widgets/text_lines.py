@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from ftis_node.dashboard.view.plain import Tone
+from ftis_node.dashboard.view.spans import Tone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ftis_node.dashboard.view.plain import Line
+    from ftis_node.dashboard.view.spans import Line
 
 LOOKS = {
     Tone.PLAIN: "",

@@ -8,7 +8,7 @@ from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ftis_node.errors import EngineError, UnknownArchitectureError
-from ftis_node.models import has_gpu, pick_device
+from ftis_node.models import has_gpu, pick_device, skip_unused_packages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -75,5 +75,7 @@ async def _open_vllm_or_torch(
 async def _open(
     module: str, source: ModelSource, settings: EngineSettings, on_progress: Callable[[], None] = lambda: None
 ) -> Engine:
+    if module == ENGINES["torch"]:
+        skip_unused_packages()
     engine: Engine = await import_module(module).open_engine(source, settings, on_progress)
     return engine

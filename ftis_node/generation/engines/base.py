@@ -14,13 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from ftis_node.records.group import Completion, join_completions
 from ftis_node.workers.wire import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ftis_node.records.group import Completion, SamplingSettings
+    from ftis_node.records.group import FinishReason, SamplingSettings
+    from ftis_node.records.token_batch import TokenBatch
     from ftis_node.workers.weights.shared_weights import SharedWeights
 
 DEFAULT_MAX_VERSION_SPAN = 8
@@ -88,19 +90,50 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The completions in order; each says which versions sampled its first and its last token."""
+    """The sampled completions of a request, unscored. Each tuple has one entry per completion.
 
-    completions: tuple[Completion, ...]
+    `policy_versions` are the versions that sampled the first tokens, `policy_versions_newest` the last tokens.
+    """
+
+    tokens: TokenBatch
+    finish_reasons: tuple[FinishReason, ...]
+    policy_versions: tuple[int, ...]
+    policy_versions_newest: tuple[int, ...]
+
+    @classmethod
+    def from_completions(cls, completions: Sequence[Completion]) -> GenerationResult:
+        """Return the result of these completions, with their arrays joined."""
+        return cls(
+            join_completions(completions),
+            tuple(completion.finish_reason for completion in completions),
+            tuple(completion.policy_version for completion in completions),
+            tuple(completion.policy_version_newest for completion in completions),
+        )
+
+    @property
+    def completions(self) -> tuple[Completion, ...]:
+        """One view per completion, made at each call."""
+        return tuple(
+            Completion(ids, logprobs, reason, policy_version=first, policy_version_newest=last)
+            for ids, logprobs, reason, first, last in zip(
+                self.tokens.ids_of_each(),
+                self.tokens.logprobs_of_each(),
+                self.finish_reasons,
+                self.policy_versions,
+                self.policy_versions_newest,
+                strict=True,
+            )
+        )
 
     @property
     def policy_version(self) -> int:
         """The oldest version that sampled a token of the group."""
-        return min(completion.policy_version for completion in self.completions)
+        return min(self.policy_versions)
 
     @property
     def policy_version_newest(self) -> int:
         """The newest version that sampled a token of the group."""
-        return max(completion.policy_version_newest for completion in self.completions)
+        return max(self.policy_versions_newest)
 
 
 class Engine(Protocol):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
+class PartialCompletion:
     """A completion in the making."""
 
     owner: ActiveRequest
@@ -68,19 +68,19 @@ class ActiveRequest:
     def __init__(self, request: GenerateRequest, *, seed: int, policy_version: int) -> None:
         self.request = request
         self.policy_version = policy_version
-        self.drafts = [Draft(self, index) for index in range(request.num_completions)]
+        self.completions = [PartialCompletion(self, index) for index in range(request.num_completions)]
         is_greedy = request.sampling.temperature <= 0
         self._random = None if is_greedy else torch.Generator().manual_seed(seed)
 
     @property
     def has_ended(self) -> bool:
         """Whether every completion has ended."""
-        return all(draft.finish_reason for draft in self.drafts)
+        return all(partial.finish_reason for partial in self.completions)
 
     @property
     def has_begun(self) -> bool:
         """Whether every completion has a token."""
-        return all(draft.token_ids for draft in self.drafts)
+        return all(partial.token_ids for partial in self.completions)
 
     def uniforms(self) -> Tensor:
         """One number in [0, 1) for each completion, float64; the same sequence whichever of them have ended.
@@ -88,19 +88,19 @@ class ActiveRequest:
         Greedy requests need none and get zeros.
         """
         if self._random is None:
-            return torch.zeros(len(self.drafts), dtype=torch.float64)
-        return torch.rand(len(self.drafts), generator=self._random, dtype=torch.float64)
+            return torch.zeros(len(self.completions), dtype=torch.float64)
+        return torch.rand(len(self.completions), generator=self._random, dtype=torch.float64)
 
     def result(self) -> GenerationResult:
         """What was made."""
-        return GenerationResult(tuple(draft.completion() for draft in self.drafts))
+        return GenerationResult.from_completions(tuple(partial.completion() for partial in self.completions))
 
 
 @dataclass(slots=True)
-class Batch:
+class DecodeBatch:
     """R rows that are decoded together: `mask` is `[R, S]` over the cache, `next_positions` and `last_ids` `[R]`."""
 
-    drafts: list[Draft]
+    completions: list[PartialCompletion]
     cache: Any
     mask: Tensor
     next_positions: Tensor
@@ -110,36 +110,36 @@ class Batch:
     def select(self, rows: list[int]) -> None:
         """Keep these rows, in this order."""
         index = torch.tensor(rows, dtype=torch.int64, device=self.mask.device)
-        self.drafts = [self.drafts[row] for row in rows]
+        self.completions = [self.completions[row] for row in rows]
         self.mask = select_rows(self.cache, self.mask, index)
         self.next_positions = self.next_positions[index]
         self.last_ids = self.last_ids[index]
-        self.settings = row_settings(self.drafts, self.mask.device)
+        self.settings = row_settings(self.completions, self.mask.device)
 
-    def join(self, other: Batch) -> None:
+    def join(self, other: DecodeBatch) -> None:
         """Append the rows of `other`."""
-        self.drafts += other.drafts
+        self.completions += other.completions
         self.mask = join(self.cache, self.mask, other.cache, other.mask)
         self.next_positions = torch.cat([self.next_positions, other.next_positions])
         self.last_ids = torch.cat([self.last_ids, other.last_ids])
-        self.settings = row_settings(self.drafts, self.mask.device)
+        self.settings = row_settings(self.completions, self.mask.device)
 
 
-class Decoder:
+class BatchDecoder:
     """A model with the batch that it is decoding. `vocab_size` is the tokenizer's length."""
 
     def __init__(self, model: Any, *, vocab_size: int) -> None:
         self._model = model
         self._device: torch.device = model.device
         self._vocab_size = vocab_size
-        self._batch: Batch | None = None
+        self._batch: DecodeBatch | None = None
         self._is_stopped = False
         self.tokens_made = 0
 
     @property
     def num_rows(self) -> int:
         """Completions being decoded."""
-        return 0 if self._batch is None else len(self._batch.drafts)
+        return 0 if self._batch is None else len(self._batch.completions)
 
     def advance(self, newcomers: Sequence[ActiveRequest], *, num_steps: int) -> None:
         """Prefill `newcomers` and give every row up to `num_steps` tokens; returns early when a row has ended, and
@@ -166,7 +166,9 @@ class Decoder:
         """Forget the rows of these requests."""
         if self._batch is not None:
             with torch.inference_mode():
-                self._keep([row for row, draft in enumerate(self._batch.drafts) if draft.owner not in requests])
+                self._keep(
+                    [row for row, partial in enumerate(self._batch.completions) if partial.owner not in requests]
+                )
 
     def clear(self) -> None:
         """Forget all rows."""
@@ -178,16 +180,16 @@ class Decoder:
         positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
         cache = self._empty_cache()
         logits = self._forward(ids, mask, positions, cache)
-        counts = torch.tensor([len(active.drafts) for active in newcomers], device=self._device)
+        counts = torch.tensor([len(active.completions) for active in newcomers], device=self._device)
         rows = torch.repeat_interleave(torch.arange(len(newcomers), device=self._device), counts)
-        drafts = [draft for active in newcomers for draft in active.drafts]
-        fresh = Batch(
-            drafts=drafts,
+        completions = [partial for active in newcomers for partial in active.completions]
+        fresh = DecodeBatch(
+            completions=completions,
             cache=cache,
             mask=select_rows(cache, mask, rows),
             next_positions=positions[rows, -1] + 1,
             last_ids=rows,  # stands in for one step: the first tokens are chosen below
-            settings=row_settings(drafts, self._device),
+            settings=row_settings(completions, self._device),
         )
         fresh.last_ids = self._choose(logits[rows], fresh, num_ids=self._vocab_size)
         if self._batch is None:
@@ -200,7 +202,7 @@ class Decoder:
         """One more token for every row."""
         batch = self._batch
         assert batch is not None
-        batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.drafts), 1)], dim=1)
+        batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.completions), 1)], dim=1)
         logits = self._forward(batch.last_ids[:, None], batch.mask, batch.next_positions[:, None], batch.cache)
         batch.next_positions = batch.next_positions + 1
         batch.last_ids = self._choose(logits, batch, num_ids=logits.shape[-1])
@@ -223,33 +225,33 @@ class Decoder:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def _choose(self, logits: Tensor, batch: Batch, *, num_ids: int) -> Tensor:
+    def _choose(self, logits: Tensor, batch: DecodeBatch, *, num_ids: int) -> Tensor:
         """Choose and record one token for every row. Returns the ids `[R]`."""
-        ids, logprobs = choose_tokens(logits, batch.settings, self._uniforms(batch.drafts), num_ids=num_ids)
+        ids, logprobs = choose_tokens(logits, batch.settings, self._uniforms(batch.completions), num_ids=num_ids)
         if not bool(torch.isfinite(logprobs).all()):
             raise NonFiniteError("the model's logits are not finite: its weights are damaged or have diverged")
-        for draft, token_id, logprob in zip(batch.drafts, ids.tolist(), logprobs.tolist(), strict=True):
-            draft.take(token_id, logprob, vocab_size=self._vocab_size)
-        self.tokens_made += len(batch.drafts)
+        for partial, token_id, logprob in zip(batch.completions, ids.tolist(), logprobs.tolist(), strict=True):
+            partial.take(token_id, logprob, vocab_size=self._vocab_size)
+        self.tokens_made += len(batch.completions)
         return ids
 
-    def _uniforms(self, drafts: Sequence[Draft]) -> Tensor:
+    def _uniforms(self, completions: Sequence[PartialCompletion]) -> Tensor:
         """Each row's number from its own request's sequence."""
         parts = [
-            active.uniforms()[[draft.index for draft in rows]]
-            for active, rows in groupby(drafts, key=lambda draft: draft.owner)
+            active.uniforms()[[partial.index for partial in rows]]
+            for active, rows in groupby(completions, key=lambda partial: partial.owner)
         ]
         return torch.cat(parts).to(self._device)
 
     def _drop_ended(self) -> None:
         assert self._batch is not None
-        self._keep([row for row, draft in enumerate(self._batch.drafts) if draft.finish_reason is None])
+        self._keep([row for row, partial in enumerate(self._batch.completions) if partial.finish_reason is None])
 
     def _keep(self, rows: list[int]) -> None:
         assert self._batch is not None
         if not rows:
             self._batch = None
-        elif len(rows) < len(self._batch.drafts):
+        elif len(rows) < len(self._batch.completions):
             self._batch.select(rows)
 
     def _pad_left(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
@@ -260,6 +262,6 @@ class Decoder:
         return torch.tensor(ids, device=self._device), torch.tensor(mask, device=self._device)
 
 
-def row_settings(drafts: Sequence[Draft], device: torch.device) -> RowSettings:
+def row_settings(completions: Sequence[PartialCompletion], device: torch.device) -> RowSettings:
     """Each row samples as its request asks."""
-    return RowSettings.of([draft.owner.request.sampling for draft in drafts], device)
+    return RowSettings.of([partial.owner.request.sampling for partial in completions], device)

@@ -8,8 +8,8 @@ the column. So it is repeated, trimmed and joined with the rows, and its sum ove
                                    `---- log-prob of that token, by each expert -> the layer's last column
 
 The posterior is taken at temperature 1, then the mixture is sampled at the row's own temperature: the mixture is the
-model. One expert alone is decoded exactly as `decoder.Decoder` does it. Where the experts' embeddings are padded to
-different widths, ids at or above the tokenizer's length are cut from all; where they are equally wide they stay.
+model. One expert alone is decoded exactly as `decoder.BatchDecoder` does it. Where the experts' embeddings are padded
+to different widths, ids at or above the tokenizer's length are cut from all; where they are equally wide they stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftis_node.algorithms import mixture_logprobs, posterior
-from ftis_node.generation.engines.decoder import Batch, Decoder
+from ftis_node.generation.engines.decoder import BatchDecoder, DecodeBatch
 from ftis_node.generation.engines.kv_cache import GrowingLayer, empty_cache
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighing:
+class MixtureWeights:
     """How experts are weighed: `log_prior` of each in nats, and whether the text so far changes the weights.
 
     Without `reads_prompt` that text begins with the completion: how likely the prompt is changes nothing. A text that
@@ -60,10 +60,10 @@ class MixtureCache:
         return sums.transpose(0, 1)
 
 
-class MixtureDecoder(Decoder):
+class MixtureDecoder(BatchDecoder):
     """Decodes from `models`, which have one tokenizer of `vocab_size` ids and lie on one device."""
 
-    def __init__(self, models: Sequence[Any], *, vocab_size: int, weighing: Weighing) -> None:
+    def __init__(self, models: Sequence[Any], *, vocab_size: int, weighing: MixtureWeights) -> None:
         assert len(models) == len(weighing.log_prior) > 0
         super().__init__(models[0], vocab_size=vocab_size)
         self._models = tuple(models)
@@ -99,7 +99,7 @@ class MixtureDecoder(Decoder):
         cache.evidence.update(columns[..., None], columns[..., None])
         return torch.stack(logits, dim=1)
 
-    def _choose(self, logits: Tensor, batch: Batch, *, num_ids: int) -> Tensor:
+    def _choose(self, logits: Tensor, batch: DecodeBatch, *, num_ids: int) -> Tensor:
         """Choose and record one token for every row, from `[R, J, V]`, and what each expert made of it."""
         if len(self._models) == 1:
             return super()._choose(logits[:, 0], batch, num_ids=num_ids)

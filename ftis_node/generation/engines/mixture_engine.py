@@ -15,7 +15,7 @@ import torch
 from ftis_node.algorithms import text_logprobs
 from ftis_node.errors import EngineError, MachineError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.attention import use_grouped_attention
-from ftis_node.generation.engines.mixture_decoder import MixtureDecoder, Weighing
+from ftis_node.generation.engines.mixture_decoder import MixtureDecoder, MixtureWeights
 from ftis_node.generation.engines.torch_engine import DEFAULT_MAX_BATCH, TorchEngine
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.progress import unwatched
@@ -37,7 +37,7 @@ class MixtureEngine(TorchEngine):
 
     name = "mixture"
 
-    def __init__(self, models: Sequence[Any], settings: EngineSettings, weighing: Weighing) -> None:
+    def __init__(self, models: Sequence[Any], settings: EngineSettings, weighing: MixtureWeights) -> None:
         if len(models) > 1:
             batch = max(1, (settings.max_batch or DEFAULT_MAX_BATCH) // len(models))
             prefill = min(settings.max_prefill_tokens, MAX_PREFILL_TOKENS)
@@ -49,7 +49,7 @@ class MixtureEngine(TorchEngine):
         self._mixture = MixtureDecoder(models, vocab_size=settings.vocab_size, weighing=weighing)
         self._decoder = self._mixture
 
-    def weigh(self, weighing: Weighing) -> None:
+    def weigh(self, weighing: MixtureWeights) -> None:
         """Weigh the experts so from now on, and begin again with the seed; nothing may be in flight."""
         assert not self._decoding and not self._waiting
         self._mixture.weighing = weighing
@@ -76,7 +76,7 @@ class MixtureEngine(TorchEngine):
 def open_mixture(
     sources: Sequence[ModelSource],
     settings: EngineSettings,
-    weighing: Weighing,
+    weighing: MixtureWeights,
     *,
     on_progress: OnProgress = unwatched,
 ) -> MixtureEngine:

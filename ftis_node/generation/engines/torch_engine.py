@@ -24,7 +24,7 @@ import torch
 from ftis_node.errors import EngineError, OutOfMemoryError, WorkerTaskError, says_out_of_memory
 from ftis_node.generation.engines.attention import use_grouped_attention
 from ftis_node.generation.engines.base import EngineSettings, GenerateRequest, GenerationResult
-from ftis_node.generation.engines.decoder import ActiveRequest, Decoder
+from ftis_node.generation.engines.decoder import ActiveRequest, BatchDecoder
 from ftis_node.generation.engines.in_place import load_in_place, load_shared_in_place
 from ftis_node.models import load_causal_lm, pick_device
 from ftis_node.telemetry.faults import watched_task
@@ -89,7 +89,7 @@ class TorchEngine:
         self._model = model
         self._settings = settings
         self._on_progress = on_progress
-        self._decoder = Decoder(model, vocab_size=settings.vocab_size)
+        self._decoder = BatchDecoder(model, vocab_size=settings.vocab_size)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
         self._seeds = random.Random(settings.seed)
         self._waiting: deque[_Job] = deque()

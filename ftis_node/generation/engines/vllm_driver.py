@@ -27,7 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from ftis_node.errors import FtisError, ModelError, WorkerTaskError
 from ftis_node.generation.engines.vllm_adapters import Adapters
 from ftis_node.generation.engines.vllm_core import Core
-from ftis_node.generation.engines.vllm_drafts import FINISH_REASONS, Draft, Job, Probe, fail
+from ftis_node.generation.engines.vllm_jobs import FINISH_REASONS, Job, PendingProbe, VllmCompletion, fail
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, num_loras
 from ftis_node.generation.engines.vllm_requests import core_request, probe_params, sampling_params
 from ftis_node.records.group import FinishReason
@@ -61,8 +61,8 @@ class Driver:
         self._on_progress = on_progress
         self._commands: queue.SimpleQueue[tuple[Callable[[], None], Future[Any] | None]] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
-        self._running: dict[str, Draft] = {}
-        self._probes: dict[str, Probe] = {}
+        self._running: dict[str, VllmCompletion] = {}
+        self._probes: dict[str, PendingProbe] = {}
         self._adapters = Adapters(LoRARequest, num_loras(can_sleep=settings.can_sleep))
         self._request_numbers = itertools.count()
         self._is_stopped = False
@@ -123,15 +123,15 @@ class Driver:
         """Forget a group that nobody waits for any more."""
         if job in self._waiting:
             self._waiting.remove(job)
-        self._abort([draft for draft in job.drafts if draft.finish_reason is None])
+        self._abort([partial for partial in job.partials if partial.finish_reason is None])
 
     def cut(self, request_ids: frozenset[str]) -> None:
         """End these groups with what they have."""
-        for job in {draft.job for draft in self._running.values()} | set(self._waiting):
+        for job in {partial.job for partial in self._running.values()} | set(self._waiting):
             if job.request.request_id not in request_ids:
                 continue
             self.drop(job)
-            if job.drafts and all(draft.token_ids for draft in job.drafts):
+            if job.partials and all(partial.token_ids for partial in job.partials):
                 job.finish()
             else:
                 job.fail(WorkerTaskError("the request was cancelled before its first token"))
@@ -155,15 +155,15 @@ class Driver:
         self._end_sleepers()
         self._adapters.current = None
         self._serve(version)
-        self._begin_again(self._cut_off(lambda draft: draft.adapter is not None))
+        self._begin_again(self._cut_off(lambda partial: partial.adapter is not None))
 
     def adapt(self, folder: Path, version: int) -> None:
         """Serve an adapter to all requests that begin from now on; those in flight keep theirs. Raises ModelError."""
         self.wake()
         self._drop_unused_adapters()
-        unbegun: list[Draft] = []
+        unbegun: list[VllmCompletion] = []
         if (oldest := self._adapters.oldest_in_the_way()) is not None:
-            unbegun = self._cut_off(lambda draft: draft.adapter == oldest)
+            unbegun = self._cut_off(lambda partial: partial.adapter == oldest)
             self._drop_unused_adapters()
         try:
             self._adapters.load(self._core, folder, version)
@@ -183,7 +183,7 @@ class Driver:
             fail(answer, WorkerTaskError("the engine is asleep: it computes nothing until it is woken"))
             return
         request_id, adapter = self._next_id(), self._adapters.current
-        self._probes[request_id] = Probe(answer, adapter)
+        self._probes[request_id] = PendingProbe(answer, adapter)
         self._send(request_id, token_ids, probe_params(), salt=request_id, adapter=adapter)
 
     def sleep(self, asleep: Future[None], *, discard: bool = False) -> None:
@@ -246,9 +246,9 @@ class Driver:
             if not job.result.cancelled():
                 salt, version, adapter = self._next_id(), self.policy_version, self._adapters.current
                 for index in range(job.request.num_completions):
-                    draft = Draft(job, index, salt, version, version, adapter)
-                    job.drafts.append(draft)
-                    self._start(draft)
+                    partial = VllmCompletion(job, index, salt, version, version, adapter)
+                    job.partials.append(partial)
+                    self._start(partial)
 
     def _work(self) -> None:
         """One step; or go to sleep where that is wanted and nothing runs any more."""
@@ -266,12 +266,12 @@ class Driver:
             fail(sleeper, WorkerTaskError("the engine was woken before it slept"))
         self._sleepers.clear()
 
-    def _start(self, draft: Draft) -> None:
-        draft.request_id = self._next_id()
-        self._running[draft.request_id] = draft
-        request = draft.job.request
-        params = sampling_params(request, seed=draft.seed)
-        self._send(draft.request_id, request.prompt_ids, params, salt=draft.salt, adapter=draft.adapter)
+    def _start(self, partial: VllmCompletion) -> None:
+        partial.request_id = self._next_id()
+        self._running[partial.request_id] = partial
+        request = partial.job.request
+        params = sampling_params(request, seed=partial.seed)
+        self._send(partial.request_id, request.prompt_ids, params, salt=partial.salt, adapter=partial.adapter)
 
     def _send(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str, adapter: int | None
@@ -286,8 +286,8 @@ class Driver:
         """The tokens of one step."""
         version = int(outputs.weight_version or 0)
         for output in outputs.outputs:
-            if (draft := self._running.get(output.request_id)) is not None:
-                self._take_tokens(draft, output, version)
+            if (partial := self._running.get(output.request_id)) is not None:
+                self._take_tokens(partial, output, version)
             elif output.new_prompt_logprobs_tensors is not None and output.request_id in self._probes:
                 logprobs = output.new_prompt_logprobs_tensors.logprobs[:, 0]
                 answer = self._probes.pop(output.request_id).answer
@@ -295,35 +295,35 @@ class Driver:
                     answer.set_result(logprobs.tolist())
         self._drop_unused_adapters()
 
-    def _take_tokens(self, draft: Draft, output: EngineCoreOutput, version: int) -> None:
+    def _take_tokens(self, partial: VllmCompletion, output: EngineCoreOutput, version: int) -> None:
         if output.prefill_stats is not None:
             self.prompt_tokens_cached += output.prefill_stats.num_cached_tokens
         if output.finish_reason is not None:
-            draft.finish_reason = FINISH_REASONS.get(str(output.finish_reason), FinishReason.ABORT)
+            partial.finish_reason = FINISH_REASONS.get(str(output.finish_reason), FinishReason.ABORT)
         if output.new_token_ids:
             logprobs = output.new_logprobs.logprobs[:, 0].tolist()
-            draft.take(output.new_token_ids, logprobs, version=version, vocab_size=self._settings.vocab_size)
+            partial.take(output.new_token_ids, logprobs, version=version, vocab_size=self._settings.vocab_size)
             self.tokens_made += len(output.new_token_ids)
-        if draft.finish_reason is not None:
+        if partial.finish_reason is not None:
             if output.finish_reason is None:
-                self._core.abort_requests([draft.request_id])
-            self._end(draft)
+                self._core.abort_requests([partial.request_id])
+            self._end(partial)
 
-    def _end(self, draft: Draft) -> None:
-        del self._running[draft.request_id]
-        if not draft.token_ids:  # an id that is no token came first: draw again
-            self._draw_again(draft)
-        elif draft.job.has_ended:
-            draft.job.finish()
+    def _end(self, partial: VllmCompletion) -> None:
+        del self._running[partial.request_id]
+        if not partial.token_ids:  # an id that is no token came first: draw again
+            self._draw_again(partial)
+        elif partial.job.has_ended:
+            partial.job.finish()
 
-    def _draw_again(self, draft: Draft) -> None:
-        draft.finish_reason = None
-        draft.num_draws += 1
-        if draft.num_draws < MAX_DRAWS:
-            self._start(draft)
+    def _draw_again(self, partial: VllmCompletion) -> None:
+        partial.finish_reason = None
+        partial.num_draws += 1
+        if partial.num_draws < MAX_DRAWS:
+            self._start(partial)
         else:
-            self.drop(draft.job)
-            draft.job.fail(
+            self.drop(partial.job)
+            partial.job.fail(
                 WorkerTaskError(f"the model samples no tokens: {MAX_DRAWS} times an id beyond the tokenizer's")
             )
 
@@ -331,40 +331,40 @@ class Driver:
         """From now on tokens are of `version`; completions that began too many versions ago end here."""
         self.policy_version = version
         oldest = version - self._settings.max_version_span
-        self._begin_again(self._cut_off(lambda draft: draft.version < oldest))
+        self._begin_again(self._cut_off(lambda partial: partial.version < oldest))
 
-    def _cut_off(self, is_meant: Callable[[Draft], bool]) -> list[Draft]:
-        """End the drafts that are meant with what they have; those that have nothing come back, to begin again."""
-        ended = [draft for draft in self._running.values() if is_meant(draft)]
+    def _cut_off(self, is_meant: Callable[[VllmCompletion], bool]) -> list[VllmCompletion]:
+        """End the partials that are meant with what they have; those that have nothing come back, to begin again."""
+        ended = [partial for partial in self._running.values() if is_meant(partial)]
         self._abort(ended)
-        unbegun = [draft for draft in ended if not draft.token_ids]
-        for draft in unbegun:
-            draft.finish_reason = None
-        for job in {draft.job for draft in ended}:
+        unbegun = [partial for partial in ended if not partial.token_ids]
+        for partial in unbegun:
+            partial.finish_reason = None
+        for job in {partial.job for partial in ended}:
             if job.has_ended:
                 job.finish()
         return unbegun
 
-    def _begin_again(self, drafts: Iterable[Draft]) -> None:
-        """Start drafts that have no token as if they were new, on a cache of their own."""
-        for draft in drafts:
-            draft.salt, draft.adapter = self._next_id(), self._adapters.current
-            draft.version = draft.newest = self.policy_version
-            self._start(draft)
+    def _begin_again(self, partials: Iterable[VllmCompletion]) -> None:
+        """Start partials that have no token as if they were new, on a cache of their own."""
+        for partial in partials:
+            partial.salt, partial.adapter = self._next_id(), self._adapters.current
+            partial.version = partial.newest = self.policy_version
+            self._start(partial)
 
     def _drop_unused_adapters(self) -> None:
-        in_use = {draft.adapter for draft in self._running.values()}
+        in_use = {partial.adapter for partial in self._running.values()}
         self._adapters.drop_unused(self._core, in_use | {probe.adapter for probe in self._probes.values()})
 
-    def _abort(self, drafts: Sequence[Draft]) -> None:
-        for draft in drafts:
-            draft.finish_reason = FinishReason.ABORT
-            self._running.pop(draft.request_id, None)
-        self._core.abort_requests([draft.request_id for draft in drafts])
+    def _abort(self, partials: Sequence[VllmCompletion]) -> None:
+        for partial in partials:
+            partial.finish_reason = FinishReason.ABORT
+            self._running.pop(partial.request_id, None)
+        self._core.abort_requests([partial.request_id for partial in partials])
 
     def _end_all(self, error: WorkerTaskError) -> None:
         """Tell everyone who waits that nothing will come."""
-        for job in {draft.job for draft in self._running.values()} | set(self._waiting):
+        for job in {partial.job for partial in self._running.values()} | set(self._waiting):
             job.fail(error)
         answers: list[Future[Any]] = [*(probe.answer for probe in self._probes.values()), *self._sleepers]
         for answer in answers:

@@ -33,7 +33,7 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.generation.engines.published import check_adapter, check_published, check_shared, shapes_in
-from ftis_node.generation.engines.vllm_drafts import Job
+from ftis_node.generation.engines.vllm_jobs import Job
 from ftis_node.generation.engines.vllm_options import (
     CPU_BLOCK_TOKENS,
     check_options,

@@ -56,7 +56,7 @@ RESERVED = {  # EngineArgs -> what to set instead; empty: nothing, it is ours
     "hf_token": "",  # would stand in settings.json: the variable HF_TOKEN is for the hub
     "dtype": "dtype",
     "max_num_seqs": "generation.max_batch",
-    "gpu_memory_utilization": "generation.memory_share",
+    "gpu_memory_utilization": "generation.gpu_memory_utilization",
 }
 
 

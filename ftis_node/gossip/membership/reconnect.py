@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Collection
 
-    from ftis_node.swarm.backoff import ExponentialBackoff
+    from ftis_node.backoff import ExponentialBackoff
 
 
 @dataclass(slots=True)

@@ -8,8 +8,7 @@ own goroutine. It registers last mostly if Go runs one goroutine at a time (GOMA
 Therefore a bootstrap node runs p2pd on one core and queries its own relay from a second, short-lived p2pd. It restarts
 p2pd if the wrong service answers.
 
-A relay answers RESERVE with its limits. Messages of the protocol "hop":
-https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md
+A relay answers RESERVE with its limits: `proto/circuit.proto`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from ftis_node.errors import MachineError
+from ftis_node.gossip.p2pd import circuit_pb2
 from ftis_node.gossip.p2pd.client import P2pdClient, P2pdError
 from ftis_node.gossip.p2pd.process import P2pdProcess
 
@@ -29,12 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
-RESERVE = b"\x02\x08\x00"  # two bytes: type = RESERVE
-LIMIT, STATUS = 4, 5  # numbers of fields
-STATUS_OK = 100
-DURATION, DATA = 1, 2  # within the limit
 MAX_ANSWER_BYTES = 4096
-NUM_ARGUMENT_BYTES = {1: 8, 5: 4}  # by wire type: fixed-size values
+RESERVE = circuit_pb2.HopMessage(type=circuit_pb2.HopMessage.RESERVE).SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ async def fetch_limit(client: P2pdClient, peer_id: str, *, timeout_s: float) -> 
     """Return the limits of a connected peer's relay; None if it is not a relay or gives no reservation."""
     try:
         async with asyncio.timeout(timeout_s), client.stream(peer_id, HOP, timeout_s=timeout_s) as (reader, writer):
-            writer.write(RESERVE)
+            writer.write(bytes([len(RESERVE)]) + RESERVE)
             await writer.drain()
             return read_reservation(await _read_delimited(reader))
     except (P2pdError, OSError, EOFError, ValueError) as error:
@@ -59,17 +57,13 @@ async def fetch_limit(client: P2pdClient, peer_id: str, *, timeout_s: float) -> 
 
 def read_reservation(message: bytes) -> RelayLimit | None:
     """Return the limits in an answer to RESERVE, None if it is a rejection. Raises ValueError if it is invalid."""
-    fields = _fields(message)
-    if fields.get(STATUS) != STATUS_OK:
+    try:
+        answer = circuit_pb2.HopMessage.FromString(message)
+    except DecodeError as error:
+        raise ValueError(f"the relay's answer is not a HopMessage: {error}") from error
+    if answer.status != circuit_pb2.OK:
         return None
-    limit = fields.get(LIMIT, b"")
-    if not isinstance(limit, bytes):
-        raise ValueError("a limit that is a number")
-    within = _fields(limit)
-    num_bytes, duration_s = within.get(DATA, 0), within.get(DURATION, 0)
-    if not isinstance(num_bytes, int) or not isinstance(duration_s, int):
-        raise ValueError("a limit without numbers")
-    return RelayLimit(num_bytes=num_bytes, duration_s=duration_s)
+    return RelayLimit(num_bytes=answer.limit.data, duration_s=answer.limit.duration)
 
 
 async def fetch_own_limit(client: P2pdClient, probe_path: Path, *, peer_id: str, timeout_s: float) -> RelayLimit | None:
@@ -101,42 +95,7 @@ async def _read_delimited(reader: asyncio.StreamReader) -> bytes:
         if not byte & 0x80:
             break
         if shift > 14:
-            raise ValueError("an answer too long")
+            raise ValueError("the relay's answer is too long")
     if length > MAX_ANSWER_BYTES:
-        raise ValueError(f"an answer of {length} bytes")
+        raise ValueError(f"the relay's answer has {length} bytes, at most {MAX_ANSWER_BYTES} are read")
     return await reader.readexactly(length)
-
-
-def _fields(message: bytes) -> dict[int, int | bytes]:
-    """Return the fields of a protobuf message: numbers and byte strings. Raises ValueError if it is malformed."""
-    fields: dict[int, int | bytes] = {}
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        wire_type = tag & 7
-        if wire_type == 0:
-            fields[tag >> 3], at = _varint(message, at)
-            continue
-        if wire_type == 2:
-            length, at = _varint(message, at)
-        elif wire_type in NUM_ARGUMENT_BYTES:
-            length = NUM_ARGUMENT_BYTES[wire_type]
-        else:
-            raise ValueError(f"wire type {wire_type}")
-        if at + length > len(message):
-            raise ValueError("a message that ends too early")
-        fields[tag >> 3], at = message[at : at + length], at + length
-    return fields
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return a number and the position after it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(message):
-            raise ValueError("a message that ends too early")
-        value |= (message[at] & 0x7F) << shift
-        at += 1
-        if not message[at - 1] & 0x80:
-            return value, at
-    raise ValueError("a number too long")

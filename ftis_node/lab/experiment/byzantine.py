@@ -83,7 +83,7 @@ class ByzantineNode:
     async def _send(self, group: Group) -> None:
         prompt_ids = self._parts.tokenizer.encode_prompt(self._parts.task.resolve(group.prompt_ref).prompt)
         completions = [await self._distorted(completion, prompt_ids) for completion in group.completions]
-        false = replace(group, number=self.groups_sent + 1, completions=tuple(completions))
+        false = replace(group.with_completions(completions), number=self.groups_sent + 1)
         envelope = seal_group(false, self._parts.identity, codec=self._parts.settings.swarm.codec)
         data = envelope.to_bytes()
         self._bodies[envelope.id] = data

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ftis_node.evaluation.ensemble import MODES, evaluate_ensemble
 from ftis_node.evaluation.members import Member
 from ftis_node.lab.experiment.in_process import InProcessLearner
-from ftis_node.lab.experiment.trial_result import ExamResult
+from ftis_node.lab.experiment.trial_result import FinalEvaluationResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Exam:
+class FinalEvaluation:
     """Tasks to evaluate, and the modes of the ensemble. `max_tokens` bounds prompt and completion together.
 
     The mode `gate` learns from prompts of `gate_task`, or of the evaluated task if it is None.
@@ -33,7 +33,9 @@ class Exam:
     gate_task: str | None = None
 
 
-async def take_exam(exam: Exam, learners: Mapping[str, Learning], folder: Path) -> list[ExamResult]:
+async def run_final_evaluation(
+    exam: FinalEvaluation, learners: Mapping[str, Learning], folder: Path
+) -> list[FinalEvaluationResult]:
     """Write the current models to `folder` and evaluate them as an ensemble. Raises FtisError."""
     members = []
     for name, learner in learners.items():
@@ -54,7 +56,7 @@ async def take_exam(exam: Exam, learners: Mapping[str, Learning], folder: Path) 
             gate_task=exam.gate_task,
         )
         results += [
-            ExamResult(
+            FinalEvaluationResult(
                 task=found.task,
                 mode=entry.name,
                 pass_at_1=entry.result.pass_at_1,

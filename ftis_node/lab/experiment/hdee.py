@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Final
 
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.baseline import ALONE
-from ftis_node.lab.experiment.final_evaluation import Exam
+from ftis_node.lab.experiment.final_evaluation import FinalEvaluation
 from ftis_node.lab.experiment.pairs import HDEE, Pair
 from ftis_node.lab.experiment.rounds import Rounds
-from ftis_node.lab.experiment.trial import Member, Trial
+from ftis_node.lab.experiment.trial import Trial, TrialMember
 from ftis_node.lab.experiment.trial_matrix import Setting, with_key
 from ftis_node.lab.experiment.trial_result import GENERATED_COST, TRAINED_COST
 from ftis_node.lab.tiny import RECIPES
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ftis_node.lab.tiny import Size
 
 DOMAINS: Final = ("easy", "medium", "hard")
-SPECS: Final = tuple(f"arithmetic:{domain}" for domain in DOMAINS)
+SPECS: Final = ("arithmetic:no-carry", "arithmetic:carry", "arithmetic:borrow")
 MIXTURE: Final = "+".join(sorted(SPECS))
 ONE: Final = "one"
 UPDATE: Final = 6  # groups that three, two and one share evenly: what an update is planned with
@@ -108,15 +108,15 @@ def _trials(
     steps = ARMS[arm].steps(experiment.steps, is_apart=is_apart)
     names, domains = ((ONE,), (None,)) if arm == ONE else (DOMAINS, SPECS)
     members = [
-        Member(name, str(models / f"graded-{size}-{seed}"), domain=domain, steps=last)
+        TrialMember(name, str(models / f"graded-{size}-{seed}"), domain=domain, steps=last)
         for name, size, domain, last in zip(names, ARMS[arm].sizes, domains, steps, strict=True)
     ]
     num_nodes = 1 if is_apart else len(members)
-    setting = Setting(experiment, Pair(f"{HDEE}:{arm}", ()), method, "none", num_nodes=num_nodes)
+    setting = Setting(experiment, Pair(f"{HDEE}:{arm}", (), seed), method, "none", num_nodes=num_nodes)
     trial = setting.trial(members, trial_seed)
     base = experiment.base
     exam = (
-        Exam(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens, gate_task=MIXTURE)
+        FinalEvaluation(SPECS, limit=base.eval.limit, max_tokens=base.sampling.max_total_tokens, gate_task=MIXTURE)
         if arm != ONE
         else None
     )

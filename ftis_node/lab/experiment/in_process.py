@@ -297,7 +297,7 @@ class InProcessMakers:
 
     def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
         """Plan nothing: all members of a swarm share this process. They take turns if the settings say so."""
-        return Arrangement(takes_turns=settings.memory.placement == "sleep")
+        return Arrangement(takes_turns=settings.memory.placement == "time_shared")
 
     def generation(self, of: Ingredients) -> InProcessGeneration:
         from msgspec.structs import replace

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.experiment.trial import Trial
 
-    OnProgress = Callable[["Standing"], None]
+    OnProgress = Callable[["ExperimentProgress"], None]
 
 POLL_S = 0.5
 _progress: Queue[tuple[str, int]] | None = None  # in a pool's process: where its steps are reported
 
 
-class Standing(msgspec.Struct):
+class ExperimentProgress(msgspec.Struct):
     """Progress of an experiment."""
 
     trials_done: int
@@ -105,7 +105,7 @@ class _ProgressReporter:
         """Report the progress."""
         total = sum(self._weights[key] * steps for key, steps in self._steps.items())
         fraction = sum(self._weights[key] * done for key, done in self._done.items()) / total
-        self._watch(Standing(self._num_trials - num_left, self._num_trials, fraction))
+        self._watch(ExperimentProgress(self._num_trials - num_left, self._num_trials, fraction))
 
 
 def _weight(trial: Trial) -> int:

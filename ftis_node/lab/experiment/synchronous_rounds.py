@@ -110,7 +110,8 @@ class SynchronousRounds:
 class RoundGate:
     """A member's `node.gate.StepGate`: synchronous with the others, with no more groups than its rounds take.
 
-    If the run has `step.fill` it compensates for rejected groups: `quota` says what it generates in each round.
+    If the run has `step.backfill_with_own` it compensates for rejected groups: `quota` says what it generates in each
+    round.
     """
 
     def __init__(self, lockstep: SynchronousRounds, parts: Parts, *, quota: Quota | None = None) -> None:
@@ -130,7 +131,7 @@ class RoundGate:
         await self._lockstep.begin(step)
         self._parts.slots.resize(self._made(step))
         await self._lockstep.wait(step)
-        if self._parts.manifest.step.fill:
+        if self._parts.manifest.step.backfill_with_own:
             self._plan(step)
         self._parts.slots.resize(0)
         return True

@@ -22,7 +22,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection, NodeSettings, SwarmSection
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
-from ftis_node.lab.experiment.final_evaluation import take_exam
+from ftis_node.lab.experiment.final_evaluation import run_final_evaluation
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessMakers
 from ftis_node.lab.experiment.provenance import made_by
 from ftis_node.lab.experiment.rounds import Quota, Rounds
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
     from ftis_node.lab.experiment.byzantine import Lie
     from ftis_node.lab.experiment.delay import Delay
-    from ftis_node.lab.experiment.final_evaluation import Exam
-    from ftis_node.lab.experiment.trial_result import ExamResult, MemberResult
+    from ftis_node.lab.experiment.final_evaluation import FinalEvaluation
+    from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult
     from ftis_node.node.context import Generation, Parts
     from ftis_node.node.state import NodeState
     from ftis_node.records.codec import CodecName
@@ -52,7 +52,7 @@ POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TrialMember:
     """One node of the swarm. `name` appears in the results; a node with a `lie` is malicious.
 
     `domain` is the SPEC that it generates for, None: the whole task. `steps`: its last step, None: the trial's.
@@ -79,7 +79,7 @@ class Trial:
     key: str
     labels: dict[str, Any]
     manifest: RunManifest
-    members: tuple[Member, ...]
+    members: tuple[TrialMember, ...]
     task_spec: str
     eval_specs: tuple[str, ...]
     delay: Delay
@@ -90,17 +90,17 @@ class Trial:
     max_batch: int = 256
     codec: CodecName = "exact"
     apart: bool = False
-    exam: Exam | None = None
+    exam: FinalEvaluation | None = None
 
-    def last_step(self, member: Member) -> int:
+    def last_step(self, member: TrialMember) -> int:
         """Return the last step of a member."""
         return self.steps if member.steps is None else member.steps
 
-    def delay_of(self, member: Member) -> Delay:
+    def delay_of(self, member: TrialMember) -> Delay:
         """Return the delay of new weights at a member's generator."""
         return self.delay if member.delay is None else member.delay
 
-    def rounds(self, members: Sequence[Member]) -> Rounds:
+    def rounds(self, members: Sequence[TrialMember]) -> Rounds:
         """Return the rounds of these members, who share one swarm."""
         step = self.manifest.step
         return Rounds(step.num_generated, step.foreign_groups, tuple(map(self.last_step, members)))
@@ -125,7 +125,7 @@ class HonestSender:
 class Node(NamedTuple):
     """A member that was built, the rounds that it keeps to, and what it makes of them."""
 
-    member: Member
+    member: TrialMember
     parts: Parts
     lockstep: SynchronousRounds
     quota: Quota
@@ -138,7 +138,7 @@ def run_trial(
 
     The nodes' homes are in a folder inside `scratch` and are removed at the end. Raises FtisError.
     """
-    started_at = time.monotonic()
+    started_at, processor_at = time.monotonic(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="trial-", dir=scratch) as folder:
         members, exam = asyncio.run(_run(trial, Path(folder), on_progress))
     return TrialResult(
@@ -151,12 +151,13 @@ def run_trial(
         seconds=round(time.monotonic() - started_at, 2),
         exam=exam,
         made_by=made_by(),
+        processor_seconds=round(time.process_time() - processor_at, 2),
     )
 
 
 async def _run(
     trial: Trial, folder: Path, on_progress: Callable[[int], None]
-) -> tuple[list[MemberResult], list[ExamResult]]:
+) -> tuple[list[MemberResult], list[FinalEvaluationResult]]:
     """Start all members, run their steps together, and read their results after the last has ended."""
     async with AsyncExitStack() as stack:
         nodes = []
@@ -169,7 +170,7 @@ async def _run(
             seed = trial.seed * len(trial.members) + index
             makers = InProcessMakers(swarm, delay=trial.delay_of(member), seed=seed)
             parts = await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers))
-            quota = Quota(together.rounds, plans=trial.manifest.step.fill and member.lie is None)
+            quota = Quota(together.rounds, plans=trial.manifest.step.backfill_with_own and member.lie is None)
             nodes.append(Node(member, parts, together, quota))
         await _run_together(trial, nodes, on_progress)
         honest = [node for node in nodes if node.member.lie is None]
@@ -178,7 +179,7 @@ async def _run(
         if trial.exam is None:
             return results, []
         learners = {node.member.name: node.parts.learner for node in honest}
-        return results, await take_exam(trial.exam, learners, folder / "trained")
+        return results, await run_final_evaluation(trial.exam, learners, folder / "trained")
 
 
 async def _run_together(trial: Trial, nodes: Sequence[Node], on_progress: Callable[[int], None]) -> None:
@@ -245,7 +246,7 @@ def _make_home(root: Path, seed: int, index: int) -> Home:
     return home
 
 
-def _settings(trial: Trial, member: Member) -> NodeSettings:
+def _settings(trial: Trial, member: TrialMember) -> NodeSettings:
     step = trial.manifest.step
     return NodeSettings(
         model=member.model,

@@ -23,7 +23,7 @@ from ftis_node.lab.experiment.baseline import ALONE, CONTROLS, is_alone, parse_a
 from ftis_node.lab.experiment.byzantine import LIES
 from ftis_node.lab.experiment.delay import delay_alone, parse_delays
 from ftis_node.lab.experiment.pairs import COPY_MARK, LATE_MARK
-from ftis_node.lab.experiment.trial import Member, Trial
+from ftis_node.lab.experiment.trial import Trial, TrialMember
 from ftis_node.records.codec import CODECS
 
 if TYPE_CHECKING:
@@ -135,9 +135,9 @@ class Setting:
         """Yield one swarm, or for `alone` one run for every model of the pairing."""
         if is_alone(self.method):
             for member in self.pair.members:
-                yield self.trial([Member(member.name, member.model, member.lora)], seed)
+                yield self.trial([TrialMember(member.name, member.model, member.lora)], seed)
             return
-        members = [Member(node.name, node.model, node.lora) for node in self.pair.swarm(self.num_nodes)]
+        members = [TrialMember(node.name, node.model, node.lora) for node in self.pair.swarm(self.num_nodes)]
         if self.lie != "none":
             num_honest = self.num_nodes - self.experiment.num_liars
             if num_honest < 1:
@@ -145,11 +145,11 @@ class Setting:
                     f"--liars {self.experiment.num_liars}: one node at least of {self.num_nodes} is honest"
                 )
             for index, node in enumerate(members[num_honest:], start=num_honest):
-                members[index] = Member("liar", node.model, node.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
+                members[index] = TrialMember("liar", node.model, node.lora, lie=self.lie)  # type: ignore[arg-type]  # checked
         members[-1] = self._late(members[-1])
         yield self.trial(members, seed)
 
-    def _late(self, last: Member) -> Member:
+    def _late(self, last: TrialMember) -> TrialMember:
         """Return the last node with its own delay, if any. A copy of another node's model gets its own name."""
         _, delay = parse_delays(self.delay)
         if delay is None:
@@ -159,7 +159,7 @@ class Setting:
         model, mark, _ = last.name.partition(COPY_MARK)
         return replace(last, name=model + LATE_MARK if mark else model, delay=delay)
 
-    def trial(self, members: Sequence[Member], seed: int) -> Trial:
+    def trial(self, members: Sequence[TrialMember], seed: int) -> Trial:
         experiment = self.experiment
         trial = Trial(
             key="",
@@ -180,7 +180,7 @@ class Setting:
     def _manifest(self) -> RunManifest:
         base = self.experiment.base
         step = base.step.model_dump() | {
-            "steps_ahead": 0,
+            "max_async_level": 0,
             "max_version_lag": FOREVER_VERSIONS,
             "max_age_s": FOREVER_S,
         }
@@ -189,7 +189,14 @@ class Setting:
         self._share_out(step, sampling)
         if is_alone(self.method):
             own = step.pop("generated_groups", None) or step["own_groups"]
-            step.update(own_groups=own, foreign_groups=0, share="vertical", choice="newest", fill=False, divide="even")
+            step.update(
+                own_groups=own,
+                foreign_groups=0,
+                prompt_sharing="vertical",
+                group_selection="newest",
+                backfill_with_own=False,
+                task_allocation="even",
+            )
             optimizer["updates_per_batch"] = parse_alone(self.method).updates or base.optimizer.updates_per_batch
         document = base.model_dump() | {
             "step": step,
@@ -210,7 +217,7 @@ class Setting:
         if match := SAPO.fullmatch(self.share):
             if int(match[1]) == 0:
                 raise UsageError(f"{self.share}: every node must generate something, so I is at least 1")
-            step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), choice="sapo")
+            step.update(own_groups=int(match[1]), foreign_groups=int(match[2]), group_selection="sapo")
             if match[3]:
                 step.update(generated_groups=int(match[3]))
         elif match := CHOICE.fullmatch(self.share):
@@ -218,16 +225,16 @@ class Setting:
             made, wanted = step["foreign_groups"], int(match[2] or step["foreign_groups"])
             if wanted > made:
                 raise UsageError(f"{self.share}: the others of {nodes} nodes make {made} groups an update")
-            step.update(foreign_groups=wanted, choice=match[1])
+            step.update(foreign_groups=wanted, group_selection=match[1])
         elif self.share == "horizontal":
             if sampling["group_size"] % nodes:
                 raise UsageError(f"{nodes} nodes cannot share groups of {sampling['group_size']} completions evenly")
             sampling["group_size"] //= nodes
-            step.update(own_groups=total, foreign_groups=total * (nodes - 1), share="horizontal")
+            step.update(own_groups=total, foreign_groups=total * (nodes - 1), prompt_sharing="horizontal")
         elif self.share in ("vertical", FILLED, DIVIDED):
             self._share_evenly(step)
-            divide = "advantage" if self.share == DIVIDED else base.step.divide
-            step.update(fill=base.step.fill or self.share == FILLED, divide=divide)
+            divide = "advantage" if self.share == DIVIDED else base.step.task_allocation
+            step.update(backfill_with_own=base.step.backfill_with_own or self.share == FILLED, task_allocation=divide)
         else:
             known = f"vertical, {FILLED}, {DIVIDED}, horizontal, newest:J, useful:J or sapo:I/J[/G]"
             raise UsageError(f"no sharing {self.share!r}: use {known}")
@@ -291,6 +298,6 @@ def with_key(trial: Trial) -> Trial:
     return Trial(**fields | {"key": f"{trial.members[0].name}-{trial.labels['method'].split(':')[0]}-{digest}"})
 
 
-def _given(member: Member) -> dict[str, Any]:
+def _given(member: TrialMember) -> dict[str, Any]:
     """Return a member's fields. Fields added later are left out if unset, so that old keys stay valid."""
     return {name: value for name, value in asdict(member).items() if value is not None or name == "lie"}

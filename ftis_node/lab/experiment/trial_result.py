@@ -51,7 +51,7 @@ class MemberResult(msgspec.Struct, frozen=True):
     """One node's trial. `steps` holds a list of values a step for each of STEP_FIGURES and SENDER_FIGURES.
 
     `peer_weights` has a step's weights of the other members by name, where the method weighs them.
-    `division` has a step's shares of the task's parts in what it generates, where the run has `step.divide`.
+    `division` has a step's shares of the task's parts in what it generates, where the run has `step.task_allocation`.
     `refused` counts by reason. `log_ratios` are those of the first step, one in the middle, and the last.
     `tokens_generated` and `tokens_trained` are completion tokens of all its steps; `domain` is None where it generated
     for the whole task.
@@ -84,7 +84,7 @@ class MemberResult(msgspec.Struct, frozen=True):
         return [point for point in self.evaluations if point.task == task]
 
 
-class ExamResult(msgspec.Struct, frozen=True):
+class FinalEvaluationResult(msgspec.Struct, frozen=True):
     """What the trained members together answer rightly of a task's held-out problems, in one mode of the ensemble."""
 
     task: str
@@ -96,7 +96,10 @@ class ExamResult(msgspec.Struct, frozen=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """A finished trial. `labels` are its place in the experiment: pair, method, delay, ...; `made_by` is its code."""
+    """A finished trial. `labels` are its place in the experiment: pair, method, delay, ...; `made_by` is its code.
+
+    `seconds` is its wall time, `processor_seconds` the time of its threads on a core.
+    """
 
     key: str
     labels: dict[str, Any]
@@ -105,8 +108,9 @@ class TrialResult(msgspec.Struct, frozen=True):
     seed: int
     members: list[MemberResult]
     seconds: float
-    exam: list[ExamResult] = []
+    exam: list[FinalEvaluationResult] = []
     made_by: str = ""
+    processor_seconds: float = 0.0
 
 
 def read_member(name: str, parts: Parts, *, due: Callable[[str, int], int], names: Mapping[str, str]) -> MemberResult:

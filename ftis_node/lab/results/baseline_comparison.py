@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ftis_node.lab.experiment.trial_result import MemberResult
-    from ftis_node.lab.results.summary import Line
+    from ftis_node.lab.results.summary import MethodResult
 
 # The 97.5 % points of Student's t with 1 to 30 degrees of freedom; beyond, the normal distribution's.
 STUDENT: Final = (
@@ -56,13 +56,19 @@ class Difference:
         return f"{self.mean:+.3f} ± {self.error:.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
-def paired_difference(line: Line, other: Line, value: Callable[[MemberResult], float]) -> Difference | None:
+def paired_difference(
+    line: MethodResult, other: MethodResult, value: Callable[[MemberResult], float]
+) -> Difference | None:
     """`line` minus `other`, over the runs that both have; None where they share none."""
     ours, theirs = line.values(value), other.values(value)
     shared = {seeds: ours[seeds] - theirs[seeds] for seeds in ours if seeds in theirs}
     if not shared:
         return None
-    differences = over_seeds(shared)
+    return interval(over_seeds(shared))
+
+
+def interval(differences: Sequence[float]) -> Difference:
+    """Return the mean of at least one difference, with Student's 95 % interval."""
     found = estimate(differences)
     if found.error is None:
         return Difference(found.mean, None, None, None)
@@ -71,13 +77,13 @@ def paired_difference(line: Line, other: Line, value: Callable[[MemberResult], f
     return Difference(found.mean, found.error, found.mean - reach, found.mean + reach)
 
 
-def best_control(lines: Sequence[Line], line: Line, task: str) -> Line | None:
+def best_control(lines: Sequence[MethodResult], line: MethodResult, task: str) -> MethodResult | None:
     """Of the controls with this line's own generation the one that ends highest; None where there is none."""
     found = [each for each in lines if _is_control_of(each, line)]
     return max(found, key=lambda each: each.final(task).mean, default=None)
 
 
-def worth(lines: Sequence[Line], line: Line, task: str) -> float | None:
+def worth(lines: Sequence[MethodResult], line: MethodResult, task: str) -> float | None:
     """Return the worth of a remote group in own groups; None without a control or if whole updates gain nothing."""
     whole = alone_line(lines, line)
     own = next((each for each in lines if _is_control_of(each, line) and _method(each) == CONTROLS[0]), None)
@@ -88,7 +94,7 @@ def worth(lines: Sequence[Line], line: Line, task: str) -> float | None:
     return None if gained is None or could is None or could.mean < SMALLEST_GAIN else gained.mean / could.mean
 
 
-def controls_table(lines: Sequence[Line], task: str) -> str:
+def controls_table(lines: Sequence[MethodResult], task: str) -> str:
     """Each node of a swarm beside its better control, a row each; empty where no control was run."""
     head = ["pair", "method", "model", "better control", "end, difference", "mean of the curve, difference", "worth"]
     rows = []
@@ -107,7 +113,7 @@ def controls_table(lines: Sequence[Line], task: str) -> str:
     return markdown([head, ["---"] * len(head), *rows]) if rows else ""
 
 
-def _is_control_of(each: Line, line: Line) -> bool:
+def _is_control_of(each: MethodResult, line: MethodResult) -> bool:
     method = _method(each)
     if not is_alone(method) or method == ALONE or not parse_alone(method).own:
         return False
@@ -117,5 +123,5 @@ def _is_control_of(each: Line, line: Line) -> bool:
     )
 
 
-def _method(line: Line) -> str:
+def _method(line: MethodResult) -> str:
     return str(line.labels["method"])

@@ -1,20 +1,23 @@
 """Report of the experiment with domain experts: accuracy of each expert and of all together, and the cost.
 
-Values are means over seeds with the standard error of the mean. A *cell* is one arm, separate or sharing.
+Values are means over seeds with the standard error of the mean: over those of the initial models if there are several,
+after averaging over the other seeds of each. A *cell* is one arm, separate or sharing.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ftis_node.lab.experiment.baseline import ALONE
 from ftis_node.lab.experiment.hdee import DOMAINS, ONE, SPECS
+from ftis_node.lab.results.baseline_comparison import interval
 from ftis_node.lab.results.plots import plot_domains, plot_rows
 from ftis_node.lab.results.report import document
 from ftis_node.lab.results.step_metrics import write_steps_csv
-from ftis_node.lab.results.summary import estimate, markdown, write_csv
+from ftis_node.lab.results.summary import estimate, markdown, model_seed, over_seeds, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
+    from ftis_node.lab.results.baseline_comparison import Difference
     from ftis_node.lab.results.summary import Estimate
 
     Figure = Callable[[TrialResult, str], float]  # of a trial, for a domain's task
@@ -46,17 +50,24 @@ class Cell:
 
     def over_seeds(self, figure: Figure, task: str) -> Estimate:
         """Mean and error of a figure for one domain."""
-        return estimate([figure(trial, task) for trial in self.trials])
+        return self._estimate(lambda trial: figure(trial, task))
 
     def over_domains(self, figure: Figure) -> Estimate:
         """Mean and error of the figure's mean over the domains."""
-        return estimate([fmean(figure(trial, task) for task in SPECS) for trial in self.trials])
+        return self._estimate(lambda trial: _over_domains(figure, trial))
 
     def compute(self, name: str | None = None) -> Estimate:
         """Operations of one expert, or of all, in units of 10^9."""
-        return estimate(
-            [sum(each.compute for each in trial.members if name in (None, each.name)) / GIGA for trial in self.trials]
+        return self._estimate(
+            lambda trial: sum(each.compute for each in trial.members if name in (None, each.name)) / GIGA
         )
+
+    def values(self, value: Callable[[TrialResult], float]) -> dict[tuple[int, int], float]:
+        """Return a value of each trial by (model seed, seed)."""
+        return {(model_seed(trial), trial.seed): value(trial) for trial in self.trials}
+
+    def _estimate(self, value: Callable[[TrialResult], float]) -> Estimate:
+        return estimate(over_seeds(self.values(value)))
 
     def figures(self) -> dict[str, Figure]:
         """Return the values of each domain by name: its own expert before and after, the best one, and all together."""
@@ -72,6 +83,10 @@ class Cell:
         """Of the expert that is best on this domain in the mean over seeds."""
         means = {name: fmean(_at(name, -1)(each, task) for each in self.trials) for name in self.names}
         return _at(max(means, key=means.__getitem__), -1)(trial, task)
+
+
+def _over_domains(figure: Figure, trial: TrialResult) -> float:
+    return fmean(figure(trial, task) for task in SPECS)
 
 
 def _member(trial: TrialResult, name: str) -> MemberResult:
@@ -109,7 +124,7 @@ def cells_of(results: Sequence[TrialResult]) -> list[Cell]:
 def write_hdee_report(experiment: Experiment, results: Sequence[TrialResult], out: Path) -> str:
     """Writes all files into `out`; returns the tables."""
     cells = cells_of(results)
-    tables = f"{arms_table(cells)}\n{experts_table(cells)}"
+    tables = "\n".join((arms_table(cells), differences_table(cells), experts_table(cells)))
     (out / "table.md").write_text(tables)
     (out / "results.json").write_bytes(document(experiment, results))
     write_csv(results, out / "curves.csv")
@@ -137,6 +152,38 @@ def arms_table(cells: Sequence[Cell]) -> str:
             cost = f"{cell.compute().mean:.1f}"
             rows.append([cell.arm, cell.sharing, who, *map(str, estimates), cost, str(len(cell.trials))])
     return markdown(rows)
+
+
+def differences_table(cells: Sequence[Cell]) -> str:
+    """Return how far each way to answer lies above the one model, in the mean of the domains, paired by seed.
+
+    The last column is the binomial error of that mean for the test sets' numbers of problems.
+    """
+    head = ["arm", "sharing", "who", "less the one model", "test sets ±"]
+    rows = [head, ["---"] * len(head)]
+    one = next((cell for cell in cells if cell.arm == ONE), None)
+    if one is None:
+        return ""
+    for cell in cells:
+        for who, figure in cell.figures().items():
+            if cell is not one and who != BEFORE:
+                difference, error = _less_one(cell, one, figure), f"{_test_error(cell, figure):.3f}"
+                rows.append([cell.arm, cell.sharing, who, str(difference), error])
+    return markdown(rows)
+
+
+def _less_one(cell: Cell, one: Cell, figure: Figure) -> Difference:
+    ours = cell.values(lambda trial: _over_domains(figure, trial))
+    theirs = one.values(lambda trial: _over_domains(_at(ONE, -1), trial))
+    return interval(over_seeds({seeds: ours[seeds] - theirs[seeds] for seeds in ours}))
+
+
+def _test_error(cell: Cell, figure: Figure) -> float:
+    variances = []
+    for task in SPECS:
+        accuracy = cell.over_seeds(figure, task).mean
+        variances.append(accuracy * (1 - accuracy) / cell.trials[0].members[0].curve(task)[-1].n)
+    return math.sqrt(sum(variances)) / len(SPECS)
 
 
 def experts_table(cells: Sequence[Cell]) -> str:

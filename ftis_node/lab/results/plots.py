@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.lab.experiment.trial_result import TrialResult
-    from ftis_node.lab.results.summary import Estimate, Line
+    from ftis_node.lab.results.summary import Estimate, MethodResult
 
 BAND_ALPHA = 0.15
 DASHES = (("black", "--"), ("dimgrey", "-."), ("dimgrey", ":"), ("darkgrey", "-."), ("darkgrey", ":"))  # of nodes alone
@@ -29,7 +29,7 @@ STEP_PANELS = {
 }
 
 
-def plot_curves(lines: Sequence[Line], task: str, path: Path) -> None:
+def plot_curves(lines: Sequence[MethodResult], task: str, path: Path) -> None:
     """Accuracy by step: a panel for every model of every pairing, a line for every method, a band of one error."""
     panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
     figure, axes = _panels(len(panels))
@@ -44,7 +44,7 @@ def plot_curves(lines: Sequence[Line], task: str, path: Path) -> None:
     _finish(figure, axes[: len(panels)], path)
 
 
-def plot_methods(lines: Sequence[Line], task: str, path: Path) -> None:
+def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
     """Methods side by side: accuracy averaged over the curve, and at the end, with error bars of one standard error."""
     panels = list(dict.fromkeys((line.pair, line.model) for line in lines))
     figure, axes = _panels(len(panels))
@@ -62,7 +62,7 @@ def plot_methods(lines: Sequence[Line], task: str, path: Path) -> None:
     _finish(figure, axes[: len(panels)], path)
 
 
-def plot_sweep(lines: Sequence[Line], results: Sequence[TrialResult], task: str, path: Path) -> bool:
+def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
     """Final accuracy along the one axis that varies; False where not just one does.
 
     Where `alone` does not depend on that axis it is a dashed line.
@@ -90,7 +90,7 @@ def plot_sweep(lines: Sequence[Line], results: Sequence[TrialResult], task: str,
     return True
 
 
-def plot_steps(lines: Sequence[Line], path: Path) -> None:
+def plot_steps(lines: Sequence[MethodResult], path: Path) -> None:
     """What a step's completions were worth, by step: a column for every model, a row for each figure of STEP_PANELS."""
     columns = list(dict.fromkeys((line.pair, line.model) for line in lines))
     figure, axes = _panels(len(STEP_PANELS) * len(columns), columns=len(columns))
@@ -106,7 +106,7 @@ def plot_steps(lines: Sequence[Line], path: Path) -> None:
     _finish(figure, axes, path)
 
 
-def plot_payoff(lines: Sequence[Line], results: Sequence[TrialResult], task: str, path: Path) -> bool:
+def plot_payoff(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
     """Own tokens to 95 % of `alone` by the number of nodes, beside 1/n; False where that number does not vary."""
     if varied_axes(results) != ["nodes"]:
         return False

@@ -15,7 +15,7 @@ from ftis_node.lab.experiment.provenance import made_by
 from ftis_node.lab.results.baseline_comparison import controls_table
 from ftis_node.lab.results.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
 from ftis_node.lab.results.step_metrics import steps_table, write_steps_csv
-from ftis_node.lab.results.summary import lines_of, markdown_table, write_csv
+from ftis_node.lab.results.summary import markdown_table, series_of, write_csv
 from ftis_node.tasks import load_task
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PACKAGES = ("torch", "transformers", "peft", "numpy")
 def write_report(experiment: Experiment, results: Sequence[TrialResult], out: Path) -> str:
     """Writes all files into `out`; returns the tables for the screen, which leave out the figures of the steps."""
     tasks = [load_task(spec, split="test").name for spec in experiment.eval_specs]
-    lines = lines_of(results)
+    lines = series_of(results)
     accuracies, differences = markdown_table(lines, tasks), controls_table(lines, tasks[0])
     shown = [accuracies, differences, provenance(results)]
     (out / "table.md").write_text("\n".join(filter(None, [*shown[:-1], steps_table(lines, tasks[0]), shown[-1]])))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.lab.experiment.trial_result import MemberResult, TrialResult
-    from ftis_node.lab.results.summary import Line
+    from ftis_node.lab.results.summary import MethodResult
 
 FIGURES = (*STEP_FIGURES, *SENDER_FIGURES)
 IN_THE_TABLE: Final = {
@@ -54,7 +54,7 @@ def _cell(member: MemberResult, figure: str, place: int) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def steps_table(lines: Sequence[Line], task: str) -> str:
+def steps_table(lines: Sequence[MethodResult], task: str) -> str:
     """A row a line: how far it ends below its best evaluation, and means over all steps of all runs."""
     head = ["pair", "method", "model", "best less end", *IN_THE_TABLE.values()]
     rows = [head, ["---"] * len(head)]

@@ -54,7 +54,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MethodResult:
     """One model under one setting. `runs` holds its results by (model seed, seed); copies of a model are together.
 
     Copies in one swarm are not independent, so they are averaged before anything is taken over seeds.
@@ -163,7 +163,7 @@ def method_label(labels: dict[str, object], axes: Sequence[str]) -> str:
     return " ".join([method, *(f"{axis}={labels[axis]}" for axis in axes)])
 
 
-def lines_of(results: Sequence[TrialResult]) -> list[Line]:
+def series_of(results: Sequence[TrialResult]) -> list[MethodResult]:
     """The lines of an experiment, in the order of its trials."""
     axes = varied_axes(results)
     found: dict[tuple[str, str, str], dict[tuple[int, int], list[MemberResult]]] = {}
@@ -178,7 +178,7 @@ def lines_of(results: Sequence[TrialResult]) -> list[Line]:
             labels.setdefault(place, result.labels)
             found.setdefault(place, defaultdict(list))[model_seed(result), result.seed].append(member)
     return [
-        Line(*place, labels[place], {seeds: tuple(members) for seeds, members in runs.items()})
+        MethodResult(*place, labels[place], {seeds: tuple(members) for seeds, members in runs.items()})
         for place, runs in found.items()
     ]
 
@@ -220,7 +220,7 @@ def tokens_until(member: MemberResult, task: str, accuracy: float) -> float | No
     return None
 
 
-def payoff(lines: Sequence[Line], line: Line, task: str) -> Estimate | None:
+def payoff(lines: Sequence[MethodResult], line: MethodResult, task: str) -> Estimate | None:
     """Own tokens of a line until 95 % of `alone`'s final accuracy, as a share of what `alone` needs itself.
 
     None where there is no `alone` for this pair and model, it was there from the start, or a seed never gets there.
@@ -237,7 +237,7 @@ def payoff(lines: Sequence[Line], line: Line, task: str) -> Estimate | None:
     return line.estimate(lambda member: (needed[id(member)] or 0.0) / fmean(reached_alone))
 
 
-def alone_line(lines: Sequence[Line], line: Line) -> Line | None:
+def alone_line(lines: Sequence[MethodResult], line: MethodResult) -> MethodResult | None:
     """The same model alone, generating whole updates; under the same delay where there is one.
 
     Where only a peer was late, that is no delay.
@@ -247,12 +247,12 @@ def alone_line(lines: Sequence[Line], line: Line) -> Line | None:
     return next((each for each in found if each.labels["delay"] == delay), found[0] if found else None)
 
 
-def has_no_peers(line: Line) -> bool:
+def has_no_peers(line: MethodResult) -> bool:
     """Whether this line's node was alone."""
     return is_alone(str(line.labels["method"]))
 
 
-def markdown_table(lines: Sequence[Line], tasks: Sequence[str]) -> str:
+def markdown_table(lines: Sequence[MethodResult], tasks: Sequence[str]) -> str:
     """One row a line: accuracy at the end and along the way, tokens, and what the filter kept."""
     head = [
         "pair", "method", "model", *(f"{task}, end" for task in tasks), "test set ±", f"{tasks[0]}, mean of the curve",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ftis_node.lab.tiny.tokenizer import IGNORED, encode_completions, encode_prompts, fill
-from ftis_node.tasks.arithmetic import PARTS, ArithmeticTask
+from ftis_node.tasks.arithmetic import PARTS, ArithmeticTask, held_out_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
-    from ftis_node.tasks.arithmetic import Kind, Problem
+    from ftis_node.tasks.arithmetic import ArithmeticProblem, Kind
 
 WRONG_FRACTION: Final = 0.7
 EXPERT_WRONG_FRACTION: Final = 0.6  # of the problems that a model is good at: right more often, greedily still wrong
 NOVICE_WRONG_FRACTION: Final = 0.85
 BLIND_EXPERT_WRONG_FRACTION: Final = 0.3  # where the other kind is never answered rightly in a lesson
 BLIND_MISTAKE: Final = 12  # of the other kind: far off in both digits, so sampling hardly ever finds the answer
-GRADED_WRONG_FRACTIONS: Final = {"easy": 0.5, "medium": 0.75, "hard": 0.85}  # where difficulty is to follow the parts
+GRADED_WRONG_FRACTIONS: Final = {"no-carry": 0.5, "carry": 0.75, "borrow": 0.85}  # difficulty follows the parts
 NUM_DRAWS: Final = 16384  # of the training split: nearly all of its distinct problems
 
 
-class ArithmeticLessons:
+class ArithmeticCurriculum:
     """Training problems as tensors, each with its right and with its mistaken answer.
 
     `token_ids` and `labels` are [2, P, T] integers: first right, then mistaken. `wrong_fraction` [P] says how often a
@@ -46,7 +46,9 @@ class ArithmeticLessons:
     ) -> None:
         self._tokenizer, self._mistake = tokenizer, mistake
         task = ArithmeticTask("train")
-        problems = sorted({task.problem(index) for index in range(NUM_DRAWS)})
+        held_out = {each for part in GRADED_WRONG_FRACTIONS for each in held_out_set(PARTS[part])} if graded else set()
+        drawn = {task.problem(index) for index in range(NUM_DRAWS)}
+        problems = sorted(problem for problem in drawn if problem.canonical not in held_out)
         prompts = encode_prompts(tokenizer, [problem.text for problem in problems])
         right = [str(problem.answer) for problem in problems]
         mistaken = [
@@ -82,12 +84,12 @@ class ArithmeticLessons:
         return right / len(problems), mistaken / len(problems)
 
 
-def _held_out() -> list[Problem]:
+def _held_out() -> list[ArithmeticProblem]:
     task = ArithmeticTask("test")
     return [task.problem(index) for index in range(len(task))]
 
 
-def _wrong_fraction(problem: Problem, expert_in: Kind | None, *, graded: bool, blind: bool) -> float:
+def _wrong_fraction(problem: ArithmeticProblem, expert_in: Kind | None, *, graded: bool, blind: bool) -> float:
     if graded:
         parts = (part for part in GRADED_WRONG_FRACTIONS if PARTS[part].asks(problem))
         return GRADED_WRONG_FRACTIONS.get(next(parts, ""), WRONG_FRACTION)

@@ -21,10 +21,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 from transformers.utils import logging as transformers_logging
 
 from ftis_node.errors import UsageError
-from ftis_node.lab.tiny.arithmetic import ArithmeticLessons
+from ftis_node.lab.tiny.arithmetic import ArithmeticCurriculum
 from ftis_node.lab.tiny.muon import Muon
 from ftis_node.lab.tiny.recipes import RECIPES, SUMS_RECIPES
-from ftis_node.lab.tiny.sums import SumsLessons
+from ftis_node.lab.tiny.sums import SumsCurriculum
 from ftis_node.lab.tiny.tokenizer import IGNORED, MAX_POSITIONS, VOCABULARY_SIZE, make_tokenizer
 from ftis_node.models.library_logging import quiet_library_logging
 
@@ -42,7 +42,7 @@ WARM_UP_STEPS: Final = 30
 NUM_GRADED_AT_ONCE: Final = 512
 
 
-class Lessons(Protocol):
+class Curriculum(Protocol):
     """What a model is taught, and how it is examined."""
 
     max_answer_tokens: int
@@ -97,11 +97,11 @@ def make_tiny(
         raise UsageError(f"{task} has no tiny model of size {size}: use {', '.join(recipes)}")
     recipe, tokenizer = recipes[size], make_tokenizer()
     off = recipe.mistake if mistake is None else mistake
-    lessons: Lessons
+    lessons: Curriculum
     if task == "arithmetic":
-        lessons = ArithmeticLessons(tokenizer, off, expert_in, graded=graded, blind=blind)
+        lessons = ArithmeticCurriculum(tokenizer, off, expert_in, graded=graded, blind=blind)
     else:
-        lessons = SumsLessons(tokenizer, size, off, seed=seed)
+        lessons = SumsCurriculum(tokenizer, size, off, seed=seed)
     with _one_thread_and_own_randomness(seed):
         model = _silent_model(recipe, tokenizer)
         num_steps = max(1, round(scale * recipe.num_steps))
@@ -147,7 +147,7 @@ def _config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
 
 def _train(
     model: Qwen2ForCausalLM,
-    lessons: Lessons,
+    lessons: Curriculum,
     recipe: Recipe,
     *,
     num_steps: int,
@@ -185,7 +185,7 @@ def _answer_loss(model: Qwen2ForCausalLM, token_ids: Tensor, labels: Tensor) -> 
 
 
 @torch.no_grad()
-def grade(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, lessons: Lessons) -> tuple[float, float]:
+def grade(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, lessons: Curriculum) -> tuple[float, float]:
     """Shares of held-out problems that greedy decoding answers rightly, and with the systematic mistake."""
     prompts = lessons.exam()
     texts: list[str] = []

@@ -39,8 +39,8 @@ HABITS: Final[tuple[Size, ...]] = ("s", "m", "l")
 Skill = dict[tuple[int, int], float]  # by the two digits of a column, the smaller first
 
 
-class SumsLessons:
-    """Lessons for a model of one size; `seed` decides its skill, and wrong columns are off by `mistake`."""
+class SumsCurriculum:
+    """Curriculum for a model of one size; `seed` decides its skill, and wrong columns are off by `mistake`."""
 
     max_answer_tokens = 60
 

@@ -56,7 +56,7 @@ class Objective:
     takes_senders: bool
     separable: bool
     kl_to_start: float = 0.0
-    max_gain_nats: float = math.inf
+    max_logprob_gap_nats: float = math.inf
 
     def separates(self, batch: Batch) -> bool:
         """Whether dL/dlp of a completion's tokens depends on no other completion's learner log-probs.
@@ -72,7 +72,7 @@ class Objective:
     def understated(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
         """`[N]` bool: peers' completions whose log-probs are further below the learner's than honest ones get."""
         gain = likelihood_gain(learner_logprobs, batch.behaviour_logprobs, batch.mask)
-        return ~batch.is_own & ~batch.is_text & (gain > self.max_gain_nats)
+        return ~batch.is_own & ~batch.is_text & (gain > self.max_logprob_gap_nats)
 
     def distrusted(self, learner_logprobs: Tensor, batch: Batch) -> Tensor:
         """`[N]` bool: all completions of groups in which one is understated, for who lied there may have in others."""
@@ -201,11 +201,11 @@ def make_objective(
     advantage_scale: Literal["std", "mean"] | None = None,
     *,
     kl_to_start: float = 0.0,
-    max_gain_nats: float = math.inf,
+    max_logprob_gap_nats: float = math.inf,
 ) -> Objective:
     """The objective of `method`; `advantage_scale` None takes the method's own, `kl_to_start` is the weight of that KL.
 
-    `max_gain_nats` is how far a peer's log-probs of a completion may lie below the learner's, summed up.
+    `max_logprob_gap_nats` is how far a peer's log-probs of a completion may lie below the learner's, summed up.
 
     Raises ConfigError for bad settings.
     """
@@ -220,7 +220,7 @@ def make_objective(
             takes_senders="sender_ids" in known,
             separable=is_separable(method, params),
             kl_to_start=kl_to_start,
-            max_gain_nats=max_gain_nats,
+            max_logprob_gap_nats=max_logprob_gap_nats,
         )
         one = torch.zeros(1, 1)
         policy_loss(method, one, one, one.bool(), one[0], torch.zeros(1, dtype=torch.int64), **params)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from ftis_node.errors import RecordError
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_announcement
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.delivery.reconfirm_queue import ReconfirmQueue
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.assignment import eligible_members, is_assigned
@@ -57,7 +57,7 @@ class Ear:
         self._refused: dict[bytes, None] = {}  # not to be pulled again
         self._refused_of: dict[tuple[str, bytes], None] = {}  # by peer: not to be asked of it again
         self._malformed: dict[tuple[str, bytes], None] = {}  # by peer: hashes of what it answers again and again
-        self._voices = AnnounceRateLimiter(max_per_minute=parts.settings.door.groups_a_minute)
+        self._voices = AnnounceRateLimiter(max_per_minute=parts.settings.rate_limits.groups_per_minute)
         self.changed = asyncio.Event()
         self.reminders = ReconfirmQueue()
         self.reminded = asyncio.Event()  # set when there is somebody to tell
@@ -140,7 +140,7 @@ class Ear:
             self._refuse_announcement(announcer, payload, error, is_repair=is_repair)
             return None
         self._parts.registry.seen(announcer).wire_schema = SCHEMA
-        if announcement.created_at > time.time() + self._parts.settings.door.max_skew_s:
+        if announcement.created_at > time.time() + self._parts.settings.validation.max_clock_skew_s:
             self._count_refusal(announcer, "announcement_clock")
             return None
         if announcement.sender == announcer:

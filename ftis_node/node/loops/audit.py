@@ -65,7 +65,7 @@ class AuditLoop:
 
     def _share(self, group: Group) -> float:
         """Of a peer that is watched, and of a stranger that claims this node's own weights, every group."""
-        share, peers = self._parts.settings.door.audit_share, self._parts.peers
+        share, peers = self._parts.settings.validation.audit_fraction, self._parts.peers
         is_strangers_claim = group.weights_of is not None and peers.is_stranger(group.sender)
         is_doubtful = is_strangers_claim or peers.standing(group.sender) is TrustLevel.WATCHED
         return 1.0 if share and is_doubtful else share
@@ -79,7 +79,7 @@ class AuditLoop:
             return False
         if group.weights_of == parts.identity.peer_id:  # an honest follower may have the former weights of a number
             return version == 0 or version > parts.state.last_reused_version
-        is_named = bool(HUB_ID.fullmatch(parts.source.name)) or parts.settings.door.audit_folders
+        is_named = bool(HUB_ID.fullmatch(parts.source.name)) or parts.settings.validation.audit_folders
         return version == 0 and is_named and group.model == parts.source.name
 
     async def _audit(self, accepted: Accepted) -> None:
@@ -94,11 +94,11 @@ class AuditLoop:
         if reply.kl is None:
             return
         self._parts.events.write("audited", group=group_id, sender=group.sender, kl=reply.kl, tokens=reply.num_tokens)
-        if reply.kl > self._parts.settings.door.audit_max_kl:
+        if reply.kl > self._parts.settings.validation.audit_max_kl:
             await self._refuse(accepted, reply.kl)
 
     def _as_trained(self, stored: StoredGroup) -> TrainGroup:
-        return train_group(stored, share=self._parts.manifest.step.share)
+        return train_group(stored, share=self._parts.manifest.step.prompt_sharing)
 
     async def _refuse(self, accepted: Accepted, kl: float) -> None:
         parts, sender, group_id = self._parts, accepted.group.sender, accepted.envelope.id

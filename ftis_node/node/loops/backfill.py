@@ -21,7 +21,7 @@ from ftis_node.gossip.interface import Fetched, FetchOutcome
 from ftis_node.node.loops.announcements import MAX_SENDERS
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.token_budget import shares_of_next_step
-from ftis_node.records.question import Question
+from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.swarm.peer_backoff import PeerBackoff
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.pulling.backfill_progress import BackfillProgress
@@ -86,13 +86,13 @@ class Repair:
             max_age_s = min(max_age_s, asked_at - self._caught_up_to[peer_id] + OVERLAP_S)
         since = time.time() - max_age_s
         for _ in range(MAX_PAGES):
-            question = Question(sender=None if is_for_all else peer_id, since=since)
+            question = BackfillRequest(sender=None if is_for_all else peer_id, since=since)
             newest, num_answers, outcome = await self._ask(peer_id, question)
             if outcome is not FetchOutcome.COMPLETE:
                 return
             if num_answers < PAGE or newest <= since:
                 break
-            since = min(newest, time.time() + self._parts.settings.door.max_skew_s)
+            since = min(newest, time.time() + self._parts.settings.validation.max_clock_skew_s)
         self._caught_up_to[peer_id] = asked_at
         if len(self._caught_up_to) > MAX_SENDERS:
             del self._caught_up_to[next(iter(self._caught_up_to))]
@@ -140,7 +140,7 @@ class Repair:
         if not able:
             return
         asked = sender if sender in able and not gap.tries else random.choice(able)
-        question = Question(sender=sender, first_number=gap.first, last_number=gap.last)
+        question = BackfillRequest(sender=sender, first_number=gap.first, last_number=gap.last)
         _, _, outcome = await self._ask(asked, question)
         heard = self._ear.heard(sender)
         heard.asked(gap, is_final=asked == sender and outcome is FetchOutcome.COMPLETE)
@@ -155,7 +155,7 @@ class Repair:
                 if self._follows(peer_id) and time.monotonic() - self._ear.heard(peer_id).at > SILENCE_S:
                     await self.catch_up(peer_id)
 
-    async def _ask(self, peer_id: str, question: Question) -> tuple[float, int, FetchOutcome]:
+    async def _ask(self, peer_id: str, question: BackfillRequest) -> tuple[float, int, FetchOutcome]:
         """Has the answers considered. The newest time among them, how many there were, and how the asking ended."""
         fetched = Fetched((), FetchOutcome.BROKEN)
         guarded = self._parts.guard.work_for(peer_id, Place.CATCH_UP)

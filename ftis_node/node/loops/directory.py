@@ -17,9 +17,9 @@ from ftis_node.errors import RecordError
 from ftis_node.node.peers.log_messages import SwarmWords
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.peer_guard import Place
-from ftis_node.tasks import told_domain
+from ftis_node.tasks import validated_domain
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -61,10 +61,10 @@ class DirectoryLoop:
             present = set(await self._parts.gossip.members())
             for peer_id in present - self._members:
                 self._parts.registry.seen(peer_id)
-                self._parts.events.write("member_joined", peer=peer_id)
+                self._parts.events.write("peer_joined", peer=peer_id)
                 tasks.create_task(self._catch_up(peer_id), name=f"catch-up-{peer_id[-6:]}")
             for peer_id in self._members - present:
-                self._parts.events.write("member_left", peer=peer_id)
+                self._parts.events.write("peer_left", peer=peer_id)
             self._members = present
             self._tell_changes(present)
             with waiting_for("the clock"):
@@ -114,7 +114,7 @@ class DirectoryLoop:
             self._parts.registry.note_refusal(peer_id, "record", error)
             return
         if record.peer_id == peer_id and record.run_id == self._parts.manifest.run_id:
-            record = replace(record, domain=told_domain(record.domain, self._parts.manifest.task))
+            record = replace(record, domain=validated_domain(record.domain, self._parts.manifest.task))
             peer = self._parts.registry.seen(peer_id)
             peer.record, peer.wire_schema = record, SCHEMA
             self._pull.note_record(record)

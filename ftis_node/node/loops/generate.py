@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
@@ -119,7 +119,7 @@ class GenerateLoop:
             sampling=self._sampling,
             max_tokens=parts.manifest.sampling.completion_limit(len(prompt.token_ids)),
         )
-        texts = [parts.tokenizer.decode(completion.token_ids.tolist()) for completion in result.completions]
+        texts = [parts.tokenizer.decode(ids.tolist()) for ids in result.tokens.ids_of_each()]
         cost = ScoringCost()
         scores = await parts.scorer.score(prompt.item, texts, cost=cost)
         group = Group(
@@ -128,10 +128,12 @@ class GenerateLoop:
             number=0,  # given when it is sealed, so that numbers have no gaps
             prompt_ref=prompt.item.ref,
             prompt_hash=hash_prompt(prompt.token_ids),
-            completions=tuple(
-                replace(completion, reward=reward, status=status)
-                for completion, (reward, status) in zip(result.completions, scores, strict=True)
-            ),
+            tokens=result.tokens,
+            finish_reasons=result.finish_reasons,
+            rewards=tuple(reward for reward, _ in scores),
+            statuses=tuple(status for _, status in scores),
+            policy_versions=result.policy_versions,
+            policy_versions_newest=result.policy_versions_newest,
             sampling=self._sampling,
             model=parts.source.name,
             tokenizer=parts.tokenizer.fingerprint,
@@ -150,6 +152,6 @@ def groups_in_flight(parts: Parts) -> int:
 
 def prompt_order(parts: Parts) -> PromptOrder:
     """Vertical: this node's own order through its domain. Horizontal: the run's, for all answer the same problems."""
-    if parts.manifest.step.share == "horizontal":
+    if parts.manifest.step.prompt_sharing == "horizontal":
         return PromptOrder(len(parts.domain), seed=0, peer_id=parts.manifest.run_id)
     return PromptOrder(len(parts.domain), parts.settings.seed, parts.identity.peer_id)

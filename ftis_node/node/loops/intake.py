@@ -3,9 +3,9 @@
 consumes: envelopes, from the publish and pull loops     produces: READY groups, refusals
 waits for: an envelope                                   unblocked by: a put on its queue
 
-    own and known peers' --judge, one after the other--+
+    own and known peers' --validate, one after the other--+
                                                        +--> judged --one commit for all that wait--> verdicts
-    strangers'           --judge, one after the other--+
+    strangers'           --validate, one after the other--+
 
 A stranger's group may take its whole time limit in scoring. So strangers' groups have a lane with a scoring process of
 its own, and never delay the others. Who handed a group over chooses its lane, for that is proven before it is read.
@@ -29,7 +29,7 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.weights.offer import newest_offered
 from ftis_node.records.envelope import open_envelope
 from ftis_node.swarm.peer_guard import Place, is_own
-from ftis_node.validation import Accepted, DoorContext, Refusal, Refused, judge
+from ftis_node.validation import Accepted, Refusal, Refused, ValidationContext, validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import Parts
     from ftis_node.swarm.peer_guard import PeerWork
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
-    from ftis_node.validation import Verdict
+    from ftis_node.validation import ValidationResult
 
 QUEUE_CAPACITY = 64
 COMMIT_CAPACITY = 64  # groups in one commit
@@ -54,13 +54,13 @@ class Arrival:
     origin: str
     own: bool
     asked: Container[bytes] | None
-    verdict: asyncio.Future[Verdict]
+    verdict: asyncio.Future[ValidationResult]
 
 
 class _Lane:
     """A bounded queue of envelopes, and the validation context of those in it."""
 
-    def __init__(self, context: DoorContext) -> None:
+    def __init__(self, context: ValidationContext) -> None:
         self.context = context
         self.arrivals: asyncio.Queue[Arrival] = asyncio.Queue(QUEUE_CAPACITY)
         self._num_submitted = self._num_answered = 0
@@ -74,7 +74,7 @@ class _Lane:
     def turn(self) -> Turn:
         return Turn(done=self._num_answered, waiting=self._num_submitted - self._num_answered)
 
-    def _note_answered(self, verdict: asyncio.Future[Verdict]) -> None:
+    def _note_answered(self, verdict: asyncio.Future[ValidationResult]) -> None:
         self._num_answered += 1
 
 
@@ -91,9 +91,9 @@ class IntakeLoop:
         self._known = _Lane(self._context(parts.scorer))
         self._strangers = _Lane(self._context(parts.strangers_scorer))
 
-    def _context(self, scorer: IsolatedScorer) -> DoorContext:
+    def _context(self, scorer: IsolatedScorer) -> ValidationContext:
         parts = self._parts
-        return DoorContext(
+        return ValidationContext(
             manifest=parts.manifest,
             tokenizer=parts.tokenizer,
             resolve=lambda ref, cost: scorer.resolve(ref, cost=cost),
@@ -112,7 +112,9 @@ class IntakeLoop:
             newest_offered=lambda: newest_offered(parts),
         )
 
-    async def submit(self, data: bytes, *, origin: str, own: bool, asked: Container[bytes] | None = None) -> Verdict:
+    async def submit(
+        self, data: bytes, *, origin: str, own: bool, asked: Container[bytes] | None = None
+    ) -> ValidationResult:
         """Brings an envelope to the door and waits for its verdict; when it is Accepted, the group is on disk.
 
         `asked`: the ids that `origin` was asked for, where it was asked by id.
@@ -134,7 +136,7 @@ class IntakeLoop:
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._judge_all(self._known), name="intake-judge")
+            tasks.create_task(self._judge_all(self._known), name="intake-validate")
             tasks.create_task(self._judge_all(self._strangers), name="intake-judge-strangers")
             tasks.create_task(self._commit_all(), name="intake-commit")
 
@@ -149,10 +151,10 @@ class IntakeLoop:
             elif verdict is not None:
                 self._answer(arrival, verdict)
 
-    async def _judge(self, arrival: Arrival, context: DoorContext) -> Verdict | None:
+    async def _judge(self, arrival: Arrival, context: ValidationContext) -> ValidationResult | None:
         """None where the envelope made the door fail: it is refused already, and who handed it over is charged."""
         with self._work_for(arrival, Place.JUDGE):
-            verdict = await judge(arrival.data, context, asked=arrival.asked)
+            verdict = await validate(arrival.data, context, asked=arrival.asked)
             if isinstance(verdict, Accepted):
                 if late := self._came_meanwhile(verdict):
                     return late
@@ -238,13 +240,13 @@ class IntakeLoop:
             self._newest_own.put_nowait(accepted)
         self._answer(arrival, accepted)
 
-    def _answer(self, arrival: Arrival, verdict: Verdict) -> None:
+    def _answer(self, arrival: Arrival, verdict: ValidationResult) -> None:
         with self._work_for(arrival, Place.COUNT):
             self._count(arrival, verdict)
         if not arrival.verdict.done():
             arrival.verdict.set_result(verdict)
 
-    def _count(self, arrival: Arrival, verdict: Verdict) -> None:
+    def _count(self, arrival: Arrival, verdict: ValidationResult) -> None:
         counters, registry, events = self._parts.counters, self._parts.registry, self._parts.events
         self._parts.peers.settle(verdict, origin=arrival.origin)
         if isinstance(verdict, Refused):

@@ -11,7 +11,6 @@ Of a group whose sampling went on across an update, the completions that did not
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
@@ -64,7 +63,7 @@ class CheckLoop:
         try:
             with waiting_for("the learner's measurement"):  # after the step that is under way
                 await self._parts.learner.check(
-                    train_group(stored, share=self._parts.manifest.step.share, of_own_weights=True)
+                    train_group(stored, share=self._parts.manifest.step.prompt_sharing, of_own_weights=True)
                 )
         except WorkerError as error:  # the train loop sees to the learner; the next version has its own check
             self._parts.events.write("check_failed", group=stored.id, error=str(error))
@@ -78,4 +77,4 @@ def sampled_by(group: Group, version: int) -> Group | None:
         for completion in group.completions
         if completion.policy_version == completion.policy_version_newest == version
     )
-    return replace(group, completions=completions) if completions else None
+    return group.with_completions(completions) if completions else None

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ftis_node.records.envelope import PeerRecord
     from ftis_node.swarm.pulling.domains import Portion
     from ftis_node.swarm.pulling.pull_queue import PullItem, PullRequest
-    from ftis_node.validation import Verdict
+    from ftis_node.validation import ValidationResult
 
 log = logging.getLogger(__name__)
 
@@ -201,9 +201,9 @@ class PullLoop:
         _, num_ready = parts.reader.ready_counts()
         known = await parts.gossip.known_members()
         wanted = pull_demand(
-            parts.settings.swarm.pull,
+            parts.settings.swarm.pull_policy,
             num_members=len(known),
-            small_swarm=parts.settings.swarm.small_swarm,
+            small_swarm=parts.settings.swarm.pull_all_max_peers,
             per_step=shares_of_next_step(parts)[1],
             num_ready=num_ready,
             num_in_flight=self._wants.num_in_flight,
@@ -286,7 +286,7 @@ class PullLoop:
             await self._ask_others(batch, missing=missing, is_answered=fetched.outcome is FetchOutcome.COMPLETE)
         await self._confirm(batch, verdicts)
 
-    def _settle(self, batch: PullRequest, verdicts: Sequence[Verdict]) -> set[bytes]:
+    def _settle(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> set[bytes]:
         """Takes what was judged, well or ill, off the list; returns those ids."""
         judged = {v.announced_id if isinstance(v, Accepted) else v.group_id for v in verdicts if not _is_useless(v)}
         here = {want.id for want in batch.items if want.id in judged}
@@ -298,7 +298,12 @@ class PullLoop:
         return here
 
     def _note_useless(
-        self, batch: PullRequest, verdicts: Sequence[Verdict], outcome: FetchOutcome, *, missing: Sequence[bytes]
+        self,
+        batch: PullRequest,
+        verdicts: Sequence[ValidationResult],
+        outcome: FetchOutcome,
+        *,
+        missing: Sequence[bytes],
     ) -> None:
         """What this peer gave something else for is not asked of it again: it pays for one fault once.
 
@@ -339,7 +344,7 @@ class PullLoop:
             self._parts.events.write("pull_given_up", source=batch.source.peer_id, num=len(for_good), groups=shown)
         self._ear.changed.set()
 
-    async def _confirm(self, batch: PullRequest, verdicts: Sequence[Verdict]) -> None:
+    async def _confirm(self, batch: PullRequest, verdicts: Sequence[ValidationResult]) -> None:
         """Tells the senders which of their groups passed."""
         checked: dict[str, list[bytes]] = defaultdict(list)
         for verdict in verdicts:
@@ -366,7 +371,7 @@ class PullLoop:
                 log.info("%s did not take the confirmation of %d groups", sender, len(ids))
 
 
-def _is_useless(verdict: Verdict) -> bool:
+def _is_useless(verdict: ValidationResult) -> bool:
     return isinstance(verdict, Refused) and (verdict.group_id is None or verdict.refusal.reason in NOT_THE_GROUP)
 
 

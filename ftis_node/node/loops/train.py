@@ -117,12 +117,12 @@ class TrainLoop:
     def _rule(self, step: int) -> ChoiceRule:
         """How this run chooses a step's groups."""
         wanted, domain = self._parts.manifest.step, self._parts.own_domain
-        if wanted.choice == "sapo":
+        if wanted.group_selection == "sapo":
             return partial(choose_sapo, seed=step, domain=domain)
         neighbour = self._parts.peers.share_cap().neighbour
-        if wanted.share == "horizontal":
+        if wanted.prompt_sharing == "horizontal":
             return partial(choose_same_prompts, neighbour=neighbour)
-        if wanted.choice == "useful":
+        if wanted.group_selection == "useful":
             rates = pass_rates(self._parts.reader.own_rewards())
             return partial(choose_useful, pass_rates=rates, neighbour=neighbour, domain=domain, turn=step)
         return partial(choose_newest, neighbour=neighbour, domain=domain, turn=step)
@@ -192,7 +192,7 @@ class TrainLoop:
         return batch
 
     def _as_trained(self, group: StoredGroup) -> TrainGroup:
-        share = self._parts.manifest.step.share
+        share = self._parts.manifest.step.prompt_sharing
         return train_group(
             group,
             share=share,

@@ -20,16 +20,16 @@ from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap
 from ftis_node.swarm.reputation.score import BAN_SCORE, BanRules, Behaviour, TrustLevel
 from ftis_node.swarm.reputation.table import ReputationTable
 from ftis_node.telemetry.clock import SteadyClock
-from ftis_node.validation import Accepted, DoorLimits
+from ftis_node.validation import Accepted, ValidationLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ftis_node.config.door import DoorSection
+    from ftis_node.config.admission import Admission
     from ftis_node.records.group import Group
     from ftis_node.telemetry.events import EventTrail
-    from ftis_node.validation import Verdict
+    from ftis_node.validation import ValidationResult
 
 log = logging.getLogger(__name__)
 
@@ -46,35 +46,39 @@ class PeerBook:
         path: Path,
         *,
         own_id: str,
-        settings: DoorSection,
+        settings: Admission,
         events: EventTrail,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """Opens or makes the file; `clock` is Unix time in seconds, None: one that never jumps. Raises ConfigError."""
         self._own_id = own_id
         self._settings = settings
+        access, limits, validation = settings.access, settings.rate_limits, settings.validation
         self._events = events
         self._clock = clock = clock or SteadyClock().now
-        self._allowed = frozenset(settings.allow)
-        self._trusted = frozenset(settings.trust)
+        self._allowed = frozenset(access.allow)
+        self._trusted = frozenset(access.trust)
         self._store = PeerStore(path)
-        self._standings = ReputationTable(BanRules(settings.ban_first_s, settings.ban_longest_s))
+        self._standings = ReputationTable(BanRules(access.ban_initial_s, access.ban_max_s))
         self._store.load(self._standings, now=clock())
         self._saved_at = clock()
         self._networks: dict[str, str] = {}
         self._met: dict[str, None] = {}  # peers that were connected, those met last
         self._quotas = Quotas(
             QuotaLimits(
-                settings.groups_a_minute,
-                settings.tokens_a_minute,
-                settings.strangers_groups_a_minute,
-                settings.strangers_tokens_a_minute,
-                settings.scoring_s_a_minute,
-                settings.strangers_scoring_s_a_minute,
+                limits.groups_per_minute,
+                limits.tokens_per_minute,
+                limits.new_peers_groups_per_minute,
+                limits.new_peers_tokens_per_minute,
+                limits.scoring_s_per_minute,
+                limits.new_peers_scoring_s_per_minute,
             )
         )
         self._copycats = DuplicateDetector(
-            own_id, DuplicateRules(settings.copy_min_tokens, settings.copy_max_share, settings.copy_kept)
+            own_id,
+            DuplicateRules(
+                validation.duplicate_min_tokens, validation.duplicate_max_fraction, validation.duplicate_history_size
+            ),
         )
 
     def close(self) -> None:
@@ -83,9 +87,9 @@ class PeerBook:
         self._store.close()
 
     @property
-    def limits(self) -> DoorLimits:
+    def limits(self) -> ValidationLimits:
         """The door's bounds of this node."""
-        return DoorLimits(self._settings.max_skew_s, self._settings.min_mean_logprob)
+        return ValidationLimits(self._settings.validation.max_clock_skew_s, self._settings.validation.min_mean_logprob)
 
     def saw(self, peer_id: str, addresses: Sequence[str]) -> None:
         """A peer is connected by these multiaddrs: peers of one network share their places in the buffer."""
@@ -147,7 +151,7 @@ class PeerBook:
         group = accepted.group
         self._copycats.remember(group.sender, str(group.prompt_ref), _told(group))
 
-    def settle(self, verdict: Verdict, *, origin: str) -> None:
+    def settle(self, verdict: ValidationResult, *, origin: str) -> None:
         """Takes the verdict on a group that `origin` handed over: who answers for it is noted, and charged for it."""
         if isinstance(verdict, Accepted):
             group = verdict.group
@@ -188,7 +192,10 @@ class PeerBook:
         """How many places each peer may hold in the buffer."""
         trusted = {peer_id for peer_id, record_of in self._standings if record_of.reputation.trusted}
         return ShareCap(
-            self._settings.share_cap, self._settings.trusted_share, self._trusted | trusted, dict(self._networks)
+            self._settings.rate_limits.max_buffer_fraction_per_peer,
+            self._settings.rate_limits.max_buffer_fraction_per_trusted_peer,
+            self._trusted | trusted,
+            dict(self._networks),
         )
 
     def ban(self, peer_id: str, length_s: float | None = None) -> None:
@@ -196,8 +203,8 @@ class PeerBook:
         if peer_id == self._own_id:
             raise UsageError("this is the node itself: it cannot be banned")
         if peer_id in self._trusted:
-            raise UsageError("node.toml trusts this peer: take it out of door.trust and start the node again")
-        self._standings.ban(peer_id, length_s or self._settings.ban_longest_s, now=self._clock())
+            raise UsageError("node.toml trusts this peer: take it out of access.trust and start the node again")
+        self._standings.ban(peer_id, length_s or self._settings.access.ban_max_s, now=self._clock())
         self._tell(peer_id, TrustLevel.BANNED, "by the operator")
         self.save()
 
@@ -256,7 +263,9 @@ class PeerBook:
 
     def _tell(self, peer_id: str, standing: TrustLevel, why: str) -> None:
         row = self.row(peer_id)
-        self._events.write("standing", peer=peer_id, standing=standing.value, why=why, until=row["banned_until"])
+        self._events.write(
+            "reputation_changed", peer=peer_id, standing=standing.value, why=why, until=row["banned_until"]
+        )
         if standing is TrustLevel.BANNED:
             log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
 

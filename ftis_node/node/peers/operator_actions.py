@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ftis_node.config.door import DoorSection
+from ftis_node.config.admission import Admission
 from ftis_node.config.manifest import first_problem
+from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
 from ftis_node.errors import DamagedError, UsageError
 from ftis_node.files import read_object
 from ftis_node.node.peers.manager import PeerBook
@@ -63,8 +64,8 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
         node, saved = status.get("node"), status.get("peers")
         own_id = str(node.get("peer_id", "")) if isinstance(node, dict) else ""
         rows = [row for row in saved if isinstance(row, dict)] if isinstance(saved, list) else []
-        door = _door_of(settings, home)
-        book = PeerBook(home.peers, own_id=own_id, settings=door, events=events)
+        admission = _admission_of(settings, home)
+        book = PeerBook(home.peers, own_id=own_id, settings=admission, events=events)
         try:
             known = [{"peer_id": peer_id} for peer_id in book.rows()]
             yield PeerControl(book, lambda: [*rows, *known])
@@ -73,9 +74,10 @@ def stopped_peers(home: Home) -> Iterator[PeerControl]:
             events.close()
 
 
-def _door_of(settings: Mapping[str, Any], home: Home) -> DoorSection:
+def _admission_of(settings: Mapping[str, Any], home: Home) -> Admission:
     try:
-        return DoorSection.model_validate(settings.get("door", {}))
+        current = with_new_keys(settings, NODE_KEYS)
+        return Admission.model_validate({name: current[name] for name in Admission.model_fields if name in current})
     except ValidationError as error:
         raise DamagedError(
             f"{home.settings} is damaged ({first_problem(error)}): remove it; the next start writes it again"

@@ -11,7 +11,7 @@ import msgspec
 
 from ftis_node.errors import SchemaRecordError
 from ftis_node.learner.senders import add_up
-from ftis_node.records.reading import SCHEMA
+from ftis_node.records.parsing import SCHEMA
 from ftis_node.swarm.wire_versions import count_other_versions, describe_peer_version
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import MAX_ANSWERS
 from ftis_node.node.peers.announce import announcement_of
 from ftis_node.node.peers.text_copy import retell_group
+from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
-from ftis_node.records.question import open_question
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.swarm.delivery.sent_bodies import SentBodies
 from ftis_node.swarm.reputation.score import Behaviour
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.node.context import Parts
-    from ftis_node.records.question import Question
+    from ftis_node.records.backfill_request import BackfillRequest
 
 
 class Served:
@@ -58,17 +58,17 @@ class Served:
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:
         """Announcements of held groups, the oldest first; nothing for a question that is none."""
         try:
-            asked = open_question(question)
+            asked = open_backfill_request(question)
         except RecordError as error:
             self._parts.counters.refused[f"question_{error.reason}"] += 1
             self._parts.registry.note_refusal(peer_id, "question", error)
             return []
         fresh = time.time() - self._parts.manifest.step.max_age_s
         held = await self._parts.disk(self._find, replace(asked, since=max(asked.since, fresh)))
-        self._parts.events.write("asked", peer=peer_id, sender=asked.sender, num_groups=len(held))
+        self._parts.events.write("backfill_requested", peer=peer_id, sender=asked.sender, num_groups=len(held))
         return held
 
-    def _find(self, asked: Question) -> list[bytes]:
+    def _find(self, asked: BackfillRequest) -> list[bytes]:
         """On the disk's thread, through a connection of its own."""
         reader = ReplayReader(self._parts.home.replay)
         try:

@@ -113,16 +113,17 @@ class ProcessMakers:
             log_path=of.home.logs / "generation.log",
             num_threads=threads_of(of.settings.generation.threads),
             request_timeout_s=of.settings.generation.request_timeout_s,
-            proof_tolerance=of.settings.generation.proof_tolerance or PROOF_TOLERANCES[dtype_of(of.settings)],
+            proof_tolerance=of.settings.generation.weight_check_tolerance_nats
+            or PROOF_TOLERANCES[dtype_of(of.settings)],
             timing=Timing(
-                start_grace_s=of.settings.generation.start_grace_s,
+                start_grace_s=of.settings.generation.startup_timeout_s,
                 stall_timeout_s=of.settings.generation.stall_timeout_s,
             ),
             environment=visible_gpus(of.arrangement.generator_gpus),
-            on_problem=lambda problem: of.events.write("proof_failed", problem=problem),
+            on_problem=lambda problem: of.events.write("weight_check_failed", problem=problem),
             make_room=of.make_room,
             write_weights=of.write_weights,
-            on_fall_back=lambda reason: of.events.write("hand_over_fell_back", reason=reason),
+            on_fall_back=lambda reason: of.events.write("weight_sync_fallback", reason=reason),
         )
 
     def learner(self, of: Ingredients) -> LearnerClient:
@@ -192,7 +193,7 @@ def generation_boot(
             dtype=dtype_of(settings),
             max_batch=generation.max_batch or None,
             max_model_len=max(manifest.sampling.max_total_tokens, PROBE_LENGTH + 1),
-            max_version_span=generation.max_version_span,
+            max_version_span=generation.max_policy_versions_per_completion,
             is_cut=manifest.sampling.is_cut,
             engine_core=generation.engine_core,
             memory_share=arrangement.memory_share,
@@ -233,8 +234,8 @@ def learner_boot(
         eps=optimizer.eps,
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
-        kl_to_start=optimizer.kl_to_start,
-        max_gain_nats=math.inf if manifest.sampling.is_cut else settings.door.max_gain_nats,
+        kl_to_start=optimizer.kl_coef,
+        max_logprob_gap_nats=math.inf if manifest.sampling.is_cut else settings.validation.max_logprob_gap_nats,
         updates_per_batch=optimizer.updates_per_batch,
         optimizer_states=settings.learner.optimizer_states,
         micro_batch_tokens=micro_batch_tokens_of(settings, on_gpu=is_on_gpu),

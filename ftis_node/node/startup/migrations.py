@@ -4,6 +4,7 @@
     schema 2 -> 3   the buffer keeps whose weights made a group, and the numbers of groups it no longer has
     schema 3 -> 4   checkpoints have checksums and name the groups of their step, and the run by its present id; what
                     is set no more is not in settings.json
+    schema 4 -> 5   settings and the run's manifest have standard keys; the manifest, and so the run, has a new id
 
 First room is looked for, then `backups/<time>-schema-N/` is written, whole or not at all; then the steps. Each is a
 transaction or a file replaced, finds for itself whether it is done, and is noted in `home.json` when it is: a machine
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sqlite3
 import time
@@ -22,14 +24,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
 from pydantic import ValidationError
 
 from ftis_node.config.disk_room import disk_full, is_disk_full, replace_file
 from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema, marked_schema, refuse_newer
-from ftis_node.config.manifest import read_manifest
+from ftis_node.config.manifest import read_own_manifest
 from ftis_node.config.node import NodeSettings
+from ftis_node.config.renamed_keys import NODE_KEYS, with_new_keys
 from ftis_node.errors import DamagedError, FileError, MachineError
-from ftis_node.files import read_object
+from ftis_node.files import read_object, read_toml
 from ftis_node.learner.checkpoint.legacy_checkpoints import older_checkpoints, renew
 from ftis_node.node.startup.recovery import rescue_files
 from ftis_node.replay import database
@@ -68,7 +72,8 @@ class Upgrade:
         """What is changed, here or by the next start, which writes settings and manifest anew."""
         states = [path / name for path in self.checkpoints for name in ("state.json", "checksums.json")]
         buffer = [self.home.replay] if self.buffer else []
-        return [path for path in (*buffer, *states, self.home.settings, self.home.run_toml) if path.exists()]
+        settings = (self.home.settings, self.home.run_toml, self.home.node_toml)
+        return [path for path in (*buffer, *states, *settings) if path.exists()]
 
 
 @contextmanager
@@ -105,7 +110,7 @@ def upgrade(home: Home, *, after_step: Callable[[int], None] = lambda schema: No
     schema = _schema_of(home)
     if schema < HOME_SCHEMA:
         plan = _plan(home, schema)
-        if plan.buffer or plan.checkpoints or home.settings.exists():
+        if plan.files():
             _check_room(plan)
             log.info("%s is of schema %d: a copy of what is changed is in %s", home.root, schema, _back_up(plan))
         for step in range(schema, HOME_SCHEMA):
@@ -129,7 +134,7 @@ def _schema_of(home: Home) -> int:
 def _plan(home: Home, schema: int) -> Upgrade:
     run_id = None
     if home.run_toml.exists():
-        run_id = read_manifest(home.run_toml).run_id
+        run_id = read_own_manifest(home.run_toml).run_id
     checkpoints = tuple(older_checkpoints(home.checkpoints, run_id=run_id))
     buffer = home.replay.exists() and schema <= NUM_BUFFER_STEPS
     return Upgrade(home, schema, buffer=buffer, checkpoints=checkpoints, run_id=run_id)
@@ -162,14 +167,28 @@ def _take_step(plan: Upgrade, step: int) -> None:
     if step > NUM_BUFFER_STEPS:
         _renew_checkpoints(plan)
         _renew_settings(plan.home)
+        if step > NUM_BUFFER_STEPS + 1:
+            _rename_keys(plan.home)
     elif plan.buffer:
         database.upgrade_once(plan.home.replay, step)
+
+
+def _rename_keys(home: Home) -> None:
+    """Write node.toml and run.toml with the present keys. Comments of node.toml stay in the backup."""
+    if home.run_toml.exists():
+        replace_file(home.run_toml, read_own_manifest(home.run_toml).to_toml().encode())
+    if os.path.lexists(home.node_toml):
+        tables = read_toml(home.node_toml)
+        renamed = with_new_keys(tables, NODE_KEYS)
+        if renamed != tables:
+            replace_file(home.node_toml, tomli_w.dumps(renamed).encode())
+            log.info("%s has new keys; the former file is in %s", home.node_toml, home.backups)
 
 
 def _renew_checkpoints(plan: Upgrade) -> None:
     reader = ReplayReader(plan.home.replay) if plan.home.replay.exists() else None
     try:
-        for path in plan.checkpoints:
+        for path in older_checkpoints(plan.home.checkpoints, run_id=plan.run_id):
             renew(path, run_id=plan.run_id, groups_of=reader.taken_by if reader else lambda step: ())
             log.info("%s is readable again", path.name)
     finally:
@@ -182,8 +201,11 @@ def _renew_settings(home: Home) -> None:
     if not home.settings.exists():
         return
     try:
-        saved = read_object(home.settings)
+        former = read_object(home.settings)
+        saved = with_new_keys(former, NODE_KEYS)
         NodeSettings.model_validate(saved)
+        if saved != former:
+            replace_file(home.settings, json.dumps(saved, indent=1).encode())
     except ValidationError as error:
         for finding in error.errors():
             if finding["type"] == "extra_forbidden":

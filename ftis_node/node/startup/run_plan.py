@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task, read_manifest
+from ftis_node.config.manifest import RunManifest, load_manifest, preset_for_task, read_own_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError, TaskError
 from ftis_node.files import check_regular, read_object
 from ftis_node.node.startup.find_run import is_run_id
@@ -93,10 +93,10 @@ def kept_domain(home: Home, manifest: RunManifest) -> TaskSpec | None:
 
 def _checked_domain(domain: TaskSpec, manifest: RunManifest) -> TaskSpec:
     """Raises ConfigError where this run has no room for domains."""
-    if manifest.step.share == "horizontal":
+    if manifest.step.prompt_sharing == "horizontal":
         raise ConfigError(
-            f'all nodes of run {manifest.name} answer the same prompts (step.share = "horizontal"), so none has a '
-            f'domain: leave --task {domain.canonical} out, or join a run whose step.share is "vertical"'
+            f'all nodes of run {manifest.name} answer the same prompts (step.prompt_sharing = "horizontal"), so none '
+            f'has a domain: leave --task {domain.canonical} out, or join a run whose step.prompt_sharing is "vertical"'
         )
     if len(domain.canonical.encode()) > MAX_DOMAIN_BYTES:
         raise ConfigError(f"the domain has more than {MAX_DOMAIN_BYTES} bytes: name fewer parts, or simpler weights")
@@ -125,7 +125,7 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
         return None
     trained = trained_runs(home)
     try:
-        manifest = read_manifest(home.run_toml)
+        manifest = read_own_manifest(home.run_toml)
         if not trained or manifest.run_id in trained:
             return manifest
         why = f"it is of run {manifest.run_id}, the checkpoints are of another"

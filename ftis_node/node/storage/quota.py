@@ -27,7 +27,7 @@ def limit_of(settings: NodeSettings, source: ModelSource) -> HomeLimit:
     checkpoint = checkpoint_bytes(source, settings) if settings.learns else 0
     limits, reserve = settings.limits, checkpoint + GROUPS_BYTES
     if not limits.home_bytes:
-        num_followed = 0 if settings.learns else settings.roles.max_held + 1  # and the one that is fetched
+        num_followed = 0 if settings.learns else settings.roles.max_pending_versions + 1  # and the one that is fetched
         usual = usual_home_bytes(
             limits,
             buffer_bytes=max(settings.buffer.max_disk_bytes, settings.buffer.max_ready_bytes),
@@ -52,7 +52,7 @@ def num_versions(settings: NodeSettings, way: Way = "file") -> int:
     By the `way` "ipc" a file is written only for an engine that cannot map the weights.
     """
     at_once = VERSIONS_AS_A_RESERVE if way == "ipc" else VERSIONS_AT_ONCE
-    return at_once + (0 if settings.generates else settings.roles.max_offered)
+    return at_once + (0 if settings.generates else settings.roles.max_published_versions)
 
 
 def version_bytes(settings: NodeSettings, source: ModelSource) -> int:

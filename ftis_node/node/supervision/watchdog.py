@@ -1,8 +1,8 @@
 """Does the event loop turn, and do its tasks get anywhere? What does not is told by name, with where it stands.
 
     the loop  --beat, every half second--> count, lag, the board of waits (task_monitor.py), systemd's watchdog
-    a thread  --looks at the count-------> the same for `stall_s`: the code that blocks the loop, by its stack
-                                           the same for `stall_exit_s`: the process ends with exit code 1
+    a thread  --looks at the count-------> none for `event_loop_stall_warn_s`: logs the stack of the code that blocks it
+                                           none for `event_loop_stall_exit_s`: ends the process with exit code 1
 
 The thread counts its own looks and reads no clock: a process that was stopped, or a machine that gives it no time, sees
 one look without a beat, not a blocked loop. What it tells, it tells from one more thread: the loop may be blocked in
@@ -78,7 +78,7 @@ class Watchdog:
         look_s: float = BEAT_S,
     ) -> None:
         """`end_process` is called with the exit code, from the thread, for a loop that stays blocked."""
-        self.board = Board(limit_s=settings.stuck_s)
+        self.board = Board(limit_s=settings.task_stuck_s)
         self.lag = Lag()
         self.events: EventTrail | None = None
         self._settings = settings
@@ -134,15 +134,15 @@ class Watchdog:
             self._write("loop_goes_on", loop=name)
 
     def _watch(self, loop_thread: int) -> None:
-        num_still, seen, told_at = 0, -1, self._settings.stall_s
+        num_still, seen, told_at = 0, -1, self._settings.event_loop_stall_warn_s
         while not self._is_over.wait(self._look_s):
             if self._num_beats != seen:
-                num_still, seen, told_at = 0, self._num_beats, self._settings.stall_s
+                num_still, seen, told_at = 0, self._num_beats, self._settings.event_loop_stall_warn_s
                 continue
             num_still += 1
             still_s = num_still * self._look_s
-            if still_s >= self._settings.stall_exit_s:
-                self._aside(self._give_up, still_s).join(self._settings.stall_s)
+            if still_s >= self._settings.event_loop_stall_exit_s:
+                self._aside(self._give_up, still_s).join(self._settings.event_loop_stall_warn_s)
                 self._end_process(EXIT_CODE)
                 return
             if still_s >= told_at and self.events is not None:
@@ -160,7 +160,7 @@ class Watchdog:
         self._write("loop_blocked", for_s=round(for_s, 1), stack=stack)
 
     def _give_up(self, for_s: float) -> None:
-        log.critical("the event loop was blocked for %.0f s (observe.stall_exit_s): this node ends", for_s)
+        log.critical("the event loop was blocked for %.0f s (observe.event_loop_stall_exit_s): this node ends", for_s)
         self._write("failed", where="the event loop", error=f"blocked for {for_s:.0f} s")
 
     def _write(self, event: str, **fields: str | float | list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What this node generates of each part of its mixture, where the run has `step.divide = "advantage"`.
+"""What this node generates of each part of its mixture, where the run has `step.task_allocation = "advantage"`.
 
 The train loop notes which groups of a step had a signal, own and peers'; the generate loop passes over problems so that
 the parts come in the shares that follow (`algorithms/division.py`). Kept in memory: after a start shares are even.
@@ -57,7 +57,7 @@ def division_of(manifest: RunManifest, domain: str) -> Division | None:
 
     None where the run takes its parts evenly, or there is one alone.
     """
-    if manifest.step.divide == "even" or len(by_part := proportions(domain)) == 1:
+    if manifest.step.task_allocation == "even" or len(by_part := proportions(domain)) == 1:
         return None
     return Division(by_part)
 

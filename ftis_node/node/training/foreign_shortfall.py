@@ -1,4 +1,4 @@
-"""How much of a step's foreign share own groups stand in for, where the run has `step.fill`: learnt from step to step.
+"""Estimates how many foreign groups of a step own groups replace, if the run has `step.backfill_with_own`.
 
 Foreign groups that do not come, or are refused, make a step smaller. What was missing in one step is made up for in the
 next: this node and those whose groups came each make an even part of it more, for what one makes all of them get. Where

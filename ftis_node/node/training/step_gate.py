@@ -76,10 +76,10 @@ class PatientGate:
     @property
     def _fills(self) -> bool:
         """Whether own groups may stand in for foreign ones: not of a node that generates none, or no more."""
-        return self._parts.manifest.step.fill and makes_more(self._parts)
+        return self._parts.manifest.step.backfill_with_own and makes_more(self._parts)
 
     def _wanted(self) -> StepNeeds:
-        """The run's; with `step.fill`, own groups in place of the foreign ones that were missing before."""
+        """Return the run's quota; with `step.backfill_with_own`, own groups replace the foreign ones missing before."""
         needs = StepNeeds.of(self._parts.manifest)
         if not self._fills:
             return needs
@@ -93,7 +93,7 @@ class PatientGate:
         step = self._parts.manifest.step
         self._fill.note(self._needs.foreign, [sender for sender, _ in self._parts.reader.ready_foreign()])
         own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
-        self._parts.slots.resize(own * (1 + step.steps_ahead))
+        self._parts.slots.resize(own * (1 + step.max_async_level))
 
     async def _outlook(self) -> Outlook:
         own_ready, foreign_ready = self._parts.reader.ready_counts()

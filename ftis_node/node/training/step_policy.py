@@ -26,7 +26,7 @@ class StepNeeds:
 
     own: int
     foreign: int
-    patience_s: float
+    foreign_wait_s: float
     generated: int = 0
 
     @property
@@ -41,7 +41,7 @@ class StepNeeds:
         return cls(
             own=step.own_groups,
             foreign=step.foreign_groups,
-            patience_s=step.patience_s,
+            foreign_wait_s=step.foreign_wait_s,
             generated=step.generated_groups or 0,
         )
 
@@ -86,12 +86,12 @@ def may_start(needs: StepNeeds, outlook: Outlook) -> bool:
         return True
     if outlook.own_ready + outlook.foreign_ready == 0:
         return False
-    somebody_may_come = outlook.has_members or outlook.uptime_s < needs.patience_s
-    return not somebody_may_come or outlook.waited_s >= needs.patience_s
+    somebody_may_come = outlook.has_members or outlook.uptime_s < needs.foreign_wait_s
+    return not somebody_may_come or outlook.waited_s >= needs.foreign_wait_s
 
 
 def never_starts(needs: StepNeeds, outlook: Outlook) -> bool:
     """Whether a node that generates no more need not wait for its next step: nobody will fill it."""
     if outlook.own_ready >= needs.own and outlook.own_ready + outlook.foreign_ready > 0:
         return False
-    return not needs.foreign or (not outlook.has_members and outlook.alone_s >= needs.patience_s)
+    return not needs.foreign or (not outlook.has_members and outlook.alone_s >= needs.foreign_wait_s)

@@ -18,7 +18,7 @@ from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.node.supervision.background import in_background
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES
-from ftis_node.records.weights import WeightsPart, WeightsQuestion
+from ftis_node.records.weights import WeightsPart, WeightsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ class Download:
         """The list, from a former try or from the peer. Raises OfferGoneError, RecordError (`hash`)."""
         if self._list.exists() and self._offer.lists(hashes := self._list.read_bytes()):
             return hashes
-        question = WeightsQuestion(WeightsPart.HASHES, file=self._offer.sha256)
+        question = WeightsRequest(WeightsPart.HASHES, file=self._offer.sha256)
         max_items = -(-self._offer.num_chunks // HASHES_PER_ITEM)
         while True:
             fetched = await self._ask(question, max_items=max_items)
@@ -127,7 +127,7 @@ class Download:
     async def _next_chunks(self) -> list[bytes]:
         """The next right chunks, in order; none where the peer is away or lies. Raises OfferGoneError, RecordError."""
         count = min(CHUNKS_AT_ONCE, self._offer.num_chunks - self._num_here)
-        question = WeightsQuestion(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
+        question = WeightsRequest(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
         fetched = await self._ask(question, max_items=count)
         right: list[bytes] = []
         is_wrong = False
@@ -146,7 +146,7 @@ class Download:
             await self._pause(fetched)
         return right
 
-    async def _ask(self, question: WeightsQuestion, *, max_items: int) -> Fetched:
+    async def _ask(self, question: WeightsRequest, *, max_items: int) -> Fetched:
         """A peer that answers fully, but nothing at all, does not hold the file. Raises OfferGoneError then."""
         fetched = await self._gossip.ask_weights(self._offer.peer_id, question.to_bytes(), max_items=max_items)
         if fetched.outcome is FetchOutcome.COMPLETE and not fetched.bodies:

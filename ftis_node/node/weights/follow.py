@@ -28,7 +28,7 @@ from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.evaluation import evaluate_tasks
 from ftis_node.node.weights.download import Download, OfferGoneError
 from ftis_node.node.weights.store import HeldVersions
-from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer
+from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.transit import VersionsInTransit, should_fetch
 from ftis_node.validation.rules import Refusal
@@ -99,13 +99,13 @@ class FollowLoop:
                     with waiting_for(f"the file of weights {heard.offer.version}"):  # as long as the learner is away
                         await self._fetch(heard)
             with waiting_for("the clock"):
-                await asyncio.sleep(self._settings.look_s)
+                await asyncio.sleep(self._settings.poll_interval_s)
 
     async def _look(self) -> Heard | None:
         """The learner's newest offer, where there is one that may be taken."""
-        question = WeightsQuestion(WeightsPart.OFFER).to_bytes()
+        question = WeightsRequest(WeightsPart.OFFER).to_bytes()
         fetched = await self._parts.gossip.ask_weights(
-            self._settings.follow, question, max_items=1, timeout_s=self._settings.look_timeout_s
+            self._settings.follow, question, max_items=1, timeout_s=self._settings.poll_timeout_s
         )
         self._note_presence(is_away=fetched.outcome is not FetchOutcome.COMPLETE, why=fetched.outcome)
         if not fetched.bodies or fetched.bodies[0] == self._refused:
@@ -136,7 +136,7 @@ class FollowLoop:
         return should_fetch(
             self._settings.delay,
             num_held=len(self._transit.versions),
-            max_held=self._settings.max_held,
+            max_held=self._settings.max_pending_versions,
             since_last=heard.at - self._wanted_at,
         )
 
@@ -148,7 +148,7 @@ class FollowLoop:
             parts.gossip,
             offer,
             self._held.partial,
-            pause_s=self._settings.look_s,
+            pause_s=self._settings.poll_interval_s,
             on_wrong_chunk=self._note_wrong_chunk,
         )
         try:
@@ -191,7 +191,7 @@ class FollowLoop:
             if arrived is not None and await self._serve_guarded(arrived, before=before):
                 await self._evaluate_if_due(arrived, before=before)
             with suppress(TimeoutError), waiting_for("the clock, or new weights"):
-                async with asyncio.timeout(self._settings.look_s):
+                async with asyncio.timeout(self._settings.poll_interval_s):
                     await self._arrived.wait()
 
     async def _evaluate_if_due(self, version: int, *, before: int) -> None:

@@ -25,7 +25,7 @@ from ftis_node.models import model_fingerprint
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.bounds import DIGEST_BYTES, MAX_CHUNK_BYTES, MAX_INTEGER
-from ftis_node.records.weights import WeightsOffer, WeightsPart, open_question, seal_offer
+from ftis_node.records.weights import WeightsOffer, WeightsPart, open_weights_request, seal_offer
 from ftis_node.swarm.transit import outdated_offers
 from ftis_node.workers.weights.store import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 
@@ -87,7 +87,10 @@ class OfferLoop:
 
     async def take(self, parts: Parts, weights: PublishedWeights, proof: ProofToCome | WeightProof | None) -> None:
         """New weights, whose proof may still be in the making. Returns when their file is held."""
-        if self._newest and 0 <= weights.version - self._newest.offer.version < parts.settings.roles.offer_every_steps:
+        if (
+            self._newest
+            and 0 <= weights.version - self._newest.offer.version < parts.settings.roles.publish_every_steps
+        ):
             return
         self._num_taken += 1
         file = Path(weights.path)
@@ -142,7 +145,7 @@ class OfferLoop:
         self._newest = Held(offer, seal_offer(offer, parts.identity), pending.path, digests.chunks)
         self._held[offer.version], self._asked_at[offer.version] = self._newest, time.monotonic()
         for version in outdated_offers(
-            self._asked_at, now=time.monotonic(), max_offered=parts.settings.roles.max_offered
+            self._asked_at, now=time.monotonic(), max_offered=parts.settings.roles.max_published_versions
         ):
             self._drop(version)
         duration_s = round(time.monotonic() - began_at, 4)
@@ -158,7 +161,7 @@ class OfferLoop:
 
         Raises RecordError for a malformed one.
         """
-        question = open_question(data)
+        question = open_weights_request(data)
         if self._parts.settings.roles.weights_for == "trusted" and not self._parts.peers.is_trusted(peer_id):
             return
         if question.part is WeightsPart.OFFER:

@@ -7,6 +7,9 @@ other members, and the next member in order is assigned (`pulling/assignment.py`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+
+from ftis_node.backoff import ExponentialBackoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class PendingConfirmations:
 
     def __init__(self, *, first_wait_s: float, max_attempts: int = 4, capacity: int = 1024) -> None:
         """Announce again after `first_wait_s`, then after twice as long each time, at most `max_attempts` times."""
-        self._first_wait_s = first_wait_s
+        self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
         self._max_attempts = max_attempts
         self._capacity = capacity
         self._waiting: dict[bytes, _Waiting] = {}  # in the order of their first announcement
@@ -38,7 +41,7 @@ class PendingConfirmations:
 
     def announced(self, group_id: bytes, *, now: float) -> None:
         """Add a group that was announced for the first time."""
-        self._waiting[group_id] = _Waiting(attempt=0, next_at=now + self._first_wait_s)
+        self._waiting[group_id] = _Waiting(attempt=0, next_at=now + self._backoff.delay_s(1))
         if len(self._waiting) > self._capacity:
             del self._waiting[next(iter(self._waiting))]
 
@@ -54,7 +57,7 @@ class PendingConfirmations:
                 continue
             waiting.attempt += 1
             due.append(Reannouncement(group_id, waiting.attempt))
-            waiting.next_at = now + self._first_wait_s * 2**waiting.attempt
+            waiting.next_at = now + self._backoff.delay_s(waiting.attempt + 1)
             if waiting.attempt >= self._max_attempts:
                 del self._waiting[group_id]
         return due

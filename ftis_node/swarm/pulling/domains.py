@@ -1,6 +1,6 @@
 """Pull order of a node with a domain: groups of its own domain and of others, in the proportion that it prefers.
 
-The run's `step.own_domain_share` is the preferred proportion among the groups that wait for the learner. A sender's
+The run's `step.own_domain_fraction` is the preferred proportion among the groups that wait for the learner. A sender's
 domain is only a claim, so it affects nothing but the order of pulls. If one side has too few groups, the other fills
 the gap. The task of a stored group is certain, and steps choose by that (`algorithms/group_choice.py`).
 """

@@ -6,7 +6,10 @@ A holder may have been busy or unreachable, or may not have had the group yet.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
+
+from ftis_node.backoff import ExponentialBackoff
 
 if TYPE_CHECKING:
     from ftis_node.swarm.pulling.pull_queue import PullItem
@@ -23,7 +26,7 @@ class RetryQueue:
 
     def __init__(self, *, first_wait_s: float = 2.0, max_rounds: int = 6, capacity: int = 1024) -> None:
         """Retry after `first_wait_s`, then after twice as long each time, at most `max_rounds` times."""
-        self._first_wait_s = first_wait_s
+        self._backoff = ExponentialBackoff(first_s=first_wait_s, ceiling_s=inf)
         self._max_rounds = max_rounds
         self._capacity = capacity
         self._waiting: dict[bytes, _Waiting] = {}
@@ -34,11 +37,11 @@ class RetryQueue:
 
     def put(self, item: PullItem, *, now: float) -> bool:
         """Add a group that no peer gave; return False if that was its last retry."""
-        num_rounds = self._rounds.pop(item.id, 0)
-        if num_rounds >= self._max_rounds:
+        num_rounds = self._rounds.pop(item.id, 0) + 1
+        if num_rounds > self._max_rounds:
             return False
-        self._rounds[item.id] = num_rounds + 1
-        self._waiting[item.id] = _Waiting(item, now + self._first_wait_s * 2**num_rounds)
+        self._rounds[item.id] = num_rounds
+        self._waiting[item.id] = _Waiting(item, now + self._backoff.delay_s(num_rounds))
         if len(self._waiting) > self._capacity:
             del self._waiting[next(iter(self._waiting))]
         while len(self._rounds) > 2 * self._capacity:

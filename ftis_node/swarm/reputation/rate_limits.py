@@ -27,21 +27,21 @@ PREFIX_BITS = {4: 24, 6: 48}
 class QuotaLimits:
     """Groups, tokens and scoring seconds a minute: of one sender, and of all new peers together."""
 
-    groups_a_minute: float = 6000.0
-    tokens_a_minute: float = 20e6
-    strangers_groups_a_minute: float = 30000.0
-    strangers_tokens_a_minute: float = 100e6
-    scoring_s_a_minute: float = 20.0
-    strangers_scoring_s_a_minute: float = 40.0
+    groups_per_minute: float = 6000.0
+    tokens_per_minute: float = 20e6
+    new_peers_groups_per_minute: float = 30000.0
+    new_peers_tokens_per_minute: float = 100e6
+    scoring_s_per_minute: float = 20.0
+    new_peers_scoring_s_per_minute: float = 40.0
 
 
 class _PeerBuckets:
     """Groups, tokens and seconds of scoring, a minute's worth at once at most."""
 
-    def __init__(self, groups_a_minute: float, tokens_a_minute: float, scoring_s_a_minute: float) -> None:
-        self.scoring_s = TokenBucket(rate_per_s=scoring_s_a_minute / MINUTE_S, burst=scoring_s_a_minute)
-        self._groups = TokenBucket(rate_per_s=groups_a_minute / MINUTE_S, burst=groups_a_minute)
-        self._tokens = TokenBucket(rate_per_s=tokens_a_minute / MINUTE_S, burst=tokens_a_minute)
+    def __init__(self, groups_per_minute: float, tokens_per_minute: float, scoring_s_per_minute: float) -> None:
+        self.scoring_s = TokenBucket(rate_per_s=scoring_s_per_minute / MINUTE_S, burst=scoring_s_per_minute)
+        self._groups = TokenBucket(rate_per_s=groups_per_minute / MINUTE_S, burst=groups_per_minute)
+        self._tokens = TokenBucket(rate_per_s=tokens_per_minute / MINUTE_S, burst=tokens_per_minute)
 
     def is_spent(self, *, now: float) -> bool:
         return self._groups.left(now=now) < 1.0 or self._tokens.left(now=now) <= 0.0
@@ -59,7 +59,9 @@ class Quotas:
         self._max_peers = max_peers
         self._senders: OrderedDict[str, _PeerBuckets] = OrderedDict()
         self._new_peers = _PeerBuckets(
-            limits.strangers_groups_a_minute, limits.strangers_tokens_a_minute, limits.strangers_scoring_s_a_minute
+            limits.new_peers_groups_per_minute,
+            limits.new_peers_tokens_per_minute,
+            limits.new_peers_scoring_s_per_minute,
         )
 
     def allows(self, peer_id: str, *, is_new_peer: bool, now: float) -> bool:
@@ -92,7 +94,7 @@ class Quotas:
         buckets = self._senders.get(peer_id)
         if buckets is None:
             limits = self._limits
-            buckets = _PeerBuckets(limits.groups_a_minute, limits.tokens_a_minute, limits.scoring_s_a_minute)
+            buckets = _PeerBuckets(limits.groups_per_minute, limits.tokens_per_minute, limits.scoring_s_per_minute)
             self._senders[peer_id] = buckets
             if len(self._senders) > self._max_peers:
                 self._senders.popitem(last=False)

@@ -21,7 +21,7 @@ REFUSALS = {
     "duplicate": "it is here already",
     "number": "its sender used the running number before",
     "weights_of": "it claims weights of this node that this node has not offered",
-    "clock": "it was made more than `door.max_skew_s` from now",
+    "clock": "it was made more than `validation.max_clock_skew_s` from now",
     "stale": "it is older than the run's `step.max_age_s`",
     "tokenizer": "its ids are another tokenizer's",
     "group_size": "it has more or fewer completions than the run's groups",
@@ -31,7 +31,7 @@ REFUSALS = {
     "vocabulary": "an id is none of the tokenizer's",
     "logprobs": (
         "a log-prob is not finite or above 0, all of more than 16 are equal though the completions differ or "
-        "are not certain, or their mean is below `door.min_mean_logprob`"
+        "are not certain, or their mean is below `validation.min_mean_logprob`"
     ),
     "finish": "a finish reason does not fit the last token",
     "prompt": "there is no such problem here, or it reads otherwise",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ftis_node.tasks.base import Message
+    from ftis_node.tasks.base import ChatMessage
 
 SYSTEM_PROMPT = (
     "You are an assistant that solves the user's problem. First reason about it step by step, then state the result. "
@@ -24,7 +24,7 @@ SYSTEM_PROMPT = (
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
-def chat_prompt(problem: str) -> tuple[Message, ...]:
+def chat_prompt(problem: str) -> tuple[ChatMessage, ...]:
     """The messages that ask for `problem` in this format."""
     return (
         {"role": "system", "content": SYSTEM_PROMPT},

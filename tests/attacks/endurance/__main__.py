@@ -45,7 +45,7 @@ READY_S, TRAINS_S = 240.0, 240.0
 SETTLE_S = 3.0  # between phases
 # Hundreds of attackers are listed as members. By `auto` the node would pull what its learner needs, and the rate of
 # honest groups would be that of its steps: so everything is pulled.
-BY_SIZE, EVERYTHING = "small_swarm = 200", 'pull = "all"'
+BY_SIZE, EVERYTHING = "pull_all_max_peers = 200", 'pull_policy = "all"'
 # Files turn over while the run warms up, so that their bounds are reached before growth is judged.
 SMALL_FILES = f"""
 [limits]

@@ -14,7 +14,7 @@ BENCH = str(Path(__file__).parents[3] / "bench")
 if BENCH not in sys.path:
     sys.path.insert(0, BENCH)
 
-from ftis_node.cli.reading import read_document  # noqa: E402
+from ftis_node.cli.node_client import read_document  # noqa: E402
 from ftis_node.config.home import Home  # noqa: E402
 from ftis_node.errors import FtisError  # noqa: E402
 from soaking.sampling import Point, Sampler, look_at_machine  # noqa: E402  found by the path above

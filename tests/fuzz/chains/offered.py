@@ -11,7 +11,7 @@ from ftis_node.errors import ModelError
 from ftis_node.node.weights.follow import FollowLoop
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import WEIGHTS_DOMAIN
-from ftis_node.records.weights import WeightsPart, hash_chunks, open_question, seal_offer
+from ftis_node.records.weights import WeightsPart, hash_chunks, open_weights_request, seal_offer
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.validation.weights_rules import Follower
 from tests.conftest import TOKENIZER
@@ -30,7 +30,7 @@ AS_IS = 0x80  # the offer as it is, not signed here
 UNMENDED = 0x40  # the offer's hashes are what it says, not those of the chunks that are given
 FOLLOWER = Follower(LEARNER.peer_id, RUN.run_id, TOKENIZER, "ab" * 16, 1000, (1, 2, 3), takes_adapters=True)
 SETTINGS = NodeSettings(model="none", role="generator", roles={"follow": LEARNER.peer_id})
-AT_ONCE = SETTINGS.model_copy(update={"roles": SETTINGS.roles.model_copy(update={"look_s": 0.0})})
+AT_ONCE = SETTINGS.model_copy(update={"roles": SETTINGS.roles.model_copy(update={"poll_interval_s": 0.0})})
 MAX_QUESTIONS = 40  # then the learner says that it has nothing: a node would ask for ever
 
 
@@ -86,7 +86,7 @@ def _learner(
     async def give(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
         nonlocal num_asked
         num_asked += 1
-        question = open_question(data)
+        question = open_weights_request(data)
         if question.part is WeightsPart.OFFER:
             yield offer
         elif num_asked < MAX_QUESTIONS:

@@ -10,9 +10,9 @@ from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.gossip.wire_names import RpcService
 from ftis_node.node.weights.offer import Held, OfferLoop
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.envelope import Accepted, open_announcement, seal_group
-from ftis_node.records.question import Question
-from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsQuestion, hash_chunks, seal_offer
+from ftis_node.records.weights import WeightsOffer, WeightsPart, WeightsRequest, hash_chunks, seal_offer
 from tests.conftest import TOKENIZER, make_group
 from tests.fuzz.items import Item, join
 from tests.fuzz.targets import SEEDS_MADE_AT
@@ -102,13 +102,17 @@ def offer_of(file: bytes) -> WeightsOffer:
 def seeds() -> list[bytes]:
     """A request of every service."""
     ids = b"".join(envelope.id for envelope in ENVELOPES)
-    questions = [Question(), Question(sender=OWN.peer_id, first_number=1, last_number=3), Question(since=1e9)]
+    questions = [
+        BackfillRequest(),
+        BackfillRequest(sender=OWN.peer_id, first_number=1, last_number=3),
+        BackfillRequest(since=1e9),
+    ]
     file = hashlib.sha256(FILE).digest()
     parts = [
-        WeightsQuestion(WeightsPart.OFFER),
-        WeightsQuestion(WeightsPart.HASHES, file=file),
-        WeightsQuestion(WeightsPart.CHUNKS, file=file, first=0, count=3),
-        WeightsQuestion(WeightsPart.CHUNKS, file=file, first=2, count=64),
+        WeightsRequest(WeightsPart.OFFER),
+        WeightsRequest(WeightsPart.HASHES, file=file),
+        WeightsRequest(WeightsPart.CHUNKS, file=file, first=0, count=3),
+        WeightsRequest(WeightsPart.CHUNKS, file=file, first=2, count=64),
     ]
     tag = SERVICES.index
     by_id = [Item(tag(service), ids) for service in (RpcService.FETCH, RpcService.FETCH_TEXT, RpcService.CONFIRM)]

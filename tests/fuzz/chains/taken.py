@@ -12,9 +12,9 @@ import torch
 from ftis_node.algorithms.methods import METHODS, method_parameters
 from ftis_node.cli.commands.replay import _line
 from ftis_node.cli.group_screen import group_document, screen
-from ftis_node.dashboard.groups import open_group
+from ftis_node.dashboard.buffer_reader import read_group
 from ftis_node.dashboard.view.groups import group_lines, group_row
-from ftis_node.dashboard.view.plain import text_of
+from ftis_node.dashboard.view.spans import text_of
 from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.messages import TrainGroup
@@ -23,13 +23,13 @@ from ftis_node.models.decoder import Decoder
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.peers.serve import Served
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.backfill_request import BackfillRequest
 from ftis_node.records.codec import CODECS, pack_group
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.identity import ENVELOPE_DOMAIN
-from ftis_node.records.question import Question
 from ftis_node.records.text_codec import hash_messages, pack_text_group
+from ftis_node.replay.group_history import read_group_history
 from ftis_node.replay.lifecycle import choose_sapo
-from ftis_node.replay.story import read_story
 from tests.conftest import make_group, make_text_group
 from tests.fuzz.items import Item, join
 from tests.fuzz.targets import PROMPT, SEEDS_MADE_AT, _parsed
@@ -38,7 +38,7 @@ from tests.fuzz.world import HOSTILE, OWN, RUN, beside, world
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.validation import Verdict
+    from ftis_node.validation import ValidationResult
     from tests.fuzz.world import World
 
 WHO = 0x03
@@ -82,7 +82,7 @@ async def _hand_in(made: World, item: Item, number: int) -> None:
             _mend(message, number)
         body = message.SerializeToString()
         data = pb.Envelope(body=body, signature=identity.sign(ENVELOPE_DOMAIN, body)).SerializeToString()
-    verdict: Verdict = await made.intake.submit(data, origin=identity.peer_id, own=False)
+    verdict: ValidationResult = await made.intake.submit(data, origin=identity.peer_id, own=False)
     made.pull.ear.refuse([getattr(verdict, "group_id", None)])
 
 
@@ -101,8 +101,8 @@ def _mend(message: Any, number: int) -> None:
 def _show(made: World) -> None:
     decoder = Decoder(made.home)
     for group in made.parts.reader.list_groups(limit=50):
-        opened = open_group(made.home, group.id, decoder)
-        story = read_story(made.home, group.id)
+        opened = read_group(made.home, group.id, decoder)
+        story = read_group_history(made.home, group.id)
         assert opened is not None
         assert story is not None
         lines = [*map(text_of, group_lines(opened, with_tokens=True)), *screen(story)]
@@ -119,7 +119,7 @@ def _show(made: World) -> None:
 async def _serve(made: World) -> None:
     """What passed here is announced and given to honest members, and would pass their bounds."""
     served = Served(made.parts)
-    answers = await served.answer(HOSTILE[0].peer_id, Question().to_bytes())
+    answers = await served.answer(HOSTILE[0].peer_id, BackfillRequest().to_bytes())
     ids = [open_announcement(answer).id for answer in answers]
     bodies = await served.lookup(ids)
     assert len(bodies) == len(ids)
@@ -137,7 +137,7 @@ def _learn(groups: list[TrainGroup], *, method: str) -> None:
         make_packed_micro_batches(batch, max_tokens=num_tokens)
     torch.manual_seed(0)
     guess = (-torch.rand(batch.mask.shape)).requires_grad_()
-    objective = make_objective(method, _parameters(method), max_gain_nats=8.0)
+    objective = make_objective(method, _parameters(method), max_logprob_gap_nats=8.0)
     loss, _ = objective.loss(guess, batch, objective.advantages(batch), anchor=None)
     loss.backward()
     assert bool(torch.isfinite(loss)), (method, loss)

@@ -7,11 +7,11 @@ import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.gossip import PeerConnection, SwarmPhase
 from ftis_node.gossip.membership.membership import MAX_KNOWN, Membership
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.backoff import ExponentialBackoff
 from ftis_node.swarm.topology.shards import NUM_MEMBER_BUCKETS, bucket_of, shard_of
 from tests.gossip.helpers import eventually, settings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,41 @@ def children_of(pid: int) -> list[int]:
     """Processes whose parent this is."""
     listed = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in listed for child in path.read_text().split()]
+
+
+def test_tables_are_made_side_by_side_and_their_processor_time_is_counted(
+    tiny_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--pair size --task arithmetic:add --prompts 4 --steps 1"
+    tables = {
+        "a": RESULTS.Table("one?", f"{options} --methods alone", model_seeds=1, seeds=2),
+        "b": RESULTS.Table("two?", f"{options} --methods alone", model_seeds=2, quick="--methods alone,nois"),
+    }
+    (tmp_path / "models").mkdir()
+    for size in ("s", "m"):
+        shutil.copytree(tiny_models[size], tmp_path / "models" / f"{size}-0")
+    monkeypatch.setattr(MAKE_RESULTS, "TABLES", tables)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--quick", "--jobs", "2", "--out", str(tmp_path)])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep their own
+    assert MAKE_RESULTS.main() == 0
+    printed = capsys.readouterr().out
+    assert "| nois |" in printed
+    figures = json.loads(printed.splitlines()[-1])
+    assert figures["quick"] is True
+    assert set(figures["seconds"]) == {"a", "b"}
+    assert 0 < figures["processor_s"]["a"] < figures["processor_s"]["b"]
+    runs = {name: len(list((tmp_path / name / "runs").iterdir())) for name in tables}
+    assert runs == {"a": 2, "b": 3}  # the first seed of the first models
+
+
+def test_a_table_that_fails_ends_the_run_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(MAKE_RESULTS, "TABLES", {"a": RESULTS.Table("?", "--pair nothing --methods alone")})
+    monkeypatch.setattr(sys, "argv", ["run.py", "--jobs", "1", "--out", str(tmp_path)])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert MAKE_RESULTS.main() == 2
+    assert "no pairing 'nothing'" in capsys.readouterr().err
 
 
 def test_tables_share_their_models_but_keep_those_that_they_have(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ftis_node.lab.experiment.trial import Trial, run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.tiny import RECIPES, make_tiny
 from ftis_node.lab.tiny.arithmetic import GRADED_WRONG_FRACTIONS, _wrong_fraction
-from ftis_node.tasks.arithmetic import Problem
+from ftis_node.tasks.arithmetic import ArithmeticProblem
 
 EXPERIMENT = Experiment(
     base=load_manifest("arithmetic-hdee"),
@@ -107,7 +107,11 @@ def test_a_recipe_knows_the_size_of_its_model(size: str, tmp_path: Path) -> None
 
 
 def test_a_graded_model_is_the_worse_the_harder_the_part() -> None:
-    problems = {"easy": Problem("add", 23, 45), "medium": Problem("add", 27, 45), "hard": Problem("sub", 72, 45)}
+    problems = {
+        "no-carry": ArithmeticProblem("add", 23, 45),
+        "carry": ArithmeticProblem("add", 27, 45),
+        "borrow": ArithmeticProblem("sub", 72, 45),
+    }
     found = {part: _wrong_fraction(problem, None, graded=True, blind=False) for part, problem in problems.items()}
     assert found == GRADED_WRONG_FRACTIONS
     assert sorted(found.values()) == list(found.values())
@@ -198,8 +202,8 @@ def test_the_command_writes_its_tables_and_goes_on_where_it_was(
     assert {path: path.stat().st_mtime_ns for path in times} == times
     table = capsys.readouterr().out
     assert table.strip() == (tmp_path / "table.md").read_text().strip()
-    assert table.count("| own expert |") == 6
-    assert table.count("| ensemble, posterior |") == 6
+    assert table.count("| own expert |") == 12
+    assert table.count("| ensemble, posterior |") == 12  # its accuracy, and what it has above the one model
     assert "| one | apart | the model |" in table
     assert "±" in table
     rows = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))

@@ -18,7 +18,7 @@ from ftis_node.config.node import LoraSection
 from ftis_node.lab.experiment.pairs import resolve_pair
 from ftis_node.lab.experiment.runner import run_trials
 from ftis_node.lab.experiment.trial_matrix import Experiment
-from ftis_node.lab.results.summary import lines_of
+from ftis_node.lab.results.summary import series_of
 from tests.trained_models import trained_model
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def test_ftis_is_ahead_of_nois_for_both_models(tmp_path: Path) -> None:
         seeds=range(2),
         lora_adapter=LoraSection(),
     )
-    lines = lines_of(run_trials(experiment.trials(), tmp_path, jobs=2, watch=lambda standing: None))
+    lines = series_of(run_trials(experiment.trials(), tmp_path, jobs=2, watch=lambda standing: None))
     learnt = {(line.method, line.model): line.along(TASK).mean for line in lines}
     for model in ("s", "m"):
         assert learnt["ftis", model] > learnt["nois", model] + MARGIN, learnt

@@ -126,7 +126,7 @@ def _parts(*, fill: bool, ready: list[tuple[str, int]]) -> Any:
     return SimpleNamespace(
         identity=SimpleNamespace(peer_id="own"),
         slots=Slots(8),
-        manifest=SimpleNamespace(step=SimpleNamespace(fill=fill, generated_groups=None)),
+        manifest=SimpleNamespace(step=SimpleNamespace(backfill_with_own=fill, generated_groups=None)),
         reader=SimpleNamespace(ready_foreign=lambda: ready),
     )
 

@@ -11,7 +11,7 @@ from ftis_node.config.node import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.delay import NO_DELAY, Delay
 from ftis_node.lab.experiment.pairs import Pair, PairMember, resolve_pair
-from ftis_node.lab.experiment.trial import Member, _settings
+from ftis_node.lab.experiment.trial import TrialMember, _settings
 from ftis_node.lab.experiment.trial_matrix import Experiment, _given, parse_method
 
 PAIR = Pair("size", (PairMember("s", "/models/s"), PairMember("m", "/models/m")))
@@ -50,14 +50,14 @@ def test_alone_generates_all_and_there_is_one_for_each_model() -> None:
 def test_a_sapo_split_is_of_groups_and_draws() -> None:
     (trial,) = replace(EXPERIMENT, shares=("sapo:2/6",), num_nodes=(8,), seeds=range(1)).trials()
     step = trial.manifest.step
-    assert (step.own_groups, step.foreign_groups, step.choice) == (2, 6, "sapo")
+    assert (step.own_groups, step.foreign_groups, step.group_selection) == (2, 6, "sapo")
 
 
 @pytest.mark.parametrize(("share", "foreign"), [("newest:4", 4), ("useful:4", 4), ("useful", 28), ("useful:28", 28)])
 def test_a_choice_takes_some_of_what_is_made_as_in_the_vertical_split(share: str, foreign: int) -> None:
     (trial,) = replace(EXPERIMENT, shares=(share,), num_nodes=(8,), seeds=range(1)).trials()
     step = trial.manifest.step
-    assert (step.own_groups, step.foreign_groups, step.choice) == (4, foreign, share.partition(":")[0])
+    assert (step.own_groups, step.foreign_groups, step.group_selection) == (4, foreign, share.partition(":")[0])
 
 
 def test_a_divided_swarm_is_a_vertical_one_whose_controls_divide_nothing() -> None:
@@ -67,10 +67,10 @@ def test_a_divided_swarm_is_a_vertical_one_whose_controls_divide_nothing() -> No
         for trial in experiment.trials()
     }
     vertical = steps["ftis", "vertical"]
-    assert steps["ftis", "divided"] == vertical | {"divide": "advantage"}
-    assert "divide" not in vertical
+    assert steps["ftis", "divided"] == vertical | {"task_allocation": "advantage"}
+    assert vertical["task_allocation"] == "even"
     assert {share for method, share in steps if method == "alone:own"} == {"vertical"}, "one control for both"
-    assert "divide" not in steps["alone:own", "vertical"]
+    assert steps["alone:own", "vertical"]["task_allocation"] == "even"
 
 
 def test_the_last_node_is_the_liar() -> None:
@@ -107,8 +107,8 @@ def test_a_node_without_peers_is_not_late_where_a_peer_is_and_runs_once() -> Non
 
 
 def test_what_a_member_does_not_say_is_no_part_of_its_trials_key() -> None:
-    assert set(_given(Member("s", "/models/s"))) == {"name", "model", "lora", "lie"}
-    late = Member("s", "/models/s", delay=Delay(8, 8))
+    assert set(_given(TrialMember("s", "/models/s"))) == {"name", "model", "lora", "lie"}
+    late = TrialMember("s", "/models/s", delay=Delay(8, 8))
     assert _given(late)["delay"] == {"least": 8, "most": 8, "unit": "steps"}
 
 

@@ -11,7 +11,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.baseline import Alone, parse_alone
 from ftis_node.lab.experiment.pairs import Pair
 from ftis_node.lab.results.baseline_comparison import best_control, controls_table, paired_difference, worth
-from ftis_node.lab.results.summary import final_accuracy, lines_of
+from ftis_node.lab.results.summary import final_accuracy, series_of
 from tests.lab.experiment.test_trial_matrix import EXPERIMENT, PAIR
 from tests.lab.results.test_summary import member, result
 
@@ -77,7 +77,7 @@ def test_horizontal_controls_answer_all_prompts_with_fewer_completions() -> None
     experiment = replace(EXPERIMENT, methods=("alone:own",), shares=("horizontal",), num_nodes=(2,), seeds=range(1))
     trial = experiment.trials()[0]
     step = trial.manifest.step
-    assert (step.own_groups, step.foreign_groups, step.share) == (32, 0, "vertical")
+    assert (step.own_groups, step.foreign_groups, step.prompt_sharing) == (32, 0, "vertical")
     assert trial.manifest.sampling.group_size == 4
 
 
@@ -99,20 +99,20 @@ ENDS = {(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.8, (1, 1): 0.8}  # means of the mode
 
 
 def test_errors_are_over_models_where_there_are_several() -> None:
-    (line,) = lines_of(swarm_of(ENDS, "ftis"))
+    (line,) = series_of(swarm_of(ENDS, "ftis"))
     assert str(line.final("sums")) == "0.700 ± 0.100"
-    (one,) = lines_of(swarm_of({(0, 0): 0.5, (0, 1): 0.7}, "ftis"))
+    (one,) = series_of(swarm_of({(0, 0): 0.5, (0, 1): 0.7}, "ftis"))
     assert str(one.final("sums")) == "0.600 ± 0.100"
 
 
 def test_differences_are_paired_by_run() -> None:
     ours = swarm_of(ENDS, "ftis")
     theirs = swarm_of({seeds: end - 0.1 - 0.1 * seeds[0] for seeds, end in ENDS.items()}, "alone:own")
-    swarm, control = lines_of([*ours, *theirs])
+    swarm, control = series_of([*ours, *theirs])
     found = paired_difference(swarm, control, final_accuracy("sums"))
     assert found is not None  # 0.1 of one model and 0.2 of the other: t of one degree of freedom is 12.706
     assert str(found) == "+0.150 ± 0.050 [-0.485, +0.785]"
-    (others,) = lines_of(swarm_of({(7, 7): 0.5}, "nois"))
+    (others,) = series_of(swarm_of({(7, 7): 0.5}, "nois"))
     assert paired_difference(swarm, others, final_accuracy("sums")) is None
 
 
@@ -124,7 +124,7 @@ def test_the_better_control_and_what_a_foreign_group_is_worth() -> None:
         *swarm_of({(0, 0): 0.8}, "alone:own", nodes=4),  # of another swarm
         *swarm_of({(0, 0): 0.8}, "ftis"),
     ]
-    lines = lines_of(results)
+    lines = series_of(results)
     control = best_control(lines, lines[-1], "sums")
     assert control is not None and control.labels["method"] == "alone:own:updates=2"
     # curves: 0.75 of the end on average; gained 0.3 of the 0.4 that own groups would have
@@ -132,8 +132,8 @@ def test_the_better_control_and_what_a_foreign_group_is_worth() -> None:
     table = controls_table(lines, "sums").splitlines()
     assert len(table) == 3
     assert "| s | alone:own:updates=2 nodes=2 | +0.200 | +0.150 | 0.75 |" in table[2]
-    assert controls_table(lines_of(results[-1:]), "sums") == ""
-    late = lines_of([*results[:-1], *swarm_of({(0, 0): 0.8}, "ftis", delay="fixed:8@peer")])
+    assert controls_table(series_of(results[-1:]), "sums") == ""
+    late = series_of([*results[:-1], *swarm_of({(0, 0): 0.8}, "ftis", delay="fixed:8@peer")])
     control = best_control(late, late[-1], "sums")
     assert control is not None and control.labels["method"] == "alone:own:updates=2", "alone nobody is late"
     assert worth(late, late[-1], "sums") == pytest.approx(0.75)

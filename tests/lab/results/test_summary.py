@@ -11,7 +11,7 @@ import pytest
 from ftis_node.lab.experiment.trial_result import Evaluation, MemberResult, TrialResult
 from ftis_node.lab.results.plots import plot_curves, plot_methods, plot_payoff, plot_steps, plot_sweep
 from ftis_node.lab.results.step_metrics import STEP_COLUMNS, steps_table, write_steps_csv
-from ftis_node.lab.results.summary import alone_line, estimate, lines_of, markdown_table, payoff, write_csv
+from ftis_node.lab.results.summary import alone_line, estimate, markdown_table, payoff, series_of, write_csv
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def test_mean_and_standard_error_by_hand() -> None:
 
 
 def test_lines_gather_seeds() -> None:
-    alone, ftis = lines_of(RESULTS)
+    alone, ftis = series_of(RESULTS)
     assert (alone.method, ftis.method, len(ftis.runs)) == ("alone", "ftis", 2)
     assert str(alone.final("sums")) == "0.900 ± 0.100"
     assert ftis.along("sums").mean == pytest.approx((0.735 + 0.8775) / 2)  # step 0 does not count
@@ -60,26 +60,26 @@ def test_copies_of_a_model_are_no_seeds_of_their_own() -> None:
         copies = [member(name, [0.0, end + seed], tokens_a_step=50) for name, end in (("s", 0.4), ("s~2", 0.6))]
         return result("ftis", seed, *copies)
 
-    (line,) = lines_of([swarm(0), swarm(1)])
+    (line,) = series_of([swarm(0), swarm(1)])
     assert str(line.final("sums")) == "1.000 ± 0.500"  # of 0.5 and 1.5
 
 
 def test_payoff_by_hand() -> None:
     results = [*RESULTS[:1], *RESULTS[2:]]  # one seed of alone: 95 % of 0.8 are 0.76, between steps 10 and 20
-    alone, ftis = lines_of(results)
+    alone, ftis = series_of(results)
     share = payoff([alone, ftis], ftis, "sums")
     first = 500 + 500 * (0.76 - 0.57) / 0.33
     second = 500 * 0.76 / 0.855
     assert share is not None
     assert share.mean == pytest.approx((first + second) / 2 / (1000 + 1000 * 0.26 / 0.3))
     never = result("nois", 0, member("s", [0.0, 0.1, 0.2], tokens_a_step=50))
-    lines = lines_of([*results, never])
+    lines = series_of([*results, never])
     assert payoff(lines, lines[-1], "sums") is None
 
 
 def test_models_that_never_learn_have_no_payoff() -> None:
     flat = [result(method, 0, member("s", [0.0, 0.0], tokens_a_step=50)) for method in ("alone", "ftis")]
-    lines = lines_of(flat)
+    lines = series_of(flat)
     assert [payoff(lines, line, "sums") for line in lines] == [None, None]
 
 
@@ -99,12 +99,12 @@ def test_the_csv_has_the_columns_that_scripts_rely_on(tmp_path: Path) -> None:
 
 def test_an_axis_that_varies_stands_in_the_label(tmp_path: Path) -> None:
     late = [result("ftis", seed, member("s", [0.0, 0.4], tokens_a_step=50), delay="fixed:8") for seed in (0, 1)]
-    lines = lines_of([*RESULTS[2:], *late])
+    lines = series_of([*RESULTS[2:], *late])
     assert [line.method for line in lines] == ["ftis delay=none", "ftis delay=fixed:8"]
     assert plot_sweep(lines, [*RESULTS[2:], *late], "sums", tmp_path / "sweep.png")
-    assert not plot_sweep(lines_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
-    plot_curves(lines_of(RESULTS), "sums", tmp_path / "curves.png")
-    plot_methods(lines_of(RESULTS), "sums", tmp_path / "methods.png")
+    assert not plot_sweep(series_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
+    plot_curves(series_of(RESULTS), "sums", tmp_path / "curves.png")
+    plot_methods(series_of(RESULTS), "sums", tmp_path / "methods.png")
     for name in ("sweep.png", "curves.png", "methods.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "none.png").exists()
@@ -117,7 +117,7 @@ def test_a_swarm_with_a_late_peer_is_held_against_alone_without_delay() -> None:
         result("alone", 0, member("s", [0.0, end], tokens_a_step=100), nodes=1, delay=delay)
         for delay, end in (("fixed:8", 0.4), ("none", 0.8))
     ]
-    lines = lines_of([*alone, late, result("ftis", 0, member("s", [0.0, 0.8], tokens_a_step=50))])
+    lines = series_of([*alone, late, result("ftis", 0, member("s", [0.0, 0.8], tokens_a_step=50))])
     assert [line.model for line in lines[2:4]] == ["s", "s@late"], "no mean of a fresh node and a late one"
     for line in lines[2:4]:
         found = alone_line(lines, line)
@@ -127,13 +127,13 @@ def test_a_swarm_with_a_late_peer_is_held_against_alone_without_delay() -> None:
 def test_the_payoff_is_drawn_where_the_number_of_nodes_varies(tmp_path: Path) -> None:
     larger = [result("ftis", seed, member("s", [0.0, 0.4, 0.9], tokens_a_step=25), nodes=4) for seed in (0, 1)]
     results = [*RESULTS, *larger]
-    assert plot_payoff(lines_of(results), results, "sums", tmp_path / "payoff.png")
+    assert plot_payoff(series_of(results), results, "sums", tmp_path / "payoff.png")
     assert (tmp_path / "payoff.png").read_bytes().startswith(b"\x89PNG")
-    assert not plot_payoff(lines_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
+    assert not plot_payoff(series_of(RESULTS), RESULTS, "sums", tmp_path / "none.png")
 
 
 def test_the_table_has_a_row_for_each_line() -> None:
-    table = markdown_table(lines_of(RESULTS), ["sums"]).splitlines()
+    table = markdown_table(series_of(RESULTS), ["sums"]).splitlines()
     assert len(table) == 2 + 2
     assert "| size | ftis | s | 0.900 ± 0.000 |" in table[3]
     assert table[3].endswith("| 0.75 | 2 |")
@@ -161,7 +161,7 @@ def test_figures_of_steps_are_means_over_the_runs_that_have_them(tmp_path: Path)
         )
         for seed, each in enumerate(steps)
     ]
-    (line,) = lines_of(results)
+    (line,) = series_of(results)
     assert line.step_means("own_signal") == [(1, 0.6), (2, 0.2), (3, pytest.approx(0.6))]
     assert line.step_means("foreign_ess") == []
     plot_steps([line], tmp_path / "steps.png")
@@ -175,7 +175,7 @@ def test_nodes_alone_under_two_delays_are_two_lines() -> None:
         result("alone", 0, member("s", [0.0, end], tokens_a_step=1), nodes=1, delay=delay)
         for delay, end in (("none", 0.8), ("fixed:8", 0.2))
     ]
-    found = {line.method: line.final("sums").mean for line in lines_of(late)}
+    found = {line.method: line.final("sums").mean for line in series_of(late)}
     assert found == {"alone delay=none": 0.8, "alone delay=fixed:8": 0.2}
 
 
@@ -183,5 +183,5 @@ def test_the_table_of_steps_has_what_was_lost_since_the_best_evaluation() -> Non
     results = [
         result("gepo", seed, member("s", [0.1, 0.9, end], tokens_a_step=1)) for seed, end in enumerate((0.7, 0.9))
     ]
-    (row,) = steps_table(lines_of(results), "sums").splitlines()[2:]
+    (row,) = steps_table(series_of(results), "sums").splitlines()[2:]
     assert row.startswith("| size | gepo | s | 0.100 ± 0.100 | - |")

@@ -23,6 +23,7 @@ from learner_rig import make_boot, random_groups
 from ranks_program import SIZES, train
 
 import ftis_node
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.errors import ModelError, WorkerDiedError, WorkerTaskError
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.core import Learner
@@ -106,7 +107,7 @@ async def test_killed_follower_takes_the_group_down_and_the_next_group_goes_on(m
         sockets_dir=tmp_path / "s",
         log_path=tmp_path / "learner.log",
         timing=Timing(stop_grace_s=30.0),
-        restart_policy=RestartPolicy(first_delay_s=0.1),
+        restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.1)),
     )
     groups = random_groups(seed=1, **SIZES)
     try:

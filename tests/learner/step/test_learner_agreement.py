@@ -122,6 +122,6 @@ def test_a_sender_that_is_convicted_in_the_step_has_no_figure(model_folder, tmp_
     liar = groups[-1].completions
     lie = replace(liar[0], logprobs=float32([-60.0] * (len(liar[0].logprobs) // 4)))
     groups[-2:] = [replace(groups[-1], completions=(lie, *liar[1:]))]
-    report = learner_of(model_folder, tmp_path, max_gain_nats=16.0).train(groups, step=1).report
+    report = learner_of(model_folder, tmp_path, max_logprob_gap_nats=16.0).train(groups, step=1).report
     assert report.understated == (groups[-1].group_id,)
     assert set(report.agreement) == {ANN}

@@ -39,7 +39,7 @@ def understating(group, *, at):
 
 
 def report_after(model_folder, home, groups, **changes):
-    boot = make_boot(model_folder, home, **{"max_gain_nats": LIMIT, "method": "tis"} | changes)
+    boot = make_boot(model_folder, home, **{"max_logprob_gap_nats": LIMIT, "method": "tis"} | changes)
     return Learner(boot).train(groups, step=1).report
 
 
@@ -55,7 +55,7 @@ def test_a_peers_whole_group_is_left_out_and_named(model_folder, tmp_path, group
     without = msgspec.structs.replace(foreign, completions=all_alike)
     expected = report_after(model_folder, tmp_path / "b", [own, without], **size)
     assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4), "as if it had nothing to teach"
-    believed = report_after(model_folder, tmp_path / "c", false, max_gain_nats=math.inf, **size)
+    believed = report_after(model_folder, tmp_path / "c", false, max_logprob_gap_nats=math.inf, **size)
     assert believed.understated == ()
     assert believed.grad_norm != pytest.approx(expected.grad_norm, rel=1e-2)
 
@@ -90,7 +90,7 @@ def test_what_a_later_update_learned_is_not_held_against_the_sender(model_folder
             model_folder,
             home,
             method="tis",
-            max_gain_nats=limit,
+            max_logprob_gap_nats=limit,
             updates_per_batch=NUM_UPDATES,
             learning_rate=LARGE_RATE,
         )
@@ -102,7 +102,7 @@ def test_what_a_later_update_learned_is_not_held_against_the_sender(model_folder
     believing, judging = trained(tmp_path / "a", math.inf), trained(tmp_path / "b", LIMIT)
     batch = make_batch(groups)
     after = compute_logprobs(judging.policy.logprobs, batch, make_micro_batches(batch, max_tokens=1 << 20))
-    objective = make_objective("tis", {}, max_gain_nats=LIMIT)
+    objective = make_objective("tis", {}, max_logprob_gap_nats=LIMIT)
     assert objective.understated(after, batch).any(), "by now it is pulled up as far"
     pairs = zip(believing.policy.trainable().values(), judging.policy.trainable().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)

@@ -14,8 +14,8 @@ from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.peers.announce import announcement_of
 from ftis_node.records import rollout_pb2 as pb
+from ftis_node.records.backfill_request import BackfillRequest, open_backfill_request
 from ftis_node.records.envelope import Announcement, Envelope, open_envelope
-from ftis_node.records.question import Question, open_question
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from tests.gossip.helpers import eventually
 from tests.node.loops.test_pull import LightSwarm, held, identity_of, manifest_of, quick
@@ -42,12 +42,12 @@ def dated(announcement: Announcement, created_ms: int) -> bytes:
     return message.SerializeToString()
 
 
-def pulling(node: StubNode, answers: list[bytes]) -> tuple[PullLoop, list[Question]]:
+def pulling(node: StubNode, answers: list[bytes]) -> tuple[PullLoop, list[BackfillRequest]]:
     """A pull loop whose questions get these answers, and the questions."""
-    asked: list[Question] = []
+    asked: list[BackfillRequest] = []
 
     async def answer(peer_id: str, question: bytes, **more: Any) -> Fetched:
-        asked.append(open_question(question))
+        asked.append(open_backfill_request(question))
         return Fetched(tuple(answers), FetchOutcome.COMPLETE)
 
     node.parts.gossip.ask = answer  # type: ignore[method-assign]
@@ -62,7 +62,7 @@ async def test_no_answer_makes_the_asker_page_into_the_future(tmp_path: Path, ah
         pull, asked = pulling(alice, [*answers, dated(announced(PAGE), FAR_MS)])
         await pull.catch_up(PEER)
         assert asked
-        skew_s = alice.parts.settings.door.max_skew_s
+        skew_s = alice.parts.settings.validation.max_clock_skew_s
         assert max(question.since for question in asked) <= time.time() + skew_s
         assert alice.parts.counters.refused["announcement_malformed"] == len(asked)
         is_followed = ahead_s <= skew_s

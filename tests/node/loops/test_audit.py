@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.door import DoorSection
+from ftis_node.config.admission import ValidationSection
 from ftis_node.learner.messages import AuditReply
 from ftis_node.node.loops.audit import AuditLoop
 from ftis_node.node.state import NodeCounters, NodeState
@@ -47,7 +47,7 @@ class Rig:
             arrangement=SimpleNamespace(takes_turns=False),
             identity=SimpleNamespace(peer_id=OURS),
             source=SimpleNamespace(name=model),
-            settings=SimpleNamespace(door=DoorSection.model_validate({"audit_share": 1.0, **door})),
+            settings=SimpleNamespace(validation=ValidationSection.model_validate({"audit_fraction": 1.0, **door})),
             manifest=SimpleNamespace(step=SimpleNamespace(share="vertical")),
             state=NodeState(policy_version=version),
             counters=NodeCounters(),
@@ -113,7 +113,7 @@ async def test_only_what_claims_our_very_weights_is_compared() -> None:
         rig = Rig(kl=9.0)
         await rig.run(group)
         assert rig.asked == 0
-    for rig in (Rig(kl=9.0, version=1), Rig(kl=9.0, audit_share=0.0)):
+    for rig in (Rig(kl=9.0, version=1), Rig(kl=9.0, audit_fraction=0.0)):
         await rig.run(accepted())
         assert rig.asked == 0
 
@@ -145,7 +145,7 @@ async def test_every_claim_of_our_weights_by_a_stranger_is_compared() -> None:
     claim = replace(claim, group=replace(claim.group, weights_of=OURS))
     dice = SimpleNamespace(random=lambda: 0.99)
     for is_stranger, share, asked in ((True, 0.1, 2), (False, 0.1, 0), (True, 0.0, 0)):
-        rig = Rig(kl=0.0, version=3, audit_share=share)
+        rig = Rig(kl=0.0, version=3, audit_fraction=share)
         rig.is_stranger = is_stranger
         await rig.run(claim, claim, dice=dice)
         assert rig.asked == asked
@@ -163,7 +163,7 @@ async def test_a_folders_name_is_no_proof_of_its_weights() -> None:
 async def test_a_share_is_drawn_and_of_the_watched_all() -> None:
     throws = iter([0.05, 0.15, 0.99])
     dice = SimpleNamespace(random=lambda: next(throws))
-    rig = Rig(kl=0.0, audit_share=0.1)
+    rig = Rig(kl=0.0, audit_fraction=0.1)
     await rig.run(accepted(), accepted(), dice=dice)
     assert rig.asked == 1
     rig.standing = TrustLevel.WATCHED

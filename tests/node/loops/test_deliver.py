@@ -29,7 +29,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(delivered: list[Any], st
 
     slots = Slots(1, held=1)
     parts: Any = SimpleNamespace(
-        manifest=parse_manifest(manifest_text(patience_s=1), source="test"),
+        manifest=parse_manifest(manifest_text(foreign_wait_s=1), source="test"),
         settings=NodeSettings(model="m"),
         **bookkeeping(),
         disk=at_once,

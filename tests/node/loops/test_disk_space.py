@@ -97,9 +97,9 @@ class FullHome:
     async def look(self, limit_bytes: int) -> list[str]:
         """One look at a home of this limit, without a reserve; what went."""
         self.parts.room.limit = HomeLimit(limit_bytes, reserve_bytes=0)
-        seen = len(read_events(self.home.events, name="tidied"))
+        seen = len(read_events(self.home.events, name="disk_reclaimed"))
         await RoomLoop(self.parts).look()
-        return [event["what"] for event in read_events(self.home.events, name="tidied")[seen:]]
+        return [event["what"] for event in read_events(self.home.events, name="disk_reclaimed")[seen:]]
 
 
 @pytest.fixture

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from ftis_node.config.door import DoorSection
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
@@ -30,9 +28,10 @@ from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.tasks.scoring.scorer import IsolatedScorer, ScoringLimits
 from ftis_node.telemetry.events import EventTrail
-from ftis_node.validation import Accepted, Refused, Verdict, judge
+from ftis_node.validation import Accepted, Refused, ValidationResult, validate
 from tests.conftest import make_completion, make_group
 from tests.node.bookkeeping import bookkeeping
+from tests.node.support import admission_of
 from tests.tasks.hostile_task import HostileTask
 from tests.validation.test_door import MANIFEST, _context, _resolve, _Scorer, _Tokenizer
 
@@ -68,7 +67,7 @@ def parts_on(
         buffer = ReplayBuffer(folder / "replay.sqlite")
         reader = ReplayReader(folder / "replay.sqlite")
         events = EventTrail(folder / "events.jsonl")
-        section = DoorSection.model_validate({"trust": trust, **door})
+        section = admission_of(trust=trust, **door)
         peers = PeerBook(folder / "peers.sqlite", own_id=ME.peer_id, settings=section, events=events)
         for part in (buffer, reader, events, peers):
             stack.callback(part.close)
@@ -239,7 +238,7 @@ async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Iden
     manifest = MANIFEST.model_copy(update={"wire": WireSection(codecs=("lossy",))})
     group = make_group(identity, run_id=manifest.run_id)
     sealed = seal_group(group, identity, codec="lossy")
-    verdict = await judge(sealed.to_bytes(), _context(manifest=manifest))
+    verdict = await validate(sealed.to_bytes(), _context(manifest=manifest))
     assert isinstance(verdict, Accepted)
     buffer = ReplayBuffer(tmp_path / "replay.sqlite")
     assert buffer.admit(verdict, own=True)
@@ -270,7 +269,7 @@ LIMITS = ScoringLimits(time_limit_s=2.0, start_limit_s=60, memory_limit_bytes=1 
 def _hostile(sender: Identity, number: int, *, is_bomb: bool = False) -> bytes:
     group = make_group(sender, number=number, run_id=MANIFEST.run_id, prompt_ref=HostileTask()[0].ref)
     if is_bomb:
-        group = replace(group, completions=(make_completion(12, STUCK), make_completion(13, STUCK)))
+        group = group.with_completions((make_completion(12, STUCK), make_completion(13, STUCK)))
     return seal_group(group, sender).to_bytes()
 
 
@@ -284,7 +283,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
     ):
         for scorer in (known, other):
             await scorer.score(HostileTask()[0], ["1"])  # its process is up
-        with parts_on(tmp_path, open_disk(), scoring_s_a_minute=1.5) as parts:
+        with parts_on(tmp_path, open_disk(), scoring_s_per_minute=1.5) as parts:
             parts.tokenizer, parts.scorer, parts.strangers_scorer = _HostileTokenizer(), known, other
             for _ in range(12):
                 parts.peers.note(identity.peer_id, Behaviour.TAUGHT)
@@ -297,7 +296,7 @@ async def test_a_strangers_slow_groups_delay_no_known_peer_and_cost_their_sender
 
             other.score = score_late  # type: ignore[method-assign]
 
-            async def submit(sender: Identity, data: bytes) -> Verdict:
+            async def submit(sender: Identity, data: bytes) -> ValidationResult:
                 verdict = await intake.submit(data, origin=sender.peer_id, own=False)
                 answered.append(sender.peer_id)
                 return verdict

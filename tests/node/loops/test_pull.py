@@ -22,10 +22,10 @@ from ftis_node.node.loops import shards as shards_loop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.peers.announce import announce, announcement_of
+from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.envelope import open_announcement
 from ftis_node.records.group import CompletionStatus
 from ftis_node.records.identity import Identity
-from ftis_node.records.question import open_question
 from ftis_node.swarm.delivery.pending_confirmations import PendingConfirmations
 from ftis_node.swarm.topology.shards import shard_of
 from tests.gossip.helpers import eventually
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RNG = np.random.default_rng(0)
-ANNOUNCED, ASKED = "announced", "asked"
+ANNOUNCED, ASKED = "announced", "backfill_requested"
 
 
 def manifest_of(**step: Any) -> RunManifest:
@@ -65,7 +65,7 @@ class LightSwarm:
         gossip = self._swarm.join(
             identity.peer_id, run_id=self.manifest.run_id, num_shards=self.manifest.wire.announcement_shards
         )
-        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "linger_s": 0} | swarm)
+        settings = NodeSettings(model="none", swarm={"directory_period_s": 0.2, "shutdown_serve_s": 0} | swarm)
         node = StubNode(
             home, identity, gossip, manifest=self.manifest, settings=settings, on_event=lambda name, fields: None
         )
@@ -84,7 +84,7 @@ class LightSwarm:
 
     def _decide(self, sender: str, receiver: str, payload: bytes) -> bool:
         who = self._numbers[sender], self._numbers[receiver]
-        for kind, parse in ((ANNOUNCED, open_announcement), (ASKED, open_question)):
+        for kind, parse in ((ANNOUNCED, open_announcement), (ASKED, open_backfill_request)):
             try:
                 said = parse(payload)
             except RecordError:
@@ -246,7 +246,7 @@ async def _scores_one(item: Any, texts: Any, *, cost: Any = None) -> list[tuple[
 async def test_a_large_swarm_is_pulled_as_needed_and_each_group_by_somebody(tmp_path: Path) -> None:
     swarm = LightSwarm(tmp_path, manifest_of(own_groups=2, foreign_groups=2))
     async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(swarm.node(number, small_swarm=0)) for number in range(1, 9)]
+        nodes = [await stack.enter_async_context(swarm.node(number, pull_all_max_peers=0)) for number in range(1, 9)]
         await asyncio.sleep(0.5)
         for node in nodes:
             node.parts.confirmations.pending = PendingConfirmations(first_wait_s=0.3)

@@ -69,7 +69,7 @@ def loop_with(report: StepReport, *, step: int = 0) -> tuple[Any, Any, Told]:
     parts: Any = SimpleNamespace(
         guard=PeerGuard(),
         settings=NodeSettings(model="m", dtype="float32"),
-        manifest=parse_manifest(manifest_text(patience_s=1), source="test"),
+        manifest=parse_manifest(manifest_text(foreign_wait_s=1), source="test"),
         generation=SimpleNamespace(tokens_per_s=0.0),
         learner=SimpleNamespace(train=train),
         arrangement=Arrangement(takes_turns=False),

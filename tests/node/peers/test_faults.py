@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.door import DoorSection
+from ftis_node.config.admission import AccessSection, Admission
 from ftis_node.node.peers.faults import MAX_TEXT, REASON, fault_charger
 from ftis_node.node.peers.manager import PeerBook
 from ftis_node.records.identity import Identity
@@ -27,8 +27,8 @@ FAULTS_TO_A_BAN = 6
 def node(tmp_path: Path) -> Iterator[Any]:
     """The parts that a fault is charged to, and their guard."""
     events = EventTrail(tmp_path / "events.jsonl")
-    door = DoorSection(trust=(FRIEND,))
-    book = PeerBook(tmp_path / "peers.sqlite", own_id=ME, settings=door, events=events)
+    admission = Admission(access=AccessSection(trust=(FRIEND,)))
+    book = PeerBook(tmp_path / "peers.sqlite", own_id=ME, settings=admission, events=events)
     parts: Any = SimpleNamespace(**bookkeeping(), events=events, peers=book, trail=tmp_path / "events.jsonl")
     parts.guard = PeerGuard(fault_charger(parts))
     yield parts

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftis_node.config.door import DoorSection
 from ftis_node.node.peers.manager import PeerBook
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
@@ -16,6 +15,7 @@ from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.telemetry.events import EventTrail, read_events
 from ftis_node.validation import Accepted, Refusal, Refused
 from tests.conftest import make_completion, make_group
+from tests.node.support import admission_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +41,10 @@ def events(tmp_path: Path) -> Iterator[EventTrail]:
 
 
 def open_book(tmp_path: Path, events: EventTrail, clock: Clock | None = None, **settings: object) -> PeerBook:
-    door = DoorSection.model_validate(settings)
-    return PeerBook(tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=door, events=events, clock=clock or Clock())
+    admission = admission_of(**settings)
+    return PeerBook(
+        tmp_path / "peers.sqlite", own_id=ME.peer_id, settings=admission, events=events, clock=clock or Clock()
+    )
 
 
 def accepted(identity: Identity, *, long: bool = False) -> Accepted:
@@ -66,7 +68,7 @@ def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventTr
     assert not book.is_banned(BOB.peer_id), "the relay could not know"
     row = book.rows()[ANN.peer_id]
     assert (row["standing"], row["banned_until"], row["reasons"]) == ("banned", clock.now + 300.0, {"reward": 3})
-    banned = read_events(tmp_path / "events.jsonl", name="standing")[-1]
+    banned = read_events(tmp_path / "events.jsonl", name="reputation_changed")[-1]
     assert (banned["peer"], banned["standing"], banned["why"]) == (ANN.peer_id, "banned", "reward: because")
     clock.now += 300.0
     assert not book.is_banned(ANN.peer_id)
@@ -75,7 +77,7 @@ def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventTr
 
 
 def test_the_name_on_a_forged_group_pays_for_nothing(tmp_path: Path, events: EventTrail) -> None:
-    book = open_book(tmp_path, events, groups_a_minute=2)
+    book = open_book(tmp_path, events, groups_per_minute=2)
     for _ in range(3):
         book.settle(refused("signature", signed=False), origin=BOB.peer_id)
     assert book.is_banned(BOB.peer_id)
@@ -85,7 +87,7 @@ def test_the_name_on_a_forged_group_pays_for_nothing(tmp_path: Path, events: Eve
 
 
 def test_a_quota_is_spent_by_what_came_in(tmp_path: Path, events: EventTrail) -> None:
-    book = open_book(tmp_path, events, groups_a_minute=3)
+    book = open_book(tmp_path, events, groups_per_minute=3)
     for _ in range(3):
         assert book.within_quota(ANN.peer_id)
         book.settle(accepted(ANN), origin=BOB.peer_id)
@@ -100,7 +102,7 @@ def test_a_quota_is_spent_by_what_came_in(tmp_path: Path, events: EventTrail) ->
 def test_a_group_beyond_its_quota_makes_no_further_debt(
     tmp_path: Path, events: EventTrail, reason: str, is_charged: bool
 ) -> None:
-    book = open_book(tmp_path, events, groups_a_minute=2)
+    book = open_book(tmp_path, events, groups_per_minute=2)
     for _ in range(2):
         book.settle(refused(reason), origin=ANN.peer_id)
     assert book.within_quota(ANN.peer_id) is not is_charged
@@ -121,11 +123,11 @@ def test_bans_trust_and_scores_outlive_a_kill(tmp_path: Path, events: EventTrail
     code = f"""
 import os, signal
 from pathlib import Path
-from ftis_node.config.door import DoorSection
+from ftis_node.config.admission import Admission
 from ftis_node.node.peers.manager import PeerBook
 from ftis_node.swarm.reputation.score import Behaviour
 from ftis_node.telemetry.events import EventTrail
-book = PeerBook(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=DoorSection(),
+book = PeerBook(Path({str(tmp_path / "peers.sqlite")!r}), own_id="me", settings=Admission(),
                 events=EventTrail(Path({str(tmp_path / "other.jsonl")!r})), clock=lambda: 1e9)
 book.trust({BOB.peer_id!r})
 for _ in range(3):

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from ftis_node.cli.app import run
-from ftis_node.config.door import DoorSection
+from ftis_node.config.admission import Admission
 from ftis_node.config.home import Home
 from ftis_node.node.http_api.operator_api import TOKEN_HEADER, add_control
 from ftis_node.node.peers.manager import PeerBook
@@ -29,7 +29,7 @@ ROWS = [{"peer_id": ANN, "name": "ann"}, {"peer_id": BOB, "name": "twin"}, {"pee
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[PeerBook]:
     events = EventTrail(tmp_path / "events.jsonl")
-    book = PeerBook(tmp_path / "peers.sqlite", own_id=ME, settings=DoorSection(), events=events)
+    book = PeerBook(tmp_path / "peers.sqlite", own_id=ME, settings=Admission(), events=events)
     yield book
     book.close()
     events.close()
@@ -100,9 +100,9 @@ def stopped(tmp_path: Path) -> Home:
     home = Home(tmp_path / "home")
     home.create()
     home.status.write_text(json.dumps({"node": {"peer_id": ME}, "peers": ROWS[:1]}))
-    home.settings.write_text(json.dumps({"door": {"ban_longest_s": 7200.0}}))
+    home.settings.write_text(json.dumps({"access": {"ban_max_s": 7200.0}}))
     events = EventTrail(home.events)
-    PeerBook(home.peers, own_id=ME, settings=DoorSection(), events=events).close()
+    PeerBook(home.peers, own_id=ME, settings=Admission(), events=events).close()
     events.close()
     return home
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftis_node.config.door import DoorSection
+from ftis_node.config.admission import ValidationSection
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest, parse_manifest
 from ftis_node.config.node import LoraSection, NodeSettings
@@ -67,7 +67,7 @@ def test_the_learner_is_told_the_manifests_optimizer(tmp_path: Path) -> None:
         eps = 1e-6
         weight_decay = 0.01
         max_grad_norm = 0.0
-        kl_to_start = 0.04
+        kl_coef = 0.04
         updates_per_batch = 3
     """
     boot = learner_boot_of(tmp_path, text)
@@ -81,9 +81,9 @@ def test_the_learner_is_told_the_manifests_optimizer(tmp_path: Path) -> None:
 
 
 def test_a_cut_distribution_has_no_bound_on_understated_logprobs(tmp_path: Path) -> None:
-    assert learner_boot_of(tmp_path, "").max_gain_nats == DoorSection().max_gain_nats
-    cut = '[sampling]\ntop_p = 0.9\ncut = "correct"'
-    assert learner_boot_of(tmp_path, cut).max_gain_nats == math.inf
+    assert learner_boot_of(tmp_path, "").max_logprob_gap_nats == ValidationSection().max_logprob_gap_nats
+    cut = '[sampling]\ntop_p = 0.9\ntruncated_sampling = "correct"'
+    assert learner_boot_of(tmp_path, cut).max_logprob_gap_nats == math.inf
 
 
 def test_without_vllm_adapters_are_merged_or_what_was_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Homes that older versions wrote: what `old_homes/` holds was left by their own `join --steps 2`, cut to five groups.
 
 `schema-N.sql` is the buffer, `run-N.toml` the manifest, `state-N.json` the checkpoint's state, `status-N.json` the last
-status, `settings-N.json` the settings. Of the groups two were ready, one was trained by step 1, two by step 2.
+status, `settings-N.json` the settings, `node-4.toml` the operator's file. Of the groups two were ready, one was trained
+by step 1, two by step 2.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,10 +24,11 @@ from ftis_node.cli.app import run
 from ftis_node.config.home import Home
 from ftis_node.config.home_schema import HOME_SCHEMA, mark_schema
 from ftis_node.config.manifest import parse_manifest
-from ftis_node.config.node import NodeSettings
+from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.errors import ConfigError, MachineError
 from ftis_node.learner.checkpoint.checkpoint import Owner, gather, newest_usable, state_of, write_checkpoint
 from ftis_node.node.startup import migrations as upgrade
+from ftis_node.node.startup.run_plan import own_manifest
 from ftis_node.replay import database
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
@@ -37,7 +40,12 @@ OLD_HOMES = Path(__file__).with_name("old_homes")
 PEER = "12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 STEP = 2
 NUM_GROUPS = 5
-RUN_IDS = {1: "e2d60091f458286176ae04af928b79ef", 2: "f790a81198b4fba2fbaf602d9fac2c36"}
+RUN_IDS = {
+    1: "cc327f03e413e0d72e2c7e86a1a94602",
+    2: "cd69fcb43a690503fe8cabf7f79c2842",
+    4: "85e928751e1a3ef4abdb618dcf437d57",
+}
+LAST_NUMBERS = {1: 64, 2: 64, 4: 21}
 
 
 class OldHome(NamedTuple):
@@ -51,7 +59,7 @@ class OldHome(NamedTuple):
         return self.home.checkpoints / f"step-{STEP:08d}"
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 2, 4])
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> OldHome:
     return make_old_home(tmp_path / "home", request.param)
 
@@ -65,6 +73,9 @@ def make_old_home(root: Path, schema: int) -> OldHome:
     shutil.copy(OLD_HOMES / f"run-{schema}.toml", home.run_toml)
     shutil.copy(OLD_HOMES / f"status-{schema}.json", home.status)
     shutil.copy(OLD_HOMES / f"settings-{schema}.json", home.settings)
+    if schema == 4:
+        shutil.copy(OLD_HOMES / "node-4.toml", home.node_toml)
+        mark_schema(home, schema)
     state = json.loads((OLD_HOMES / f"state-{schema}.json").read_text())
     owner = Owner(**{**state["owner"], "run_id": RUN_IDS[schema]})
     weight, optimizer = _trained()
@@ -94,11 +105,11 @@ def is_whole(old: OldHome) -> bool:
         assert len(list(reader.all_groups())) == NUM_GROUPS
         assert found.state.last_groups == tuple(reader.taken_by(STEP))
         assert len(found.state.last_groups) == 2
-        assert buffer.last_number() == 64
+        assert buffer.last_number() == LAST_NUMBERS[old.schema]
         assert buffer.reconcile(STEP, [bytes.fromhex(name) for name in found.state.last_groups]) == 0
         taken = buffer.take(STEP + 1, own=NUM_GROUPS, foreign=0).groups
         assert len(taken) == 2, "those that were ready"
-        assert all(len(stored.group.completions) == 8 and stored.prompt_ids for stored in taken)
+        assert all(len(stored.group.completions) in (4, 8) and stored.prompt_ids for stored in taken)
     finally:
         buffer.close()
         reader.close()
@@ -112,17 +123,50 @@ def test_an_old_home_is_upgraded_and_what_was_changed_is_kept(old: OldHome, capl
     (backup,) = old.home.backups.iterdir()
     assert backup.name.endswith(f"-schema-{old.schema}")
     assert str(backup) in caplog.text
-    assert database.version_of(backup / "replay.sqlite") == old.schema
+    if old.schema <= upgrade.NUM_BUFFER_STEPS:
+        assert database.version_of(backup / "replay.sqlite") == old.schema
     assert (backup / old.checkpoint().relative_to(old.home.root) / "state.json").read_bytes() == before
     with upgrade.opened(old.home):
         assert list(old.home.backups.iterdir()) == [backup], "once is enough"
+
+
+def test_the_keys_of_an_old_home_are_renamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old = make_old_home(tmp_path / "home", 4)
+    before = load_node_settings(old.home.node_toml, model="m")
+    assert own_manifest(old.home, is_given=False) == parse_manifest(
+        (OLD_HOMES / "run-4.toml").read_text(), source="run.toml", upgrade=True
+    )
+    with caplog.at_level("INFO"), upgrade.opened(old.home):
+        pass
+    assert load_node_settings(old.home.node_toml, model="m") == before
+    written = tomllib.loads(old.home.node_toml.read_text())
+    assert written["access"] == {"ban_initial_s": 60.0}
+    assert written["rate_limits"] == {
+        "groups_per_minute": 5000.0,
+        "new_peers_tokens_per_minute": 9e7,
+    }
+    assert written["validation"] == {
+        "audit_fraction": 0.2,
+        "max_logprob_gap_nats": 12.0,
+        "duplicate_history_size": 4096,
+    }
+    assert written["swarm"] == {"shutdown_serve_s": 1.0, "pull_policy": "auto", "pull_all_max_peers": 8}
+    assert "door" not in written
+    saved = NodeSettings.model_validate(json.loads(old.home.settings.read_text()))
+    assert (saved.rate_limits.groups_per_minute, saved.swarm.pull_all_max_peers) == (5000.0, 8)
+    manifest = parse_manifest(old.home.run_toml.read_text(), source="run.toml")
+    assert (manifest.run_id, manifest.step.foreign_wait_s) == (RUN_IDS[4], 1.0)
+    assert (manifest.step.backfill_with_own, manifest.sampling.truncated_sampling) == (True, "correct")
+    (backup,) = old.home.backups.iterdir()
+    assert (backup / "node.toml").read_text() == (OLD_HOMES / "node-4.toml").read_text(), "with its comments"
+    assert own_manifest(old.home, is_given=False) == manifest, "and its checkpoints are of this run"
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ftis_node.config.home import Home
-from ftis_node.learner.checkpoint.checkpoint import legacy_checkpoints
+from ftis_node.learner.checkpoint import legacy_checkpoints
 from ftis_node.node.startup import migrations as upgrade
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 home, moment = Home(Path(sys.argv[1])), sys.argv[2]
@@ -131,13 +175,20 @@ if moment == "backup":
 else:
     write = legacy_checkpoints.replace_file
     legacy_checkpoints.replace_file = lambda path, data: write(path, data) or moment in path.name and die()
+    upgrade.replace_file = legacy_checkpoints.replace_file
 upgrade.upgrade(home, after_step=lambda schema: str(schema) == moment and die())
 """
 
 
-@pytest.mark.parametrize("moment", ["backup", "2", "3", "state.json", "checksums.json", "4"])
-def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, moment: str) -> None:
-    old = make_old_home(tmp_path / "home", 1)
+@pytest.mark.parametrize(
+    ("schema", "moment"),
+    [
+        *((1, moment) for moment in ("backup", "2", "3", "state.json", "checksums.json", "4", "run.toml", "5")),
+        *((4, moment) for moment in ("state.json", "checksums.json", "settings.json", "run.toml", "node.toml", "5")),
+    ],
+)
+def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, schema: int, moment: str) -> None:
+    old = make_old_home(tmp_path / "home", schema)
     command = [sys.executable, "-c", KILLED, str(old.home.root), moment]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     with upgrade.opened(old.home):
@@ -198,7 +249,7 @@ def test_an_old_home_can_be_read_before_it_is_upgraded(old: OldHome, capsys: pyt
     assert len(groups) == NUM_GROUPS
     for group in groups:
         assert run(["replay", "show", group["id"], *home]) == 0
-    assert database.version_of(old.home.replay) == old.schema
+    assert database.version_of(old.home.replay) == min(old.schema, 3), "the last version of the buffer"
     upgrade.bring_up_to_date(old.home)
     assert is_whole(old)
 
@@ -213,5 +264,5 @@ def test_a_ban_on_an_old_home_upgrades_it_first(old: OldHome, capsys: pytest.Cap
 def test_the_run_of_an_old_manifest_has_the_id_that_upgraded_homes_have(schema: int) -> None:
     """Where this fails, a setting of the manifest is new: raise HOME_SCHEMA, with a step in
     node/startup/migrations.py that renews the run id of checkpoints again; else no home of today can be resumed."""
-    manifest = parse_manifest((OLD_HOMES / f"run-{schema}.toml").read_text(), source="run.toml")
+    manifest = parse_manifest((OLD_HOMES / f"run-{schema}.toml").read_text(), source="run.toml", upgrade=True)
     assert manifest.run_id == RUN_IDS[schema]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 30.0
 START_S = 120.0  # of a process on a busy machine
-QUICK = ObserveSection.model_construct(stall_s=1.0, stall_exit_s=1e9, stuck_s=1e9)
+QUICK = ObserveSection.model_construct(event_loop_stall_warn_s=1.0, event_loop_stall_exit_s=1e9, task_stuck_s=1e9)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -52,13 +52,15 @@ async def test_the_code_that_blocks_the_loop_is_named(tmp_path: Path) -> None:
     every = read_events(path, name="loop_blocked")  # a busy machine may have blocked it before
     named = [event for event in every if any(place.endswith("read_a_slow_disk") for place in event["stack"])]
     assert named, every
-    assert named[0]["for_s"] >= QUICK.stall_s
-    assert (watchdog.lag.longest_s or 0) >= QUICK.stall_s - BEAT_S, "the lag has it, too"
+    assert named[0]["for_s"] >= QUICK.event_loop_stall_warn_s
+    assert (watchdog.lag.longest_s or 0) >= QUICK.event_loop_stall_warn_s - BEAT_S, "the lag has it, too"
 
 
 async def test_a_loop_that_stays_blocked_ends_the_process() -> None:
     codes: list[int] = []
-    settings = ObserveSection.model_construct(stall_s=1.0, stall_exit_s=1.5, stuck_s=1e9)
+    settings = ObserveSection.model_construct(
+        event_loop_stall_warn_s=1.0, event_loop_stall_exit_s=1.5, task_stuck_s=1e9
+    )
     with Watchdog(settings, end_process=codes.append, look_s=0.05).watching():
         await asyncio.sleep(0)
         read_a_slow_disk(lambda: codes)
@@ -133,7 +135,9 @@ async def test_systemd_hears_of_a_node_that_turns_and_of_no_stuck_one(tmp_path: 
         systemd.setblocking(False)
         manager = ServiceManager.from_environment({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1"})
         assert manager is not None
-        settings = ObserveSection.model_construct(stall_s=100.0, stall_exit_s=1e9, stuck_s=0.5)
+        settings = ObserveSection.model_construct(
+            event_loop_stall_warn_s=100.0, event_loop_stall_exit_s=1e9, task_stuck_s=0.5
+        )
         watchdog = Watchdog(settings, manager=manager)
         loop = asyncio.get_running_loop()
         with watchdog.watching():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MIXTURE = "arithmetic:add+arithmetic:sub"
 ADD, SUB = MIXTURE.split("+")
 WITH, WITHOUT = (1.0, 0.0), (0.0, 0.0)
-ADVANTAGE = RunManifest(name="a", task=MIXTURE, step={"divide": "advantage"})
+ADVANTAGE = RunManifest(name="a", task=MIXTURE, step={"task_allocation": "advantage"})
 
 
 def new_division() -> Division:

@@ -20,7 +20,9 @@ NUM_STEPS = 4
 
 @pytest.mark.timeout(300)
 async def test_a_node_alone_makes_up_for_the_foreign_share(tmp_path: Path, tiny_models: Mapping[str, Path]) -> None:
-    manifest = parse_manifest(manifest_text(patience_s=0.5).replace("[step]", "[step]\nfill = true"), source="test")
+    manifest = parse_manifest(
+        manifest_text(foreign_wait_s=0.5).replace("[step]", "[step]\nbackfill_with_own = true"), source="test"
+    )
     await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"learn_steps": NUM_STEPS})
     steps = read_events(tmp_path / "events.jsonl", name="step")
     assert [event["own_groups"] for event in steps] == [4, *[8] * (NUM_STEPS - 1)], "4 foreign ones were missing"

@@ -91,17 +91,17 @@ async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
     home = Home(tmp_path / "home")
     home.create()
     settings = NodeSettings.model_validate(
-        {"model": str(tmp_path / "tiny"), "engine": "torch", "device": "cpu", "swarm": {"linger_s": 0.0}}
+        {"model": str(tmp_path / "tiny"), "engine": "torch", "device": "cpu", "swarm": {"shutdown_serve_s": 0.0}}
     )
-    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     async with built_parts(settings, plan, home, _Makers(settings, home)) as parts:
         await run_loops(parts, steps=4)
         assert (parts.state.step, parts.generation.policy_version, parts.generation.restarts) == (4, 4, 1)
         status = await StatusLoop(parts).refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
     ways = [event["way"] for event in events if event["event"] == "served"]
-    reasons = [event["reason"] for event in events if event["event"] == "hand_over_fell_back"]
-    assert not [event for event in events if event["event"] == "hand_over_failed"]
+    reasons = [event["reason"] for event in events if event["event"] == "weight_sync_fallback"]
+    assert not [event for event in events if event["event"] == "weight_sync_failed"]
     assert status.generation.hand_over == ways[-1]
     if refused:
         assert reasons == ["CUDA IPC opens no handle: CUDA error: invalid argument"]

@@ -85,7 +85,7 @@ def test_draws_are_even_and_follow_from_the_position() -> None:
     assert draws != [PromptOrder(2**31, seed=0, peer_id="b").draw(k) for k in range(2000)]
 
 
-NEEDS = StepNeeds(own=4, foreign=4, patience_s=30.0)
+NEEDS = StepNeeds(own=4, foreign=4, foreign_wait_s=30.0)
 FULL = Outlook(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, has_members=True)
 
 
@@ -121,7 +121,7 @@ def test_a_learner_alone_waits_for_as_many_groups_of_others_as_would_be_its_own(
 
 
 def test_an_empty_step_never_goes() -> None:
-    needs = StepNeeds(own=0, foreign=4, patience_s=0.0)
+    needs = StepNeeds(own=0, foreign=4, foreign_wait_s=0.0)
     assert not may_start(needs, Outlook(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
 
 
@@ -193,7 +193,7 @@ def _gate_parts(**changes: Any) -> Any:
         return work(*arguments, **options)
 
     parts = {
-        "manifest": parse_manifest(manifest_text(patience_s=60), source="test"),
+        "manifest": parse_manifest(manifest_text(foreign_wait_s=60), source="test"),
         "state": NodeState(),
         "identity": SimpleNamespace(peer_id="me"),
         "settings": NodeSettings(model="m"),
@@ -214,7 +214,7 @@ async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step() -> None:
         ready_counts=lambda: (ready["own"], len(ready["foreign"])),
         ready_foreign=lambda: [(sender, number) for number, sender in enumerate(ready["foreign"])],
     )
-    text = manifest_text(patience_s=0).replace("patience_s", "fill = true\npatience_s")
+    text = manifest_text(foreign_wait_s=0).replace("foreign_wait_s", "fill = true\nforeign_wait_s")
     parts = _gate_parts(
         manifest=parse_manifest(text, source="test"),
         reader=reader,
@@ -234,7 +234,7 @@ async def test_a_gate_of_a_run_that_fills_makes_up_in_the_next_step() -> None:
 
 async def test_a_gate_of_a_run_that_does_not_fill_takes_what_the_run_says() -> None:
     parts = _gate_parts(
-        manifest=parse_manifest(manifest_text(patience_s=0), source="test"),
+        manifest=parse_manifest(manifest_text(foreign_wait_s=0), source="test"),
         reader=SimpleNamespace(ready_counts=lambda: (4, 1)),
     )
     gate = PatientGate(parts, SimpleNamespace(stored=asyncio.Event()))  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def test_without_a_limit_there_is_no_end() -> None:
     assert budget.may_begin and not budget.is_used_up
 
 
-NEEDS = StepNeeds(own=4, foreign=4, patience_s=30.0)
+NEEDS = StepNeeds(own=4, foreign=4, foreign_wait_s=30.0)
 
 
 def test_a_step_without_more_own_groups_takes_what_is_left_and_others() -> None:
@@ -139,8 +139,8 @@ def test_flags_win_over_the_file_key_by_key(tmp_path: Path) -> None:
     assert (budget.generate_tokens, budget.learn_steps, budget.learn_tokens) == (None, 9, 7)
 
 
-def manifest_of(*, foreign: int = 4, patience_s: float = 0.1) -> RunManifest:
-    text = manifest_text(patience_s=patience_s).replace("foreign_groups = 4", f"foreign_groups = {foreign}")
+def manifest_of(*, foreign: int = 4, foreign_wait_s: float = 0.1) -> RunManifest:
+    text = manifest_text(foreign_wait_s=foreign_wait_s).replace("foreign_groups = 4", f"foreign_groups = {foreign}")
     return parse_manifest(text, source="test")
 
 
@@ -149,7 +149,7 @@ async def live(
 ) -> Status:
     """One life of a whole node, real engine and learner; its last status."""
     made = NodeSettings(
-        model=str(model), engine="torch", generation={"threads": 1}, swarm={"linger_s": 0.2},
+        model=str(model), engine="torch", generation={"threads": 1}, swarm={"shutdown_serve_s": 0.2},
         learner={"threads": 1, "checkpoint_every_steps": 100},  # a life saves at its end what it has done
         **settings,
     )  # fmt: skip
@@ -193,7 +193,7 @@ async def test_a_lone_node_generates_its_budget_trains_on_it_and_ends_for_good(
 async def test_a_run_without_foreign_groups_ends_at_once_when_own_ones_are_too_few(
     tmp_path: Path, tiny_models: Mapping[str, Path]
 ) -> None:
-    manifest = manifest_of(foreign=0, patience_s=3600.0)
+    manifest = manifest_of(foreign=0, foreign_wait_s=3600.0)
     status = await live(tmp_path, tiny_models["s"], manifest=manifest, budget={"generate_tokens": 6 * GROUP_TOKENS})
     assert status.learner.step >= 1
     assert status.replay.ready < manifest.step.own_groups
@@ -202,7 +202,7 @@ async def test_a_run_without_foreign_groups_ends_at_once_when_own_ones_are_too_f
 async def test_a_node_whose_generator_is_done_goes_on_with_groups_of_others(
     tmp_path: Path, tiny_models: Mapping[str, Path]
 ) -> None:
-    swarm, manifest = LoopbackSwarm(), manifest_of(patience_s=1.0)
+    swarm, manifest = LoopbackSwarm(), manifest_of(foreign_wait_s=1.0)
     limit, steps = 4 * GROUP_TOKENS, 5
     async with asyncio.TaskGroup() as tasks:
         giver = tasks.create_task(live(tmp_path / "giver", tiny_models["m"], manifest=manifest, swarm=swarm))
@@ -252,4 +252,4 @@ def _trained_tokens(path: Path) -> int:
 @pytest.mark.parametrize(("own_ready", "starts"), [(3, False), (4, True)])
 def test_a_step_that_draws_waits_for_all_that_is_generated(own_ready: int, starts: bool) -> None:
     outlook = Outlook(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, has_members=False)
-    assert may_start(StepNeeds(own=2, foreign=0, patience_s=1.0, generated=4), outlook) is starts
+    assert may_start(StepNeeds(own=2, foreign=0, foreign_wait_s=1.0, generated=4), outlook) is starts

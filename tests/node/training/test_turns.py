@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
@@ -106,7 +107,7 @@ async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_
     parts: Any = SimpleNamespace(
         guard=PeerGuard(),
         settings=NodeSettings(model="m", dtype="float32"),
-        manifest=parse_manifest(manifest_text(patience_s=1), source="test"),
+        manifest=parse_manifest(manifest_text(foreign_wait_s=1), source="test"),
         generation=workers,
         learner=workers,
         arrangement=Arrangement(takes_turns=takes_turns),
@@ -180,7 +181,7 @@ def _settings(folder: Path, *, placement: str) -> NodeSettings:
             "engine": "torch",
             "device": "cpu",
             "memory": {"placement": placement},
-            "swarm": {"linger_s": 0.0},
+            "swarm": {"shutdown_serve_s": 0.0},
         }
     )
 
@@ -190,8 +191,8 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
     shutil.copytree(trained_model("s", scale=0.01), tmp_path / "tiny")
     home, makers = Home(tmp_path / "home"), _Watched()
     home.create()
-    settings = _settings(tmp_path, placement="sleep")
-    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    settings = _settings(tmp_path, placement="time_shared")
+    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     told: list[str] = []
     async with built_parts(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
         assert told[0] == "looking for the model tiny"
@@ -218,7 +219,7 @@ class _Short(InProcessMakers):
             sockets_dir=of.home.sockets,
             log_path=of.home.logs / "generation.log",
             num_threads=1,
-            restart_policy=RestartPolicy(first_delay_s=0.05, max_quick_deaths=2),
+            restart_policy=RestartPolicy(backoff=ExponentialBackoff(first_s=0.05), max_quick_deaths=2),
             environment=environment,
             make_room=of.make_room,
             worker_module="tests.node.short_worker",
@@ -254,10 +255,10 @@ async def test_a_generator_that_lacks_memory_at_its_next_starts_ends_the_node_on
     home = Home(tmp_path / "home")
     home.create()
     makers = _Short(home, tmp_path)
-    plan = RunPlan(parse_manifest(manifest_text(patience_s=0.1), source="test"), "arithmetic", ())
+    plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     ends_it = "model" in faults
     try:
-        async with built_parts(_settings(tmp_path, placement="split"), plan, home, makers) as parts:
+        async with built_parts(_settings(tmp_path, placement="shared"), plan, home, makers) as parts:
             await run_loops(parts, steps=4)
             assert not ends_it
             assert (parts.state.step, parts.generation.restarts) == (4, 4)

@@ -29,7 +29,7 @@ from ftis_node.node.weights.follow import FollowLoop
 from ftis_node.node.weights.offer import OfferLoop, newest_offered
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
-from ftis_node.records.weights import WeightsPart, WeightsQuestion, open_offer, open_question, seal_offer
+from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer, open_weights_request, seal_offer
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.workers.durable import complete_folder
 from ftis_node.workers.weights.store import WEIGHTS_FILE, PublishedWeights, WeightProof, probe_token_ids
@@ -88,7 +88,7 @@ def _parts(identity: Identity, folder: Path, gossip: Any, disk: Disk, **roles: A
     home.weights.mkdir(parents=True, exist_ok=True)
     return SimpleNamespace(
         guard=PeerGuard(),
-        settings=NodeSettings(model="m", role=role, roles={"look_s": 0.05, **roles}),  # type: ignore[arg-type]
+        settings=NodeSettings(model="m", role=role, roles={"poll_interval_s": 0.05, **roles}),  # type: ignore[arg-type]
         manifest=SimpleNamespace(run_id=RUN_ID, eval=SimpleNamespace(every_steps=0)),
         home=home,
         identity=identity,
@@ -126,7 +126,7 @@ class _Pair:
         self.given: list[Any] = []  # questions
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        self.given.append(open_question(data))
+        self.given.append(open_weights_request(data))
         async for item in self.offers.give(peer_id, data):
             yield item
 
@@ -189,7 +189,7 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path: Path) -> None:
 
 
 async def test_a_delay_holds_versions_back(tmp_path: Path) -> None:
-    async with _pair(tmp_path, weights_delay="fixed:0.6", max_held=8) as pair:
+    async with _pair(tmp_path, weights_delay="fixed:0.6", max_pending_versions=8) as pair:
         await pair.offer(1, b"one")
         await eventually(lambda: pair.generator.events.named("weights_fetched"))
         await pair.offer(2, b"two")
@@ -261,7 +261,7 @@ class _Liar:
         self.asked_at: list[float] = []  # for chunks
 
     async def give(self, peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        question = open_question(data)
+        question = open_weights_request(data)
         self.pair.given.append(question)
         if question.part is WeightsPart.OFFER:
             yield self.signed
@@ -345,7 +345,9 @@ async def test_a_wrong_chunk_costs_that_chunk(tmp_path: Path) -> None:
         fetched = pair.generator.events.named("weights_fetched")[0]
         assert fetched["num_wrong"] == pair.refused["wrong_chunk"] == 3
         pauses = [after - before for before, after in pairwise(liar.asked_at[:4])]
-        assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.settings.roles.look_s, "not again at once"
+        assert len(pauses) == 3 and min(pauses) > 0.8 * pair.generator.settings.roles.poll_interval_s, (
+            "not again at once"
+        )
         assert fetched["num_chunks"] == 5
         assert [question.first for question in pair.given if question.part is WeightsPart.CHUNKS][:2] == [0, 2]
 
@@ -368,7 +370,7 @@ async def test_a_file_stays_while_it_is_fetched_and_goes_when_nobody_does(tmp_pa
         folder = tmp_path / "learner/weights/offered"
         for version in range(2, 9):
             await pair.offer(version, b"%d" % version)
-        assert len(list(folder.iterdir())) == 4, "at most `max_offered`"
+        assert len(list(folder.iterdir())) == 4, "at most `max_published_versions`"
         with pytest.raises(OfferGoneError):
             await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
 
@@ -401,7 +403,7 @@ async def test_a_file_crosses_p2pd_in_spite_of_cuts(tmp_path: Path) -> None:
 
     async def give_slowly(peer_id: str, data: bytes) -> AsyncGenerator[bytes, None]:
         nonlocal num_given
-        question = open_question(data)
+        question = open_weights_request(data)
         if question.part is WeightsPart.CHUNKS:
             asked_from.append(question.first)
         async for item in offers.give(peer_id, data):
@@ -468,9 +470,9 @@ async def test_weights_for_the_trusted_are_given_to_nobody_else(tmp_path: Path) 
     assert offers._newest is not None
     offer = open_offer(offers._newest.signed)
     questions = [
-        WeightsQuestion(WeightsPart.OFFER),
-        WeightsQuestion(WeightsPart.HASHES, file=offer.sha256),
-        WeightsQuestion(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
+        WeightsRequest(WeightsPart.OFFER),
+        WeightsRequest(WeightsPart.HASHES, file=offer.sha256),
+        WeightsRequest(WeightsPart.CHUNKS, file=offer.sha256, first=0, count=1),
     ]
     for question in questions:
         assert [item async for item in offers.give(GENERATOR.peer_id, question.to_bytes())]

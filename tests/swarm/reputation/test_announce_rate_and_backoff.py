@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftis_node.swarm.peer_backoff import MAX_DOUBLINGS, PeerBackoff
+from ftis_node.swarm.peer_backoff import MAX_FACTOR, PeerBackoff
 from ftis_node.swarm.reputation.rate_limits import AnnounceRateLimiter
 
 ANN, BOB = "ann", "bob"
@@ -41,9 +41,9 @@ def test_pauses_double_with_each_failure_in_a_row_and_end_with_an_answer() -> No
 
 def test_a_pause_has_a_longest_length_and_one_that_was_asked_for_is_no_failure() -> None:
     backoff = PeerBackoff(first_s=1.0)
-    for _ in range(MAX_DOUBLINGS + 5):
+    for _ in range(MAX_FACTOR):
         backoff.failed(ANN, now=0.0)
-    assert backoff.may_ask(ANN, now=2.0**MAX_DOUBLINGS)
+    assert backoff.may_ask(ANN, now=MAX_FACTOR)
     backoff.rest(BOB, 3.0, now=0.0)
     assert not backoff.may_ask(BOB, now=2.9)
     assert backoff.may_ask(BOB, now=3.0)

@@ -7,7 +7,7 @@ import pytest
 from ftis_node.swarm.reputation.rate_limits import QuotaLimits, Quotas, ShareCap, subnet_of
 
 LIMITS = QuotaLimits(
-    groups_a_minute=60.0, tokens_a_minute=6000.0, strangers_groups_a_minute=120.0, strangers_tokens_a_minute=1e6
+    groups_per_minute=60.0, tokens_per_minute=6000.0, new_peers_groups_per_minute=120.0, new_peers_tokens_per_minute=1e6
 )
 
 

@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFigures:
+class GpuUsage:
     """One GPU of this machine. `busy` is a share, 0 to 1."""
 
     name: str
@@ -32,7 +32,7 @@ class GpuFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineFigures:
+class MachineUsage:
     """The node's processes (resident memory, shared pages counted in each) and the machine that they run on."""
 
     num_processes: int = 0
@@ -40,12 +40,12 @@ class MachineFigures:
     ram_used_bytes: int = 0
     ram_total_bytes: int = 0
     disk_free_bytes: int = 0
-    gpus: tuple[GpuFigures, ...] = ()
+    gpus: tuple[GpuUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What was found at `taken_at` (Unix seconds). `told_at` is when the node last told its status.
+class NodeSnapshot:
+    """What was found at `taken_at` (Unix seconds). `reported_at` is when the node last told its status.
 
     `start_command` starts the node again; `problem` is one line where something could not be read.
     """
@@ -53,10 +53,10 @@ class Reading:
     taken_at: float
     phase: Phase
     status: Status
-    told_at: float = 0.0
+    reported_at: float = 0.0
     peers: tuple[dict[str, Any], ...] = ()
     history: History = History()
-    machine: MachineFigures = MachineFigures()
+    machine: MachineUsage = MachineUsage()
     start_command: str = ""
     logs: str = ""
     problem: str = ""

@@ -21,7 +21,7 @@ from ftis_node.records.group import CompletionStatus, Group
 from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.tasks.scoring.cost import ScoringCost
 from ftis_node.validation.rules import RULES, Refusal, signature_holds
-from ftis_node.validation.text_rules import TEXT_RULES, retokenise
+from ftis_node.validation.text_rules import TEXT_RULES, retokenize
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftis_node.records.group import PromptRef
     from ftis_node.records.text_group import TextGroup
     from ftis_node.tasks.base import TaskItem
-    from ftis_node.validation.context import DoorContext
+    from ftis_node.validation.context import ValidationContext
 
 REWARD_SLACK = 1e-4  # a claimed reward may differ by the rounding of float32
 
@@ -49,10 +49,12 @@ class Refused:
     num_tokens: int = 0
 
 
-Verdict = Accepted | Refused
+ValidationResult = Accepted | Refused
 
 
-async def judge(data: bytes, context: DoorContext, *, asked: Container[bytes] | None = None) -> Verdict:
+async def validate(
+    data: bytes, context: ValidationContext, *, asked: Container[bytes] | None = None
+) -> ValidationResult:
     """The verdict on the bytes of an envelope. Never raises on any bytes.
 
     `asked`: the ids that were asked for, where it comes in answer: what a peer slips in goes no further.
@@ -65,7 +67,7 @@ async def judge(data: bytes, context: DoorContext, *, asked: Container[bytes] | 
         told = unpack_any(envelope.body, codecs=context.manifest.wire.codecs)
     except RecordError as error:
         return Refused(Refusal(error.reason, str(error)), sender=None, group_id=envelope.id if envelope else None)
-    num_tokens = _num_tokens(told)
+    num_tokens = told.num_tokens
     if first := _first_refusal(envelope, told, context):
         return Refused(first.refusal, told.sender, envelope.id, signed=first.signed, num_tokens=num_tokens)
     verdict = await _judge_content(data, envelope, told, context)
@@ -81,7 +83,7 @@ class _First(NamedTuple):
     signed: bool
 
 
-def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: DoorContext) -> _First | None:
+def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: ValidationContext) -> _First | None:
     """What the cheap rules for this form of a group say."""
     signed = False
     if isinstance(told, Group):
@@ -97,14 +99,8 @@ def _first_refusal(envelope: Envelope, told: Group | TextGroup, context: DoorCon
     return None
 
 
-def _num_tokens(told: Group | TextGroup) -> int:
-    if isinstance(told, Group):
-        return told.num_tokens
-    return sum(completion.num_tokens for completion in told.completions)
-
-
 async def _judge_content(
-    data: bytes, envelope: Envelope, told: Group | TextGroup, context: DoorContext
+    data: bytes, envelope: Envelope, told: Group | TextGroup, context: ValidationContext
 ) -> Accepted | Refusal:
     """The rules that cost time: the prompt is made again, texts are tokenised, the rewards are scored again."""
     if not context.may_score(told.sender):
@@ -117,7 +113,7 @@ async def _judge_content(
 
 
 async def _judge_costly(
-    data: bytes, envelope: Envelope, told: Group | TextGroup, context: DoorContext, cost: ScoringCost
+    data: bytes, envelope: Envelope, told: Group | TextGroup, context: ValidationContext, cost: ScoringCost
 ) -> Accepted | Refusal:
     item = await _resolve(told.prompt_ref, context, cost)
     if isinstance(item, Refusal):
@@ -126,7 +122,7 @@ async def _judge_costly(
     our_hash = hash_prompt(prompt_ids) if isinstance(told, Group) else hash_messages(item.prompt)
     if our_hash != told.prompt_hash:
         return Refusal("prompt", f"problem {told.prompt_ref} reads otherwise here")
-    group = told if isinstance(told, Group) else retokenise(envelope, told, context)
+    group = told if isinstance(told, Group) else retokenize(envelope, told, context)
     if isinstance(group, Refusal):
         return group
     if refusal := _lengths_fit_prompt(group, len(prompt_ids), context):
@@ -144,7 +140,7 @@ async def _judge_costly(
     return Accepted(envelope, data, scored, tuple(prompt_ids), retells)
 
 
-async def _resolve(ref: PromptRef, context: DoorContext, cost: ScoringCost) -> TaskItem | Refusal:
+async def _resolve(ref: PromptRef, context: ValidationContext, cost: ScoringCost) -> TaskItem | Refusal:
     """The problem, or why there is none. The sender chose its index, so whatever making it raises is a refusal."""
     try:
         return await context.resolve(ref, cost)
@@ -160,30 +156,25 @@ async def _resolve(ref: PromptRef, context: DoorContext, cost: ScoringCost) -> T
         return Refusal("prompt", f"problem {ref} cannot be made: {type(error).__name__}")
 
 
-def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: DoorContext) -> Refusal | None:
+def _lengths_fit_prompt(group: Group, num_prompt_tokens: int, context: ValidationContext) -> Refusal | None:
     limit = context.manifest.sampling.completion_limit(num_prompt_tokens)
-    longest = max(len(completion.token_ids) for completion in group.completions)
+    longest = int(group.tokens.lengths.max())
     return Refusal("length", f"{longest} tokens, at most {limit} after this prompt") if longest > limit else None
 
 
 def _rewards_agree(scored: Group, group: Group) -> Refusal | None:
     """The claimed rewards are ours. A text that could not be scored here counts 0, and is no lie of the sender's."""
-    for completion, claimed in zip(scored.completions, group.rewards, strict=True):
-        if not abs(completion.reward - claimed) <= REWARD_SLACK:
-            if completion.status is CompletionStatus.UNSCORED:
+    for reward, status, claimed in zip(scored.rewards, scored.statuses, group.rewards, strict=True):
+        if not abs(reward - claimed) <= REWARD_SLACK:
+            if status is CompletionStatus.UNSCORED:
                 return Refusal("unscored", "scoring it here failed or took too long")
-            return Refusal("reward", f"a claimed reward of {claimed:g}, ours is {completion.reward:g}")
+            return Refusal("reward", f"a claimed reward of {claimed:g}, ours is {reward:g}")
     return None
 
 
-async def _rescore(group: Group, item: TaskItem, context: DoorContext, cost: ScoringCost) -> Group:
+async def _rescore(group: Group, item: TaskItem, context: ValidationContext, cost: ScoringCost) -> Group:
     """The group with the rewards that we give it."""
-    texts = [context.tokenizer.decode(completion.token_ids.tolist()) for completion in group.completions]
+    texts = [context.tokenizer.decode(ids.tolist()) for ids in group.tokens.ids_of_each()]
     scores = await context.scorer.score(item, texts, cost=cost)
-    if scores == [(completion.reward, completion.status) for completion in group.completions]:
-        return group  # as nearly always: the sender's rewards are ours
-    completions = tuple(
-        replace(completion, reward=reward, status=status)
-        for completion, (reward, status) in zip(group.completions, scores, strict=True)
-    )
-    return replace(group, completions=completions)
+    rewards, statuses = zip(*scores, strict=True)
+    return replace(group, rewards=rewards, statuses=statuses)

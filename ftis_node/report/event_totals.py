@@ -1,4 +1,4 @@
-"""One pass over an event trail: totals, traffic, refusals, notable moments. Memory does not grow with the trail."""
+"""One pass over an event trail: totals, traffic, refusals, notable timeline. Memory does not grow with the trail."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 
 import msgspec
 
-from ftis_node.report.moments import Moment, MomentLog
-from ftis_node.report.traffic import Traffic
+from ftis_node.report.event_rates import EventRates
+from ftis_node.report.timeline import TimelineBuilder, TimelineEntry
 from ftis_node.telemetry.history import read_event
 
 MAX_REASONS = 64
 COUNTED = {"announced": "announced", "confirmed": "confirmed", "refused": "refused"}
-FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted", "eval", "announced_again"}
+FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted", "eval", "reannounced"}
 
 
 class _Line(msgspec.Struct):
@@ -28,18 +28,18 @@ class _Line(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Line)
 
 
-class Chronicle:
+class EventTotals:
     """Takes the whole lines of a trail in their order, with the event's name."""
 
     def __init__(self) -> None:
-        self.traffic = Traffic()
+        self.traffic = EventRates()
         self.refused: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()  # completion tokens by "made" and "received"
         self.num_events = 0
         self.num_unreadable = 0
         self.began_at: float | None = None
         self.ended_at: float | None = None
-        self._moments = MomentLog()
+        self._timeline = TimelineBuilder()
 
     def add(self, line: bytes, name: str) -> None:
         """One line. One that cannot be read after all, for it is nested too deep, is counted and left out."""
@@ -70,8 +70,8 @@ class Chronicle:
         if name == "refused" and (told.reason in self.refused or len(self.refused) < MAX_REASONS):
             self.refused[told.reason] += 1
         if name not in FREQUENT:
-            self._moments.add(read_event(line))
+            self._timeline.add(read_event(line))
 
-    def moments(self) -> tuple[list[Moment], int]:
-        """The notable moments, and how many were left out. To be called once, at the end."""
-        return self._moments.finish()
+    def timeline(self) -> tuple[list[TimelineEntry], int]:
+        """The notable timeline, and how many were left out. To be called once, at the end."""
+        return self._timeline.finish()

@@ -28,7 +28,7 @@ FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}  # a
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
+class VllmCompletion:
     """One completion. `request_id` is vLLM's, `salt` that of its group's cache, `version` and `newest` as above.
 
     `adapter` is the number of the adapter that samples it, None for the model's own weights.
@@ -80,7 +80,7 @@ class Draft:
 
 
 @dataclass(slots=True, eq=False)
-class Probe:
+class PendingProbe:
     """Fixed tokens whose log-probs are being computed, with the adapter of that number."""
 
     answer: Future[list[float]]
@@ -93,17 +93,19 @@ class Job:
 
     request: GenerateRequest
     result: Future[GenerationResult] = field(default_factory=Future)
-    drafts: list[Draft] = field(default_factory=list)
+    partials: list[VllmCompletion] = field(default_factory=list)
 
     @property
     def has_ended(self) -> bool:
         """Whether every completion has ended."""
-        return len(self.drafts) == self.request.num_completions and all(draft.finish_reason for draft in self.drafts)
+        return len(self.partials) == self.request.num_completions and all(
+            partial.finish_reason for partial in self.partials
+        )
 
     def finish(self) -> None:
         """Give what was made to whoever waits; those that have not ended count as aborted."""
         try:
-            result = GenerationResult(tuple(draft.completion() for draft in self.drafts))
+            result = GenerationResult.from_completions(tuple(partial.completion() for partial in self.partials))
         except NonFiniteError as error:
             self.fail(error)
             return

@@ -1,7 +1,7 @@
-"""The story of one group, for people: its prompt, its completions as text, the verdict, and where it was used.
+"""The history of one group, for people: its prompt, its completions as text, the verdict, and where it was used.
 
-    story = read_story(Home(path), "a1b2c3d4")       # the replay buffer, the event trail, the task, the tokenizer
-    story.prompt.text, story.completions[0].text, story.verdict, story.used
+    history = read_group_history(Home(path), "a1b2c3d4")   # replay buffer, event trail, task, tokenizer
+    history.prompt.text, history.completions[0].text, history.verdict, history.used
 
 Everything is read from the home of a running or stopped node and nothing is changed. The prompt is made again from the
 task, as the door did before it compared the two. Texts need the model's tokenizer, which lies in its folder; where it
@@ -23,7 +23,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
 from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
-from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.events import trail_files, with_present_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ MAX_EVENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PromptStory:
+class PromptDetails:
     """The chat messages that were answered; `text` None where they could not be made again, and `missing` why."""
 
     task: str
@@ -51,7 +51,7 @@ class PromptStory:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionStory:
+class CompletionDetails:
     """One completion. Log-probs are nats a token, by whoever sampled it; `token_ids` is empty of one told as text.
 
     `text` is None where no tokenizer is at hand. `claimed_reward` is the sender's, `reward` the one that we found.
@@ -69,7 +69,7 @@ class CompletionStory:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStory:
+class GroupHistory:
     """One group. `summary` and what follows from it are None or empty of a group that was refused: it is not kept."""
 
     id: str
@@ -77,8 +77,8 @@ class GroupStory:
     weights_of: str | None
     tokenizer: str
     temperature: float | None
-    prompt: PromptStory | None
-    completions: tuple[CompletionStory, ...]
+    prompt: PromptDetails | None
+    completions: tuple[CompletionDetails, ...]
     texts_missing: str
     verdict: str
     reason: str | None
@@ -87,7 +87,7 @@ class GroupStory:
     events: tuple[dict[str, Any], ...]
 
 
-def read_story(home: Home, id_prefix: str) -> GroupStory | None:
+def read_group_history(home: Home, id_prefix: str) -> GroupHistory | None:
     """The story of the one group whose hex id begins so; None where none or several do.
 
     A group that was refused is found by its whole id, or enough of it, in the event trail. Raises ConfigError where no
@@ -100,13 +100,13 @@ def read_story(home: Home, id_prefix: str) -> GroupStory | None:
     finally:
         reader.close()
     if found is None:
-        return _refused_story(home, id_prefix)
+        return _refused_history(home, id_prefix)
     summary, data = found
     group = unpack_any(open_envelope(data).body)
     completions: Sequence[Completion | TextCompletion] = group.completions
     decoder = Decoder(home)
     events = tuple(group_events(home.events, summary.id))
-    return GroupStory(
+    return GroupHistory(
         id=summary.id,
         summary=summary,
         weights_of=group.weights_of,
@@ -150,10 +150,10 @@ def _parsed(line: str) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) else None
+    return with_present_name(event) if isinstance(event, dict) and "event" in event else None
 
 
-def _refused_story(home: Home, id_prefix: str) -> GroupStory | None:
+def _refused_history(home: Home, id_prefix: str) -> GroupHistory | None:
     """What the event trail says of a group that is not in the buffer."""
     if len(id_prefix) < MIN_ID_PREFIX or not set(id_prefix) <= HEX:
         return None
@@ -164,7 +164,7 @@ def _refused_story(home: Home, id_prefix: str) -> GroupStory | None:
     refused = next((line for line in reversed(lines) if line["event"] == "refused"), None)
     admitted = any(line["event"] == "admitted" for line in lines)
     verdict = "admitted" if admitted or refused is None else "refused"
-    return GroupStory(
+    return GroupHistory(
         id=str(ids.pop()),
         summary=None,
         weights_of=None,
@@ -196,10 +196,10 @@ def _used_by_events(lines: Sequence[dict[str, Any]]) -> str:
     return f"taken by step {steps[-1]}" if steps else "unknown: the event trail does not say"
 
 
-def _completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionStory:
+def _completion(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetails:
     if isinstance(completion, Completion):
         ids = [int(token) for token in completion.token_ids]
-        return CompletionStory(
+        return CompletionDetails(
             text=decoder.text(ids),
             token_ids=ids,
             num_tokens=len(ids),
@@ -210,7 +210,7 @@ def _completion(completion: Completion | TextCompletion, reward: float, decoder:
             lowest_logprob=float(completion.logprobs.min()),
             logprobs=completion.logprobs.tolist(),
         )
-    return CompletionStory(
+    return CompletionDetails(
         text=completion.text,
         token_ids=[],
         num_tokens=completion.num_tokens,
@@ -223,18 +223,18 @@ def _completion(completion: Completion | TextCompletion, reward: float, decoder:
     )
 
 
-def _prompt(home: Home, group: Group | TextGroup) -> PromptStory:
+def _prompt(home: Home, group: Group | TextGroup) -> PromptDetails:
     ref = group.prompt_ref
     try:
         item = _task(home, ref.split).resolve(ref)
     except KeyError:
-        return PromptStory(ref.task, ref.split, ref.index, None, None, "this task has no such problem")
+        return PromptDetails(ref.task, ref.split, ref.index, None, None, "this task has no such problem")
     except FtisError as error:
-        return PromptStory(ref.task, ref.split, ref.index, None, None, str(error))
+        return PromptDetails(ref.task, ref.split, ref.index, None, None, str(error))
     if not isinstance(group, Group) and hash_messages(item.prompt) != group.prompt_hash:
-        return PromptStory(ref.task, ref.split, ref.index, None, None, "the problem reads otherwise now")
+        return PromptDetails(ref.task, ref.split, ref.index, None, None, "the problem reads otherwise now")
     text = "\n".join(f"{message['role']}: {message['content']}" for message in item.prompt)
-    return PromptStory(ref.task, ref.split, ref.index, text, item.answer)
+    return PromptDetails(ref.task, ref.split, ref.index, text, item.answer)
 
 
 def _task(home: Home, split: str) -> Any:

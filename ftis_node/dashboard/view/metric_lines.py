@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.reading import Phase
-from ftis_node.dashboard.view.plain import (
+from ftis_node.dashboard.snapshot import Phase
+from ftis_node.dashboard.view.spans import (
     Line,
     Span,
     Tone,
     count,
     duration,
     faded,
-    harmless,
     labelled,
     line,
     number,
     percent,
+    sanitized,
 )
 from ftis_node.telemetry.sizes import size
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import GpuFigures, Reading
+    from ftis_node.dashboard.snapshot import GpuUsage, NodeSnapshot
 
 BAR_WIDTH = 20
 NUM_REASONS = 3
@@ -38,37 +38,37 @@ STATE_TONES = {
 
 def state_span(state: str) -> Span:
     """A state's word in its tone."""
-    return Span(harmless(state), STATE_TONES.get(state, Tone.WARN))
+    return Span(sanitized(state), STATE_TONES.get(state, Tone.WARN))
 
 
-def head_line(reading: Reading) -> Line:
+def head_line(snapshot: NodeSnapshot) -> Line:
     """Who it is, and in what state."""
-    status = reading.status
+    status = snapshot.status
     node, run = status.node, status.run
-    state = node.state if reading.phase is Phase.RUNNING else reading.phase.value
-    up = f" {duration(node.uptime_s)}" if reading.phase is Phase.RUNNING else ""
+    state = node.state if snapshot.phase is Phase.RUNNING else snapshot.phase.value
+    up = f" {duration(node.uptime_s)}" if snapshot.phase is Phase.RUNNING else ""
     role = "" if node.role == "full" else f"  {node.role}"
-    who = (Span(harmless(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(state), up, role)
+    who = (Span(sanitized(node.name) or "ftis-node", Tone.STRONG), "  ", state_span(state), up, role)
     if not run.id:  # it never came so far as to tell
         return line(*who)
     return line(
         *who,
         Span("  run ", Tone.FAINT),
-        f"{harmless(run.name)} ({harmless(run.id[:8])})",
+        f"{sanitized(run.name)} ({sanitized(run.id[:8])})",
         Span("  model ", Tone.FAINT),
-        f"{harmless(status.model.name) or '-'} {count(status.model.parameters)}",
+        f"{sanitized(status.model.name) or '-'} {count(status.model.parameters)}",
     )
 
 
-def figure_lines(reading: Reading) -> tuple[Line, ...]:
+def metric_lines(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     """Six lines of 80 columns, seven where it is known what is trained; of a node that does not run they are faded."""
-    first = (_generation(reading), _learner(reading), *_training(reading))
-    lines = (*first, _shares(reading), _swarm(reading), _buffer(reading))
-    return (*(lines if reading.is_live else map(faded, lines)), _machine(reading))
+    first = (_generation(snapshot), _learner(snapshot), *_training(snapshot))
+    lines = (*first, _shares(snapshot), _swarm(snapshot), _buffer(snapshot))
+    return (*(lines if snapshot.is_live else map(faded, lines)), _machine(snapshot))
 
 
-def _generation(reading: Reading) -> Line:
-    generation = reading.status.generation
+def _generation(snapshot: NodeSnapshot) -> Line:
+    generation = snapshot.status.generation
     return labelled(
         "generation",
         state_span(generation.state),
@@ -79,8 +79,8 @@ def _generation(reading: Reading) -> Line:
     )
 
 
-def _learner(reading: Reading) -> Line:
-    learner = reading.status.learner
+def _learner(snapshot: NodeSnapshot) -> Line:
+    learner = snapshot.status.learner
     kept = "-" if learner.kept_fraction is None else f"{learner.kept_fraction:.0%}"
     return labelled(
         "learner",
@@ -92,19 +92,19 @@ def _learner(reading: Reading) -> Line:
     )
 
 
-def _training(reading: Reading) -> tuple[Line, ...]:
+def _training(snapshot: NodeSnapshot) -> tuple[Line, ...]:
     """What of the model is trained and why, cut at the edge."""
-    training = reading.status.model.training
-    return (labelled("trains", harmless(training)),) if training else ()
+    training = snapshot.status.model.training
+    return (labelled("trains", sanitized(training)),) if training else ()
 
 
 def _restarts(restarts: int) -> str:
     return f"  {restarts} restarts" if restarts else ""
 
 
-def _shares(reading: Reading) -> Line:
+def _shares(snapshot: NodeSnapshot) -> Line:
     """What the learner used: a bar of own and foreign."""
-    learner = reading.status.learner
+    learner = snapshot.status.learner
     total = learner.own_groups + learner.foreign_groups
     filled = round(BAR_WIDTH * learner.own_groups / total) if total else 0
     return labelled(
@@ -116,11 +116,11 @@ def _shares(reading: Reading) -> Line:
     )
 
 
-def _swarm(reading: Reading) -> Line:
-    swarm = reading.status.swarm
+def _swarm(snapshot: NodeSnapshot) -> Line:
+    swarm = snapshot.status.swarm
     refused = sorted(swarm.groups_refused.items(), key=lambda item: -item[1])
     total = sum(swarm.groups_refused.values())
-    reasons = ", ".join(f"{harmless(reason)} {many}" for reason, many in refused[:NUM_REASONS])  # cut at the edge
+    reasons = ", ".join(f"{sanitized(reason)} {many}" for reason, many in refused[:NUM_REASONS])  # cut at the edge
     return labelled(
         "groups",
         f"{count(swarm.groups_sent)} sent, {count(swarm.groups_confirmed)} confirmed",
@@ -130,8 +130,8 @@ def _swarm(reading: Reading) -> Line:
     )
 
 
-def _buffer(reading: Reading) -> Line:
-    replay, swarm = reading.status.replay, reading.status.swarm
+def _buffer(snapshot: NodeSnapshot) -> Line:
+    replay, swarm = snapshot.status.replay, snapshot.status.swarm
     return labelled(
         "buffer",
         f"{replay.waiting} waiting, {replay.ready} ready, {replay.taken} taken, {size(replay.disk_bytes)}",
@@ -140,8 +140,8 @@ def _buffer(reading: Reading) -> Line:
     )
 
 
-def _machine(reading: Reading) -> Line:
-    machine = reading.machine
+def _machine(snapshot: NodeSnapshot) -> Line:
+    machine = snapshot.machine
     gpus = ", ".join(_gpu(gpu) for gpu in machine.gpus) or "none seen"
     return labelled(
         "memory",
@@ -152,7 +152,7 @@ def _machine(reading: Reading) -> Line:
     )
 
 
-def _gpu(gpu: GpuFigures) -> str:
+def _gpu(gpu: GpuUsage) -> str:
     return f"{_part(gpu.used_bytes, gpu.total_bytes)}, {gpu.busy:.0%} busy"
 
 

@@ -8,13 +8,13 @@ from ftis_node.errors import RecordError
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import milliseconds, seconds
 from ftis_node.records.identity import peer_id_from_text, peer_id_text
-from ftis_node.records.reading import SCHEMA, read_message
+from ftis_node.records.parsing import SCHEMA, read_message
 
-MAX_QUESTION_BYTES = 256
+MAX_BACKFILL_REQUEST_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BackfillRequest:
     """Which groups do you hold? All that is given must hold of each; `last_number` None: no bound. Times are Unix s."""
 
     sender: str | None = None
@@ -33,12 +33,12 @@ class Question:
         ).SerializeToString()
 
 
-def open_question(data: bytes) -> Question:
+def open_backfill_request(data: bytes) -> BackfillRequest:
     """The question in `data`. Raises RecordError (`size`, `parse`, `version`, `malformed`)."""
-    message = read_message(pb.Question(), data, max_bytes=MAX_QUESTION_BYTES)
+    message = read_message(pb.Question(), data, max_bytes=MAX_BACKFILL_REQUEST_BYTES)
     if (message.first_number or message.last_number) and not message.sender:
         raise RecordError("malformed", "running numbers without a sender")
-    return Question(
+    return BackfillRequest(
         sender=peer_id_text(message.sender) if message.sender else None,
         first_number=message.first_number,
         last_number=message.last_number or None,

@@ -1,6 +1,6 @@
 """The notable events of a run, as sentences in their order; many of one kind in a row are one sentence.
 
-Kept within bounds however long the run: the first moments and the last ones, and how many between them are left out.
+Kept within bounds however long the run: the first timeline and the last ones, and how many between them are left out.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.report.words import clean, plural, without_paths
+from ftis_node.report.formatting import clean, plural, without_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MERGE_GAP_S = 90.0
-BURST = 10  # fewer refusals in a row than this are no moment
+BURST = 10  # fewer refusals in a row than this are no entry
 MAX_FIRST, MAX_LAST = 40, 160
 MAX_SUBJECTS = 4
 
 
 @dataclass(slots=True)
-class Moment:
+class TimelineEntry:
     """One or more events of a kind in a row. `tone` is good, bad or plain; `counts` of their subjects, if any."""
 
     kind: str
@@ -34,14 +34,14 @@ class Moment:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class MomentLog:
-    """Takes events in their order, gives moments."""
+class TimelineBuilder:
+    """Takes events in their order, gives timeline."""
 
     def __init__(self) -> None:
-        self._first: list[Moment] = []
-        self._last: deque[Moment] = deque(maxlen=MAX_LAST)
+        self._first: list[TimelineEntry] = []
+        self._last: deque[TimelineEntry] = deque(maxlen=MAX_LAST)
         self._num_kept = 0
-        self._open: dict[str, Moment] = {}
+        self._open: dict[str, TimelineEntry] = {}
         self._is_up = False
         self._num_starts = 0
 
@@ -53,26 +53,26 @@ class MomentLog:
         at, open_one = float(event["time"]), self._open.get(kind)
         if open_one is None or at - open_one.ended_at > MERGE_GAP_S or kind in NEVER_MERGED:
             self._close(kind)
-            open_one = self._open[kind] = Moment(kind, TONES[kind], at, at, event, event)
+            open_one = self._open[kind] = TimelineEntry(kind, TONES[kind], at, at, event, event)
         open_one.ended_at, open_one.last = max(at, open_one.began_at), event
         open_one.count += 1
         subject = str(event.get(SUBJECT_FIELDS.get(kind, ""), ""))
         if subject in open_one.counts or len(open_one.counts) < 64:
             open_one.counts[subject] += 1
 
-    def finish(self) -> tuple[list[Moment], int]:
-        """All moments kept, the oldest first, and how many in the middle were not."""
+    def finish(self) -> tuple[list[TimelineEntry], int]:
+        """All timeline kept, the oldest first, and how many in the middle were not."""
         for kind in list(self._open):
             self._close(kind)
-        kept = sorted([*self._first, *self._last], key=lambda moment: moment.began_at)
+        kept = sorted([*self._first, *self._last], key=lambda entry: entry.began_at)
         return kept, self._num_kept - len(kept)
 
     def _close(self, kind: str) -> None:
-        moment = self._open.pop(kind, None)
-        if moment is None or (kind == "refused" and moment.count < BURST):
+        entry = self._open.pop(kind, None)
+        if entry is None or (kind == "refused" and entry.count < BURST):
             return
         self._num_kept += 1
-        (self._first if len(self._first) < MAX_FIRST else self._last).append(moment)
+        (self._first if len(self._first) < MAX_FIRST else self._last).append(entry)
 
     def _kind_of(self, event: dict[str, Any]) -> str | None:
         name = str(event["event"])
@@ -86,7 +86,7 @@ class MomentLog:
             return self._kind_of_step(event)
         if name == "mismatch":
             return f"mismatch_{'rose' if event.get('change') == 'rose' else 'fell'}"
-        if name == "standing":
+        if name == "reputation_changed":
             return f"standing_{event.get('standing')}" if event.get("standing") in STANDINGS else None
         return name if name in TONES else None
 
@@ -103,8 +103,8 @@ STANDINGS = ("banned", "watched", "good")
 NEVER_MERGED = {"start", "restart", "fell", "stop", "standing_banned"}
 SUBJECT_FIELDS = {
     "refused": "reason",
-    "member_joined": "peer",
-    "member_left": "peer",
+    "peer_joined": "peer",
+    "peer_left": "peer",
     "standing_banned": "peer",
     "standing_watched": "peer",
     "standing_good": "peer",
@@ -123,8 +123,8 @@ TONES = {
     "step_refused": "bad",
     "step_lost": "bad",
     "generation_failed": "bad",
-    "hand_over_failed": "bad",
-    "proof_failed": "bad",
+    "weight_sync_failed": "bad",
+    "weight_check_failed": "bad",
     "check_failed": "bad",
     "checkpoint_skipped": "bad",
     "mismatch_rose": "bad",
@@ -140,31 +140,31 @@ TONES = {
     "learner_back": "good",
     "paused": "bad",
     "resumed": "good",
-    "member_joined": "good",
-    "member_left": "plain",
+    "peer_joined": "good",
+    "peer_left": "plain",
     "caught_up": "good",
     "failed": "bad",
     "loop_blocked": "bad",
     "loop_stuck": "bad",
     "loop_goes_on": "good",
-    "saved": "bad",
-    "buffer_behind": "bad",
-    "fell_back": "bad",
+    "recovered": "bad",
+    "buffer_rolled_back": "bad",
+    "checkpoint_fallback": "bad",
     "steps_unknown": "bad",
     "clock_moved": "bad",
     "understated": "bad",
 }
 
 
-def sentence(moment: Moment, name_of: Callable[[str], str]) -> str:
-    """The moment for a person. `name_of` gives a peer's name for its id; the text is not yet escaped."""
-    event, last, count = moment.first, moment.last, moment.count
-    subjects = [name_of(subject) for subject in list(moment.counts)[:MAX_SUBJECTS]]
-    who = ", ".join(subjects) + (f" and {len(moment.counts) - MAX_SUBJECTS} more" * (len(moment.counts) > MAX_SUBJECTS))
+def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
+    """The entry for a person. `name_of` gives a peer's name for its id; the text is not yet escaped."""
+    event, last, count = entry.first, entry.last, entry.count
+    subjects = [name_of(subject) for subject in list(entry.counts)[:MAX_SUBJECTS]]
+    who = ", ".join(subjects) + (f" and {len(entry.counts) - MAX_SUBJECTS} more" * (len(entry.counts) > MAX_SUBJECTS))
     steps = _steps(event, last)
-    match moment.kind:
+    match entry.kind:
         case "refused":
-            reasons = ", ".join(f"{clean(reason, limit=24)} {n:,}" for reason, n in moment.counts.most_common(5))
+            reasons = ", ".join(f"{clean(reason, limit=24)} {n:,}" for reason, n in entry.counts.most_common(5))
             return f"{plural(count, 'group')} refused at the door: {reasons}"
         case "step_skipped":
             return f"No signal: {steps} changed nothing ({clean(last['skipped'])})"
@@ -176,12 +176,12 @@ def sentence(moment: Moment, name_of: Callable[[str], str]) -> str:
             return f"Stopped at step {event.get('step', 0)}"
         case "standing_banned":
             return f"{who} is refused from now on: {clean(without_paths(event.get('why', '')))}"
-        case "saved":
+        case "recovered":
             return f"{clean(event.get('file', '?'))} was damaged: what could be read of it was saved"
-        case "buffer_behind":
+        case "buffer_rolled_back":
             lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
             return f"The buffer had lost writes: {plural(lost, 'group')} lost, {used:,} used before and not again"
-        case "fell_back":
+        case "checkpoint_fallback":
             return f"Went on at step {event.get('step')} of the newest good checkpoint, after step {event.get('done')}"
         case "steps_unknown":
             return f"Went on at step {event.get('step')} of a checkpoint, where this home had done {event.get('done')}"
@@ -189,7 +189,7 @@ def sentence(moment: Moment, name_of: Callable[[str], str]) -> str:
             return f"This machine's clock was moved by {float(last.get('jump_s', 0.0)):+,.0f} s"
         case "pull_given_up":
             return f"Announced groups that nobody gave, {plural(count, 'time')}: announced by {who}"
-    text = SENTENCES[moment.kind].format(who=who, step=event.get("step", "?"), version=event.get("version", "?"))
+    text = SENTENCES[entry.kind].format(who=who, step=event.get("step", "?"), version=event.get("version", "?"))
     detail = last.get("error") or last.get("problem") or last.get("detail") or last.get("reason") or ""
     times = f", {count:,} times" if count > 1 and not who else ""
     return f"{text}{times}: {clean(without_paths(detail))}" if detail else f"{text}{times}"
@@ -201,8 +201,8 @@ SENTENCES = {
     "fell": "Started again; before that it had ended without saying so (killed, or the machine went down)",
     "step_lost": "The learner died in step {step} and was started again",
     "generation_failed": "A group was not generated",
-    "hand_over_failed": "Weights {version} did not reach the generator, which was started again",
-    "proof_failed": "The generator did not serve the weights that it was given",
+    "weight_sync_failed": "Weights {version} did not reach the generator, which was started again",
+    "weight_check_failed": "The generator did not serve the weights that it was given",
     "check_failed": "Engine and learner could not be compared",
     "checkpoint_skipped": "A checkpoint was passed over",
     "mismatch_rose": "Engine and learner disagree more than allowed, since step {step}",
@@ -216,8 +216,8 @@ SENTENCES = {
     "paused": "Made and pulled nothing for want of room",
     "resumed": "There was room again, and it went on",
     "understated": "Log-probs that no honest sampling brings about, from {who}",
-    "member_joined": "Joined: {who}",
-    "member_left": "Left: {who}",
+    "peer_joined": "Joined: {who}",
+    "peer_left": "Left: {who}",
     "failed": "Ended by a fault",
     "loop_blocked": "The event loop stood still",
     "loop_stuck": "A loop got nowhere: {who}",

@@ -11,8 +11,8 @@ import numpy as np
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion
 from ftis_node.records.text_codec import unpack_any
+from ftis_node.replay.group_history import group_events
 from ftis_node.replay.reader import ReplayReader
-from ftis_node.replay.story import group_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ NUM_LISTED = 200
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCompletion:
+class CompletionDetail:
     """One completion. `text` is None where no tokenizer is at hand, `pieces` are its tokens one by one.
 
     A completion that came as text has no ids and no log-probs but their mean.
@@ -44,16 +44,16 @@ class OpenCompletion:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenGroup:
-    """One group in full. `stations` are its lines of the event trail, oldest first."""
+class GroupDetail:
+    """One group in full. `history` are its lines of the event trail, oldest first."""
 
     summary: GroupSummary
     prompt: str | None
     prompt_ids: tuple[int, ...]
     temperature: float
     weights_of: str | None
-    completions: tuple[OpenCompletion, ...]
-    stations: tuple[dict[str, Any], ...]
+    completions: tuple[CompletionDetail, ...]
+    history: tuple[dict[str, Any], ...]
 
 
 def list_groups(home: Home, *, sender: str | None = None, limit: int = NUM_LISTED) -> list[GroupSummary]:
@@ -62,7 +62,7 @@ def list_groups(home: Home, *, sender: str | None = None, limit: int = NUM_LISTE
         return reader.list_groups(limit=limit) if sender is None else reader.groups_of(sender, limit=limit).newest
 
 
-def open_group(home: Home, group_id: str, decoder: Decoder) -> OpenGroup | None:
+def read_group(home: Home, group_id: str, decoder: Decoder) -> GroupDetail | None:
     """The group with all that is known of it; None where it was pruned. Raises ConfigError where there is no buffer."""
     with _reader(home) as reader:
         found = reader.find(group_id)
@@ -72,7 +72,7 @@ def open_group(home: Home, group_id: str, decoder: Decoder) -> OpenGroup | None:
     summary, envelope = found
     group = unpack_any(open_envelope(envelope).body)
     completions: Sequence[Completion | TextCompletion] = group.completions
-    return OpenGroup(
+    return GroupDetail(
         summary=summary,
         prompt=decoder.text(prompt_ids, with_special_tokens=True),
         prompt_ids=prompt_ids,
@@ -82,13 +82,13 @@ def open_group(home: Home, group_id: str, decoder: Decoder) -> OpenGroup | None:
             _opened(completion, reward, decoder)
             for completion, reward in zip(completions, summary.rewards, strict=True)
         ),
-        stations=tuple(group_events(home.events, group_id)),
+        history=tuple(group_events(home.events, group_id)),
     )
 
 
-def _opened(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> OpenCompletion:
+def _opened(completion: Completion | TextCompletion, reward: float, decoder: Decoder) -> CompletionDetail:
     if not isinstance(completion, Completion):
-        return OpenCompletion(
+        return CompletionDetail(
             text=completion.text,
             token_ids=(),
             logprobs=(),
@@ -100,7 +100,7 @@ def _opened(completion: Completion | TextCompletion, reward: float, decoder: Dec
             versions=None,
         )
     ids = tuple(completion.token_ids.tolist())
-    return OpenCompletion(
+    return CompletionDetail(
         text=decoder.text(ids, with_special_tokens=True),
         token_ids=ids,
         logprobs=tuple(completion.logprobs.tolist()),

@@ -8,7 +8,7 @@ MAX_BUCKETS = 120
 
 
 @dataclass(slots=True)
-class Traffic:
+class EventRates:
     """Counts by kind over time. `width_s` is a bucket's, `began_at` the first one's begin (Unix s)."""
 
     began_at: float | None = None

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from ftis_node.dashboard.view.curves import curve_rows
+from ftis_node.dashboard.view.terminal_plot import plot_rows
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.view.curves import Points
+    from ftis_node.dashboard.view.terminal_plot import Points
 
 
-class Curve(Static):
+class Plot(Static):
     """The title is the border's; no row is spent on it."""
 
     DEFAULT_CSS = """
-    Curve { width: 1fr; height: 1fr; border-top: solid $foreground 40%; border-title-style: bold; padding: 0 1 0 0; }
-    Curve.-stopped { text-style: dim; }
+    Plot { width: 1fr; height: 1fr; border-top: solid $foreground 40%; border-title-style: bold; padding: 0 1 0 0; }
+    Plot.-stopped { text-style: dim; }
     """
 
     def __init__(self, title: str, *, id: str) -> None:
@@ -42,5 +42,5 @@ class Curve(Static):
             self._draw()
 
     def _draw(self) -> None:
-        rows = curve_rows(self._points, width=self.content_size.width, height=self.content_size.height)
+        rows = plot_rows(self._points, width=self.content_size.width, height=self.content_size.height)
         self.update(Text("\n".join(rows), no_wrap=True))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.view.figures import figure_lines
+from ftis_node.dashboard.view.metric_lines import metric_lines
 from ftis_node.dashboard.widgets.text_lines import TextLines
 
 if TYPE_CHECKING:
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 
-class Figures(TextLines):
+class MetricsPanel(TextLines):
     """Workers, shares, groups, buffer, memory."""
 
-    def show(self, reading: Reading) -> None:
+    def show(self, snapshot: NodeSnapshot) -> None:
         """The figures as they were found."""
-        self.write(figure_lines(reading))
+        self.write(metric_lines(snapshot))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from ftis_node.dashboard.view.plain import harmless
+from ftis_node.dashboard.view.spans import sanitized
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftis_node.dashboard.reading import Reading
+    from ftis_node.dashboard.snapshot import NodeSnapshot
 
 Points = tuple[tuple[float, float], ...]  # (step, value), steps ascending
 DOTS_A_CELL = 2  # a braille cell is two dots wide
@@ -18,31 +18,31 @@ LEAST_WIDTH, LEAST_HEIGHT = 12, 3
 LEAST_SPAN = 0.02  # so that a flat curve is not drawn as mountains
 
 
-def reward_points(reading: Reading) -> Points:
+def reward_points(snapshot: NodeSnapshot) -> Points:
     """The mean reward of each step."""
-    return tuple((point.step, point.reward_mean) for point in reading.history.steps if point.reward_mean is not None)
+    return tuple((point.step, point.reward_mean) for point in snapshot.history.steps if point.reward_mean is not None)
 
 
-def pass_points(reading: Reading) -> Points:
+def pass_points(snapshot: NodeSnapshot) -> Points:
     """pass@1 of the task that was evaluated last."""
-    evaluations = reading.history.evaluations
+    evaluations = snapshot.history.evaluations
     task = evaluations[-1].task if evaluations else ""
     return tuple((point.step, point.pass_at_1) for point in evaluations if point.task == task)
 
 
-def reward_title(reading: Reading) -> str:
+def reward_title(snapshot: NodeSnapshot) -> str:
     """What the left curve is."""
-    points = reward_points(reading)
+    points = reward_points(snapshot)
     return f"reward of a step {points[-1][1]:.3f}" if points else "reward of a step"
 
 
-def pass_title(reading: Reading) -> str:
+def pass_title(snapshot: NodeSnapshot) -> str:
     """What the right curve is."""
-    points = pass_points(reading)
+    points = pass_points(snapshot)
     if not points:
         return "pass@1"
-    last = reading.history.evaluations[-1]
-    return f"pass@1 {last.pass_at_1:.3f} of {last.n} {harmless(last.task)}"
+    last = snapshot.history.evaluations[-1]
+    return f"pass@1 {last.pass_at_1:.3f} of {last.n} {sanitized(last.task)}"
 
 
 def thinned(points: Points, num: int) -> Points:
@@ -54,7 +54,7 @@ def thinned(points: Points, num: int) -> Points:
     return tuple((statistics.fmean(x for x, _ in part), statistics.fmean(y for _, y in part)) for part in parts)
 
 
-def curve_rows(points: Sequence[tuple[float, float]], *, width: int, height: int) -> list[str]:
+def plot_rows(points: Sequence[tuple[float, float]], *, width: int, height: int) -> list[str]:
     """`height` rows of `width` characters. Loads plotext, which keeps one figure: call it in one thread."""
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftis_node.report.words import clean, large, length, number, percent, plural
+from ftis_node.report.formatting import clean, large, length, number, percent, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,8 +47,8 @@ def tiles(facts: RunFacts) -> list[Tile]:
     """What one wants to know first."""
     steps = facts.history.steps
     own, foreign = groups_used(steps)
-    refused = sum(facts.chronicle.refused.values())
-    tokens = facts.chronicle.tokens
+    refused = sum(facts.event_totals.refused.values())
+    tokens = facts.event_totals.tokens
     shown = [Tile("Steps", f"{steps[-1].step:,}" if steps else "0", _time_a_step(steps))]
     shown += [_accuracy_tile(points) for points in by_task(facts)[:2]]
     if (reward := mean(point.reward_mean for point in steps[-NUM_LAST_STEPS:])) is not None:
@@ -61,7 +61,7 @@ def tiles(facts: RunFacts) -> list[Tile]:
         shown.append(Tile("Learned from peers", percent(share), f"{foreign:,} of {own + foreign:,} groups used"))
     shown.append(Tile("Tokens made", large(tokens["made"]), f"{large(tokens['received'])} more came from peers"))
     shown.append(
-        Tile("Groups refused", f"{refused:,}", f"{facts.chronicle.traffic.total('received'):,} from peers taken in")
+        Tile("Groups refused", f"{refused:,}", f"{facts.event_totals.traffic.total('received'):,} from peers taken in")
     )
     return shown
 
@@ -154,7 +154,7 @@ def _time_a_step(steps: Sequence[StepPoint]) -> str:
 
 
 def _began_at(facts: RunFacts) -> float:
-    steps, began_at = facts.history.steps, facts.chronicle.began_at
+    steps, began_at = facts.history.steps, facts.event_totals.began_at
     return steps[0].time if began_at is None else min(began_at, steps[0].time)
 
 
@@ -162,5 +162,5 @@ def _why_no_step(facts: RunFacts) -> list[str]:
     role = facts.status.node.role
     if role in {"generator", "bootstrap"}:
         return [f"Its role is {role}: it has no learner."]
-    made, received = (facts.chronicle.traffic.total(kind) for kind in ("made", "received"))
+    made, received = (facts.event_totals.traffic.total(kind) for kind in ("made", "received"))
     return [f"So far it made {plural(made, 'group')} and took in {received:,} from peers; a step needs enough of both."]

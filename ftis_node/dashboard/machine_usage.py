@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ftis_node.dashboard.reading import GpuFigures, MachineFigures
+from ftis_node.dashboard.snapshot import GpuUsage, MachineUsage
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
@@ -35,11 +35,11 @@ class MachineMeter:
     def __init__(self) -> None:
         self._nvml = _open_nvml()
 
-    def read(self, home: Home, process: psutil.Process | None) -> MachineFigures:
+    def read(self, home: Home, process: psutil.Process | None) -> MachineUsage:
         """The figures now; `process` is the node's, None where it does not run."""
         memory = psutil.virtual_memory()
         resident = _resident_bytes(process) if process else []
-        return MachineFigures(
+        return MachineUsage(
             num_processes=len(resident),
             resident_bytes=sum(resident),
             ram_used_bytes=memory.total - memory.available,
@@ -48,7 +48,7 @@ class MachineMeter:
             gpus=self._gpus(),
         )
 
-    def _gpus(self) -> tuple[GpuFigures, ...]:
+    def _gpus(self) -> tuple[GpuUsage, ...]:
         if self._nvml is None:
             return ()
         try:
@@ -92,10 +92,10 @@ def _open_nvml() -> Any:
     return pynvml
 
 
-def _gpu(nvml: Any, index: int) -> GpuFigures:
+def _gpu(nvml: Any, index: int) -> GpuUsage:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), nvml.nvmlDeviceGetName(handle)
-    return GpuFigures(
+    return GpuUsage(
         name=name.decode() if isinstance(name, bytes) else str(name),
         used_bytes=int(memory.used),
         total_bytes=int(memory.total),

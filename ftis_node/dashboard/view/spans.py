@@ -53,7 +53,7 @@ def text_of(shown: Line) -> str:
     return "".join(span.text for span in shown)
 
 
-def harmless(text: str, *, keep_newlines: bool = False) -> str:
+def sanitized(text: str, *, keep_newlines: bool = False) -> str:
     """A stranger's text with all that does not print written as an escape: control characters, direction marks,
     characters without width. So it cannot move the cursor, turn a line round or hide.
     """
@@ -68,7 +68,7 @@ def clipped(text: str, width: int) -> str:
 
 def short_id(peer_id: str) -> str:
     """The end of a peer id: all begin alike."""
-    return "…" + harmless(peer_id)[-8:] if len(peer_id) > SHORT_ID else harmless(peer_id)
+    return "…" + sanitized(peer_id)[-8:] if len(peer_id) > SHORT_ID else sanitized(peer_id)
 
 
 def number(value: float | None, *, digits: int = 4) -> str:

@@ -1,0 +1,70 @@
+"""The base of the application: what its screens use. It imports no screen."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from textual.app import App
+
+from ftis_node.dashboard.messages import GroupOpened, GroupsListed
+from ftis_node.errors import FtisError
+
+if TYPE_CHECKING:
+    from textual.screen import Screen
+
+    from ftis_node.config.home import Home
+    from ftis_node.dashboard.snapshot import NodeSnapshot
+    from ftis_node.models.decoder import Decoder
+
+
+class DashboardContext(App[None]):
+    """Application with the newest snapshot of the node and access to its buffer."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__()
+        self._home = home
+        self._decoder: Decoder | None = None
+        self.is_leaving = False
+        self.snapshot: NodeSnapshot | None = None  # None before the first one
+
+    def open_page(self, page: Screen[None]) -> None:
+        """Show a page above the current screen."""
+        if not self.is_leaving:
+            self.push_screen(page)
+
+    def peer_names(self) -> dict[str, str]:
+        """Return the names that peers announce, by peer id."""
+        peers = () if self.snapshot is None else self.snapshot.peers
+        return {row["peer_id"]: str(row.get("name") or "") for row in peers}
+
+    def load_groups(self, asker: Screen[None], *, sender: str | None = None) -> None:
+        """Read the newest groups in a thread, then send `asker` a GroupsListed."""
+        self.run_worker(partial(self._list, asker, sender), thread=True, group="buffer")
+
+    def _list(self, asker: Screen[None], sender: str | None) -> None:
+        import sqlite3
+
+        from ftis_node.dashboard.buffer_reader import list_groups
+
+        try:
+            asker.post_message(GroupsListed(list_groups(self._home, sender=sender)))
+        except (FtisError, sqlite3.Error) as error:
+            asker.post_message(GroupsListed([], str(error)))
+
+    def load_group(self, asker: Screen[None], group_id: str) -> None:
+        """Read one group in a thread, then send `asker` a GroupOpened."""
+        self.run_worker(partial(self._open, asker, group_id), thread=True, group="buffer")
+
+    def _open(self, asker: Screen[None], group_id: str) -> None:
+        import sqlite3
+
+        from ftis_node.dashboard.buffer_reader import read_group
+        from ftis_node.models.decoder import Decoder
+
+        if self._decoder is None:
+            self._decoder = Decoder(self._home)
+        try:
+            asker.post_message(GroupOpened(read_group(self._home, group_id, self._decoder)))
+        except (FtisError, sqlite3.Error) as error:
+            asker.post_message(GroupOpened(None, str(error)))

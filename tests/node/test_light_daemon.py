@@ -1,0 +1,28 @@
+"""The process of a node that has trained and exchanged groups holds neither torch nor scipy; its workers hold torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import psutil
+
+    from tests.small_swarm import SmallSwarm
+
+pytestmark = pytest.mark.timeout(600)
+HEAVY = ("libtorch", "/torch/", "/scipy/", "/vllm/")
+
+
+def _heavy_files(process: psutil.Process) -> list[str]:
+    return [file.path for file in process.memory_maps() if any(word in file.path for word in HEAVY)]
+
+
+@pytest.mark.parametrize("name", ["bootstrap", "ann", "bob"])
+def test_a_daemon_loads_no_torch(small_swarm: SmallSwarm, name: str) -> None:
+    daemon, *others = getattr(small_swarm, name).processes()
+    assert _heavy_files(daemon) == []
+    workers = [process for process in others if ".worker" in " ".join(process.cmdline())]
+    assert len(workers) == (0 if name == "bootstrap" else 2)
+    assert all(_heavy_files(worker) for worker in workers), "a worker without torch: the check sees nothing"

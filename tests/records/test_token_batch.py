@@ -1,0 +1,60 @@
+"""The flat token arrays: views, equality, and bounds where bytes come in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ftis_node.errors import RecordError
+from ftis_node.records.token_batch import TokenBatch
+from tests.conftest import make_completion, make_group
+
+IDS, LOGPROBS = [[5, 6, 7], [8]], [[-0.5, -0.25, -1.0], [-2.0]]
+
+
+def test_each_completion_is_a_view_of_the_flat_arrays() -> None:
+    tokens = TokenBatch.from_parts(IDS, LOGPROBS)
+    assert [ids.tolist() for ids in tokens.ids_of_each()] == IDS
+    assert [values.tolist() for values in tokens.logprobs_of_each()] == LOGPROBS
+    assert all(np.shares_memory(ids, tokens.token_ids) for ids in tokens.ids_of_each())
+    assert (len(tokens), tokens.num_tokens, tokens.ends.tolist()) == (2, 4, [3, 4])
+    assert tokens.mean_logprobs().tolist() == pytest.approx([-1.75 / 3, -2.0])
+
+
+def test_a_batch_without_logprobs_has_an_empty_view_per_completion() -> None:
+    assert [len(values) for values in TokenBatch.from_parts(IDS).logprobs_of_each()] == [0, 0]
+
+
+def test_batches_are_equal_by_their_contents() -> None:
+    tokens = TokenBatch.from_parts(IDS, LOGPROBS)
+    assert tokens == TokenBatch.from_parts(IDS, LOGPROBS)
+    assert tokens != TokenBatch.from_parts([[5, 6], [7, 8]], [[-0.5, -0.25], [-1.0, -2.0]])
+    assert tokens != TokenBatch.from_parts(IDS)
+
+
+def test_bytes_come_back_as_the_batch() -> None:
+    tokens = TokenBatch.from_parts(IDS, LOGPROBS)
+    again = TokenBatch.from_bytes(tokens.token_ids.tobytes(), tokens.logprobs.tobytes(), [3, 1])
+    assert again == tokens
+    assert not again.token_ids.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("num_id_bytes", "num_logprob_bytes", "lengths"),
+    [(12, 16, [3, 1]), (16, 12, [3, 1]), (15, 16, [3, 1]), (16, 16, [2, 1]), (16, 16, [3, 2**32])],
+)
+def test_sizes_that_disagree_with_the_lengths_are_refused(
+    num_id_bytes: int, num_logprob_bytes: int, lengths: list[int]
+) -> None:
+    with pytest.raises(RecordError, match="lengths promise"):
+        TokenBatch.from_bytes(bytes(num_id_bytes), bytes(num_logprob_bytes), lengths)
+
+
+def test_a_group_gives_back_the_completions_that_it_was_made_from(identity) -> None:
+    completions = (make_completion(1, 2, 3, reward=0.5, versions=(3, 5)), make_completion(4, versions=(4, 4)))
+    group = make_group(identity, completions=completions)
+    assert group == group.with_completions(group.completions)
+    for mine, theirs in zip(completions, group.completions, strict=True):
+        assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+        assert mine.logprobs.tolist() == theirs.logprobs.tolist()
+        assert (mine.reward, mine.policy_version_newest) == (theirs.reward, theirs.policy_version_newest)
