@@ -1,6 +1,6 @@
 """docs/reference/cli.md, made from the options of the command line.
 
-    python -m tests.documented.cli_reference > docs/reference/cli.md
+python -m tests.documented.cli_reference > docs/reference/cli.md
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HEADER = """# Commands
 
-`ftis-node --help` and `ftis-node COMMAND --help` print the same. `make docs` writes this page from the code.
+`--help` of each command prints the same. `make docs` writes this page from the code.
 
 Common forms:
 
@@ -29,8 +29,8 @@ Common forms:
     ftis-node report --out run.html                                   # one page of the run
     ftis-node compare --pair size --methods alone,ftis --seeds 5      # an experiment
 
-Exit codes: 0 done, 1 internal error, 2 wrong use or configuration, 3 the machine cannot do it, 4 the network or hub is unreachable,
-130 interrupted.
+Exit codes: 0 done, 1 internal error, 2 wrong use or configuration, 3 the machine cannot do it, 4 the network or hub is
+unreachable, 130 interrupted.
 """
 
 
@@ -46,7 +46,7 @@ def _sections(command: Any, name: str) -> Iterator[str]:
         yield "\n| command | purpose |\n|---|---|\n"
         for key in sorted(below):
             yield f"| [`{key}`](#ftis-node-{key}) | {_first_line(below[key])} |\n"
-    elif not below or command.params:
+    else:
         yield f"\n## {name}\n\n{_first_line(command)}\n"
         yield from _options(command)
     for key in sorted(below):

@@ -1,6 +1,6 @@
 """The events that the code writes to `events.jsonl`, with their fields, by its syntax trees.
 
-    python -m tests.documented.events       print them as table rows
+python -m tests.documented.events       print them as table rows
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of docs/train/methods.md, made from `METHODS` and `Settings`.
 
-    python -m tests.documented.methods      print them
+python -m tests.documented.methods      print them
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from ftis_node.algorithms.settings import COMMON_PARAMETERS, TENSORS, Settings
 
 def methods_table() -> str:
     """Return one row per method: filter, advantages, aggregation, defaults, parameters, source."""
-    rows = ["| method | filter | advantages | mean over | its own defaults | more parameters | source |", "|" + "---|" * 7]
+    rows = [
+        "| method | filter | advantages | mean over | its own defaults | more parameters | source |",
+        "|" + "---|" * 7,
+    ]
     for name, method in METHODS.items():
         defaults = [f"`{key}` = {value}" for key, value in method.defaults.items() if key != "agg"]
         more = [f"`{key}`" for key in method.takes if key not in TENSORS]

@@ -37,6 +37,7 @@ NOT_RUN = {
     "pip install*": INSTALLS,
     "pip uninstall*": "changes the environment that the tests run in; make setup-vllm does it where there is no GPU",
     "ftis-node --help": "tests/cli and bench/startup.py",
+    "ftis-node --install-completion": "changes the reader's shell",
     "ftis-node --version": "tests/test_architecture.py",
     "ftis-node --debug *": OTHERWISE,
     "ftis-node status*--watch*": "goes on until ctrl-C; tests/cli/test_status.py watches a node",

@@ -31,7 +31,7 @@ def test_the_page_of_commands_names_every_command() -> None:
 
 def test_the_page_of_events_has_every_event_and_its_fields() -> None:
     page = (DOCS / "reference/events.md").read_text()
-    rows = {name: fields for name, fields in re.findall(r"^\| `(\w+)` \| .+ \| (.*) \|$", page, flags=re.MULTILINE)}
+    rows = dict(re.findall(r"^\| `(\w+)` \| .+ \| (.*) \|$", page, flags=re.MULTILINE))
     written = events.written()
     assert len(written) > 40
     assert {name: rows.get(name) for name in written} == {name: events.fields_of(name) for name in written}
