@@ -41,7 +41,7 @@ LONG = Status(
         state="ready", step=10**6, loss=-1.5e-9, reward_mean=0.5, kept_fraction=0.5, truncated_fraction=0.1,
         mean_kl=1e-3, grad_norm=1e3, learning_rate=1e-6, kl_to_start=1.0, mismatch_kl=1e-6, mismatch_share=0.5,
         mismatch_version=10**6, own_groups=10**7, foreign_groups=10**7, restarts=2, last_step_at=NOW - 10**6,
-        layout="packed rows, FlashAttention",
+        layout="packed rows",
     ),
     swarm=SwarmStatus(
         state="standalone", reason="no bootstrap peer answers " + RUDE, clock_skew_s=-99.5, weights_bytes_in=10**12,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny_models import make_model
 
 from ftis_node.errors import ConfigError, FtisError, MachineError
-from ftis_node.learner.checkpoint.checkpoint import checkpoint
+from ftis_node.learner.checkpoint import checkpoint
 from ftis_node.learner.checkpoint.export import export_newest, export_policy
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import FULL_LEARNING_RATE, LORA_LEARNING_RATE, LoraSettings

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ftis_node.learner.data.layout import Link, Span
     from ftis_node.learner.messages import TrainGroup
 
 PADDING_ID = 0  # any id will do: its outputs are never read
@@ -86,6 +85,17 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """Tokens `start` to `end` (exclusive) of a row."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Tokens that go through the model at once, and where M completion tokens are found in it.
 
@@ -94,7 +104,8 @@ class MicroBatch:
     target_ids       [M] int64, ... this token, ...
     cell_index       [M] int64, ... which is this cell of the batch's flattened [N, T]
     positions        [R, C] int64, each token's position in its own text; None: its column
-    blocks, links    who sees whom in a packed row (`layout.py`), then R is 1; no blocks: all that stands before
+    texts            the texts of a packed row (R is 1), each as its spans in order: a prompt may be part of several;
+                     empty where each row is one text
     """
 
     token_ids: Tensor
@@ -102,8 +113,7 @@ class MicroBatch:
     target_ids: Tensor
     cell_index: Tensor
     positions: Tensor | None = None
-    blocks: tuple[Span, ...] = ()
-    links: tuple[Link, ...] = ()
+    texts: tuple[tuple[SequenceSpan, ...], ...] = ()
 
 
 def make_batch(groups: Sequence[TrainGroup]) -> Batch:

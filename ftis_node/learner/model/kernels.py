@@ -214,7 +214,7 @@ def measure(policy: Policy, micro_batch: MicroBatch) -> Measured:
 
 def _pass(policy: Policy, micro_batch: MicroBatch, wanted: list[torch.Tensor]) -> None:
     with torch.enable_grad():
-        hidden = decode(policy.causal_lm, micro_batch, flash=policy.flash)
+        hidden = decode(policy.causal_lm, micro_batch)
         torch.autograd.grad(hidden.float().square().mean(), wanted)
 
 
