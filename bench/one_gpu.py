@@ -39,7 +39,7 @@ from ftis_node.lab.random_models import SHAPES, save_random_model
 from ftis_node.lab.train_groups import pack_train_group
 from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.data.groups import UnpackedGroup
-from ftis_node.memory.placement import Arrangement, arrange
+from ftis_node.memory.placement import WorkerPlacement, arrange
 from ftis_node.memory.plan import MemoryPlan, plan
 from ftis_node.models import list_accelerators, load_tokenizer, read_shape, resolve_model
 from ftis_node.node.startup.factories import generation_boot, learner_boot
@@ -142,7 +142,11 @@ def planned(settings: NodeSettings, manifest: RunManifest) -> MemoryPlan:
 
 
 async def one_round(
-    generation: GenerationClient, learner: LearnerClient, manifest: RunManifest, arrangement: Arrangement, number: int
+    generation: GenerationClient,
+    learner: LearnerClient,
+    manifest: RunManifest,
+    arrangement: WorkerPlacement,
+    number: int,
 ) -> dict[str, float]:
     """Generate, train, hand over: seconds of each, and tokens a second."""
     began = time.monotonic()

@@ -12,7 +12,7 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderFigures
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.loops.train import TrainLoop, train_group
 from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.records.envelope import Accepted, seal_group
@@ -74,7 +74,7 @@ def loop_with(report: StepReport, *, step: int = 0) -> tuple[Any, Any, Told]:
         manifest=parse_manifest(manifest_text(foreign_wait_s=1), source="test"),
         generation=SimpleNamespace(tokens_per_s=0.0),
         learner=SimpleNamespace(train=train),
-        arrangement=Arrangement(takes_turns=False),
+        arrangement=WorkerPlacement(takes_turns=False),
         disk=at_once,
         buffer=buffer,
         reader=SimpleNamespace(own_held=lambda: 0),

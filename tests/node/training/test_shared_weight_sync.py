@@ -22,7 +22,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_loops
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.startup.assemble import built_parts
@@ -50,8 +50,8 @@ class _Makers(InProcessMakers):
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
         self._workers = ProcessMakers(settings, home)
 
-    def arrange(self, *of: Any) -> Arrangement:
-        return Arrangement(hand_over="ipc")
+    def arrange(self, *of: Any) -> WorkerPlacement:
+        return WorkerPlacement(hand_over="ipc")
 
     def generation(self, of: Ingredients) -> GenerationClient:  # type: ignore[override]
         self._client = self._workers.generation(of)
