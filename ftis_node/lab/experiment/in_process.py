@@ -19,6 +19,7 @@ from ftis_node.errors import FtisError
 from ftis_node.generation.client import PROOF_TOLERANCES
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.local import LocalGenerator
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import AuditReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.startup.factories import generation_boot, learner_boot
@@ -259,7 +260,7 @@ class InProcessLearner:
         """Compare a peer's log-probs with the learner's own."""
         if self._learner is None:
             raise FtisError("the learner was not started")
-        found = self._learner.audit(group, version=group.policy_version)
+        found = self._learner.audit(group, version=unpack_train_group(group).policy_version)
         return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
     async def give_memory_back(self) -> None:

@@ -103,7 +103,7 @@ class AuditLoop:
         version = self._context.state.policy_version
         if group.policy_version != version or group.policy_version_newest != version:
             return False
-        if any(completion.mean_logprob is not None for completion in group.completions):
+        if group.mean_logprobs:
             return False
         if (
             group.weights_of == self._context.identity.peer_id
@@ -114,7 +114,7 @@ class AuditLoop:
 
     async def _audit(self, accepted: Accepted) -> None:
         group, group_id = accepted.group, accepted.envelope.id
-        stored = StoredGroup(id=group_id, own=False, group=group, rewards=group.rewards, prompt_ids=accepted.prompt_ids)
+        stored = StoredGroup.from_accepted(accepted, own=False)
         try:
             with waiting_for("the learner's comparison"):  # after the step that is under way
                 reply = await self._learner.audit(self._as_trained(stored))

@@ -14,10 +14,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ftis_node.errors import WorkerDiedError, WorkerTaskError
-from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.peer_weights import PeerWeights
 from ftis_node.node.training.weight_sync import WeightSync
@@ -53,6 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNDERSTATED = "understated"
+UNREADABLE = "malformed"
 
 
 class TrainLoop:
@@ -181,11 +180,13 @@ class TrainLoop:
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
         await self._disk(self._buffer.release_step, step, reason)
         if reason is ReleaseReason.TRAINED and not reply.report.skipped:
+            left_out = {*reply.report.understated, *reply.report.unreadable}
             for group in groups:
-                if group.id.hex() not in reply.report.understated:
-                    with self._guard.work_for(group.group.sender, Place.COUNT):
+                if group.id.hex() not in left_out:
+                    with self._guard.work_for(group.sender, Place.COUNT):
                         note_teacher(self._peers, group)
         self._note_understated(reply.report, groups)
+        self._note_unreadable(reply.report, groups)
         self._context.state.saved_step = reply.saved_step
         await self._limits.prune()
         self._slots.hold(self._reader.own_held())
@@ -194,7 +195,7 @@ class TrainLoop:
         """The groups as the learner takes them, less those of a peer that cannot be made so."""
         batch = []
         for group in groups:
-            with self._guard.work_for(group.group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
+            with self._guard.work_for(group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
                 batch.append(self._as_trained(group))
         return batch
 
@@ -203,8 +204,8 @@ class TrainLoop:
         return train_group(
             group,
             share=share,
-            of_own_weights=self._peers.is_of_own_weights(group.group),
-            weight=1.0 if group.own else self._peer_weights.weight(group.group.sender),
+            of_own_weights=self._peers.is_of_own_weights(group),
+            weight=1.0 if group.own else self._peer_weights.weight(group.sender),
         )
 
     def _weigh_peers(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
@@ -222,12 +223,21 @@ class TrainLoop:
         for group in groups:
             if group.id.hex() not in report.understated:
                 continue
-            sender, detail = group.group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
+            sender, detail = group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
             with self._guard.work_for(sender, Place.COUNT):
                 self._counters.refused[UNDERSTATED] += 1
                 self._registry.seen(sender).refused[UNDERSTATED] += 1
                 self._peers.note(sender, Behaviour.LIED, reason=UNDERSTATED, detail=detail)
                 self._context.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
+
+    def _note_unreadable(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
+        """Charge the senders of bodies that the learner could not unpack; log own ones as an error."""
+        unreadable = [group for group in groups if group.id.hex() in report.unreadable]
+        for group in unreadable if not report.repeated else ():
+            log.error("step %d left group %s out: its body cannot be unpacked", report.step, group.id.hex()[:12])
+            if not group.own:
+                with self._guard.work_for(group.sender, Place.COUNT):
+                    self._peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
 
     async def resume(self, state: LearnerState) -> None:
         """The buffer follows the checkpoint that the learner stands on, at start and after the learner's death."""
@@ -269,7 +279,7 @@ class TrainLoop:
 def note_teacher(peers: PeerBook, group: StoredGroup) -> None:
     """Credits the sender of a group of unequal rewards; the advantages of any other are 0."""
     if not group.own and len(set(group.rewards)) > 1:
-        peers.note(group.group.sender, Behaviour.TAUGHT)
+        peers.note(group.sender, Behaviour.TAUGHT)
 
 
 def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
@@ -279,21 +289,13 @@ def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = Fals
     """
     return TrainGroup(
         group_id=group.id.hex(),
-        advantage_key=group.id.hex() if share == "vertical" else str(group.group.prompt_ref),
+        advantage_key=group.id.hex() if share == "vertical" else str(group.prompt_ref),
         own=group.own,
+        body=group.body,
+        prompt_ids=group.prompt_ids,
+        rewards=group.rewards,
+        text_token_ids=group.text_token_ids,
         of_own_weights=of_own_weights,
+        sender=group.sender,
         weight=weight,
-        sender=group.group.sender,
-        policy_version=group.group.policy_version,
-        policy_version_newest=group.group.policy_version_newest,
-        prompt_ids=np.asarray(group.prompt_ids, dtype="<i4").tobytes(),
-        completions=tuple(
-            TrainCompletion(
-                token_ids=completion.token_ids.tobytes(),
-                logprobs=completion.logprobs.tobytes(),
-                reward=reward,
-                behaviour_mean_logprob=completion.mean_logprob,
-            )
-            for completion, reward in zip(group.group.completions, group.rewards, strict=True)
-        ),
     )

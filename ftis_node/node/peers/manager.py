@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ftis_node.config.admission import Admission
-    from ftis_node.records.group import Group
+    from ftis_node.records.group import Group, GroupHeader
+    from ftis_node.replay.buffer import StoredGroup
     from ftis_node.telemetry.events import EventTrail
     from ftis_node.validation import ValidationResult
 
@@ -118,7 +119,7 @@ class PeerBook:
         """Whether the operator trusts it, by the settings or by `peers trust`."""
         return peer_id in self._trusted or self._standings.reputation(peer_id).trusted
 
-    def is_of_own_weights(self, group: Group) -> bool:
+    def is_of_own_weights(self, group: GroupHeader | StoredGroup) -> bool:
         """Return whether a trusted peer says that this node's weights sampled its group.
 
         The same statement of any other peer is only a claim: it changes no counter and no check.

@@ -80,4 +80,4 @@ class StepSelection:
 def write_taken(events: EventTrail, groups: Sequence[StoredGroup], *, step: int) -> None:
     """Write one event a group, with its origin: the line of its admission and the buffer may be damaged one day."""
     for group in groups:
-        events.write("taken", group=group.id, step=step, sender=group.group.sender, number=group.group.number)
+        events.write("taken", group=group.id, step=step, sender=group.sender, number=group.number)

@@ -18,6 +18,7 @@ from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import to_the_end
 from ftis_node.node.supervision.disk_thread import Disk
+from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
@@ -225,7 +226,7 @@ async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Iden
     assert buffer.admit(verdict, own=True)
     (taken,) = buffer.take(1, own=1, foreign=0).groups
     buffer.close()
-    for sent, mine in zip(group.completions, taken.group.completions, strict=True):
+    for sent, mine in zip(group.completions, unpack_group(taken.body).completions, strict=True):
         assert mine.logprobs.tolist() == (np.rint(sent.logprobs * 256) / 256).tolist() != sent.logprobs.tolist()
 
 

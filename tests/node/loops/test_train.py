@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
@@ -13,10 +16,12 @@ from ftis_node.node.peers.registry import RECENT_STEPS
 from ftis_node.node.startup.null_workers import NoLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeState
+from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.reputation.score import Behaviour
+from ftis_node.validation import Accepted
 from ftis_node.workers.weights.store import WeightProof
 from tests.conftest import PROMPT_IDS, make_group
 from tests.node.nodes import buffer_of, components, events_of, notes_of
@@ -33,10 +38,9 @@ HONEST, LIAR = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]
 
 
 def foreign(sender: Identity, number: int) -> StoredGroup:
-    group = make_group(sender)
-    return StoredGroup(
-        bytes([number]) * 32, own=False, group=group, rewards=group.rewards, prompt_ids=tuple(PROMPT_IDS)
-    )
+    envelope = seal_group(group := make_group(sender), sender)
+    stored = StoredGroup.from_accepted(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=False)
+    return replace(stored, id=bytes([number]) * 32)
 
 
 class Learner(NoLearner):
@@ -74,6 +78,17 @@ async def test_who_understates_is_charged_and_who_taught_is_credited(tmp_path: P
         assert len(events_of(node, "understated")) == 1
         assert node.counters.refused == node.registry.seen(LIAR.peer_id).refused == {"understated": 1}
         assert buffer_of(node).released == [(1, ReleaseReason.TRAINED)]
+
+
+async def test_who_sends_a_body_that_the_learner_cannot_unpack_is_charged_once(tmp_path: Path) -> None:
+    groups = [foreign(HONEST, 1), foreign(LIAR, 2)]
+    report = StepReport(step=1, policy_version=1, num_updates=1, unreadable=(groups[1].id.hex(),))
+    with loop_with(tmp_path / "a", report) as (loop, node):
+        await loop._train(groups)
+        assert conduct_of(node) == [(HONEST.peer_id, Behaviour.TAUGHT), (LIAR.peer_id, Behaviour.FAULT)]
+    with loop_with(tmp_path / "b", msgspec.structs.replace(report, repeated=True)) as (loop, node):
+        await loop._train(groups)
+        assert (LIAR.peer_id, Behaviour.FAULT) not in conduct_of(node)
 
 
 async def test_a_lie_in_a_step_that_is_reported_again_is_charged_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ftis_node.config.node import MismatchSection, NodeSettings
 from ftis_node.errors import WorkerDiedError
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.logprob_check import CheckLoop, sampled_by
 from ftis_node.node.startup.null_workers import NoLearner
@@ -85,7 +86,8 @@ class _Learner(NoLearner):
         self._fails = fails
 
     async def check(self, group: Any) -> None:
-        self.sent.append((group.policy_version, group.policy_version_newest))
+        sent = unpack_train_group(group)
+        self.sent.append((sent.policy_version, sent.policy_version_newest))
         if self._fails and len(self.sent) == 1:
             raise WorkerDiedError("the learner worker was killed")
 

@@ -74,8 +74,7 @@ class _Makers(InProcessMakers):
 
 
 def half_right(group: TrainGroup) -> TrainGroup:
-    rewarded = [replace(each, reward=float(index % 2)) for index, each in enumerate(group.completions)]
-    return replace(group, completions=tuple(rewarded))
+    return replace(group, rewards=tuple(float(index % 2) for index in range(len(group.rewards))))
 
 
 @pytest.mark.timeout(240)
