@@ -131,7 +131,7 @@ async def test_the_least_needed_goes_first_and_no_more_than_is_needed(full: Full
     assert len(list(full.home.checkpoints.iterdir())) == 3, "not before the events"
     assert (await full.look(1 << 10))[-1] == "old checkpoints"
     assert [path.name for path in full.home.checkpoints.iterdir()] == ["step-00000003"]
-    assert full.buffer.take(4, own=9, foreign=9).groups[0].group.sender == ANN.peer_id, "what is READY stays"
+    assert full.buffer.take(4, own=9, foreign=9).groups[0].sender == ANN.peer_id, "what is READY stays"
     assert "the home is full" in full.space.why_full
 
 

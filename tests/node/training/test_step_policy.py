@@ -203,7 +203,7 @@ async def _node(
 ) -> AsyncIterator[NodeComponents]:
     """A node in a swarm, with another member or without."""
     text = manifest_text(foreign_wait_s=foreign_wait_s)
-    text = text.replace("foreign_wait_s", "fill = true\nforeign_wait_s") if fills else text
+    text = text.replace("foreign_wait_s", "backfill_with_own = true\nforeign_wait_s") if fills else text
     manifest, swarm = parse_manifest(text, source="test"), LoopbackSwarm()
     gossip, peer = (swarm.join(one.peer_id, run_id=manifest.run_id) for one in (ME, ANN))
     with components(folder, manifest=manifest, gossip=gossip) as node:
