@@ -144,7 +144,7 @@ def test_evaluations_use_the_newest_weights(experiment: Experiment) -> None:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     """The groups of each step with the name of the node that takes it."""
     seen: list[tuple[str, int, list[Any]]] = []
-    make_learner = trial_room.InProcessMakers.learner
+    make_learner = trial_room.InProcessNodeFactory.learner
 
     def spying(self: Any, of: Any) -> Any:
         learner = make_learner(self, of)
@@ -157,7 +157,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]
         learner.train = watched
         return learner
 
-    monkeypatch.setattr(trial_room.InProcessMakers, "learner", spying)
+    monkeypatch.setattr(trial_room.InProcessNodeFactory, "learner", spying)
     return seen
 
 
