@@ -125,7 +125,7 @@ class Download:
         return num_right
 
     async def _next_chunks(self) -> list[bytes]:
-        """Return the next verified chunks, in order; none from a peer that fails. Raises OfferWithdrawnError, RecordError."""
+        """Return the next verified chunks; none from a peer that fails. Raises OfferWithdrawnError, RecordError."""
         count = min(CHUNKS_AT_ONCE, self._offer.num_chunks - self._num_here)
         question = WeightsRequest(WeightsPart.CHUNKS, file=self._offer.sha256, first=self._num_here, count=count)
         fetched = await self._ask(question, max_items=count)
