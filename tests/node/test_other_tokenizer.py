@@ -122,7 +122,7 @@ def _sampled(parts: NodeComponents) -> Group:
                 reward=reward,
             )
         )
-    return Group(
+    return Group.from_completions(
         run_id=parts.context.manifest.run_id,
         sender=parts.context.peer_id,
         number=0,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ftis_node.config.manifest import RunManifest
 from ftis_node.lab.experiment.rounds import Quota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.node.peers.registry import PeerRegistry
@@ -123,10 +124,11 @@ async def test_a_gate_plans_its_next_round_by_what_is_missing_of_this_one() -> N
 
 
 def _parts(*, fill: bool, ready: list[tuple[str, int]]) -> Any:
+    manifest = RunManifest(name="r", task="arithmetic", step={"backfill_with_own": fill})
+    context = SimpleNamespace(peer_id="own", manifest=manifest)
     return SimpleNamespace(
-        identity=SimpleNamespace(peer_id="own"),
+        context=context,
         slots=SlotPool(8),
-        manifest=SimpleNamespace(step=SimpleNamespace(backfill_with_own=fill, generated_groups=None)),
         reader=SimpleNamespace(ready_foreign=lambda: ready),
     )
 
