@@ -18,14 +18,14 @@ from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeDescription
 from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.faults import fault_charger
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.training.evaluation import EvaluationHistory
-from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import CompletionStatus, PromptRef
 from ftis_node.replay.buffer import ReplayBuffer
@@ -125,11 +125,11 @@ class StubNode:
         self._stack = AsyncExitStack()
         disk, events = Disk(), ObservedEventLog(home.events, on_event)
         buffer, reader = ReplayBuffer(home.replay), ReplayReader(home.replay)
-        peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
+        peers = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
         for part in (events, disk, buffer, reader, peers):
             self._stack.callback(part.close)
         registry = PeerRegistry()
-        generation = NoGeneration(lambda: 0)
+        generation = NullGeneration(lambda: 0)
         self.parts = NodeComponents(
             context=NodeContext(settings, manifest, identity, events, NodeState()),
             about=NodeDescription(
@@ -145,13 +145,13 @@ class StubNode:
             strangers_scorer=cast("Any", StubScorer()),
             generation=generation,
             evaluated=generation.newest,
-            learner=NoLearner(0),
+            learner=NullLearner(0),
             gossip=gossip,
             peers=peers,
             buffer=buffer,
             reader=reader,
             disk=disk,
-            slots=Slots(UNBOUNDED),
+            slots=SlotPool(UNBOUNDED),
             counters=NodeCounters(),
             registry=registry,
             confirmations=Confirmations(registry),

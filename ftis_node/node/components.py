@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.context import NodeContext, NodeDescription
     from ftis_node.node.peers.confirmations import Confirmations
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.node.training.division import Division
     from ftis_node.node.training.evaluation import EvaluationHistory
-    from ftis_node.node.training.slots import Slots
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
     from ftis_node.tasks.base import Task
@@ -60,12 +60,12 @@ class NodeComponents:
     buffer: ReplayBuffer
     reader: ReplayReader
     disk: Disk
-    slots: Slots
+    slots: SlotPool
     counters: NodeCounters
     registry: PeerRegistry
     confirmations: Confirmations
     evaluations: EvaluationHistory
-    peers: PeerBook
+    peers: PeerManager
     arrangement: WorkerPlacement = WorkerPlacement()
     space: DiskSpace = field(default_factory=DiskSpace)
     budget: GenerateBudget = field(default_factory=GenerateBudget)

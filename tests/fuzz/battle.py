@@ -201,7 +201,7 @@ class Battle:
             assert node.is_running, f"a loop has ended: {node._runner}"
             assert not node.gossip.guard.num_faults
             assert not node.gossip.counters.serve_errors.get("fault"), "a served request failed by a fault"
-            check_bounds(node.pull)
+            check_bounds(node.wiring.announcements)
             self._check_sizes(node)
         assert not self.housekeeping.done(), self.housekeeping
         honest_id = self.honest.parts.context.peer_id

@@ -93,7 +93,7 @@ async def test_a_chain_reports_what_the_guard_swallows() -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    with patch("ftis_node.node.loops.announcements.Ear._take", fail), pytest.raises(ZeroDivisionError):
+    with patch("ftis_node.node.loops.announcements.AnnouncementHandler._take", fail), pytest.raises(ZeroDivisionError):
         await announced.chain(split(announced.seeds()[0]))
 
 

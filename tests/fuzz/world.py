@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.loopback import LoopbackGossip
     from ftis_node.node.components import NodeComponents
-    from ftis_node.node.loops.announcements import Ear
+    from ftis_node.node.loops.announcements import AnnouncementHandler
     from ftis_node.node.loops.intake import IntakeLoop
     from ftis_node.records.group import PromptRef
 
@@ -174,7 +174,7 @@ async def look_at(parts: NodeComponents, *, at_all: bool = True) -> None:
         assert all(text.isprintable() for text in shown), shown
 
 
-def check_bounds(ear: Ear) -> None:
+def check_bounds(ear: AnnouncementHandler) -> None:
     """What is kept of peers is bounded, and holds only values that fit where they go."""
     assert len(ear.wants) <= 8192 + 1024
     assert len(ear.senders()) <= 4096

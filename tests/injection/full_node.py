@@ -18,12 +18,12 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.libp2p import Libp2pGossip
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
-from ftis_node.lab.experiment.in_process import InProcessMakers
+from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.node.loops import backfill as repair
 from ftis_node.node.loops import directory, status
 from ftis_node.node.loops import peers as peers_loop
 from ftis_node.node.startup import shared, wiring
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
@@ -103,7 +103,7 @@ def node_settings(home: Home) -> NodeSettings:
     )
 
 
-class Makers(InProcessMakers):
+class NodeFactory(InProcessNodeFactory):
     """Workers in this process, a network of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -149,7 +149,7 @@ class FullNode:
     async def run(self, home: Home, folder: Path, is_up: asyncio.Event) -> None:
         """Until cancelled."""
         plan = RunPlan(parse_manifest(MANIFEST, source="test"), "arithmetic", ())
-        async with built_parts(node_settings(home), plan, home, Makers(folder)) as self.parts:
+        async with running_components(node_settings(home), plan, home, NodeFactory(folder)) as self.parts:
             on_fault = self.parts.gossip.guard.on_fault
             assert on_fault is not None
 

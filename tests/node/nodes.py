@@ -19,13 +19,13 @@ from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeDescription
 from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.faults import fault_charger
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.training.evaluation import EvaluationHistory
-from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
@@ -46,7 +46,7 @@ ME = Identity.from_seed(bytes([9]) * 32)
 MODEL = "org/tiny"
 
 
-class RecordingPeers(PeerBook):
+class RecordingPeers(PeerManager):
     """The real peer manager; `notes` has what it was told, in order."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -101,7 +101,7 @@ def components(
         peers = RecordingPeers(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
         for part in (events, disk, buffer, reader, peers):
             stack.callback(part.close)
-        registry, generation = PeerRegistry(), NoGeneration(lambda: 0)
+        registry, generation = PeerRegistry(), NullGeneration(lambda: 0)
         tokenizer: Any = changes.get("tokenizer", StubTokenizer())
         task: Any = changes.get("task", StubTask())
         scorer: Any = StubScorer()
@@ -121,12 +121,12 @@ def components(
             strangers_scorer=scorer,
             generation=generation,
             evaluated=generation,
-            learner=NoLearner(0),
+            learner=NullLearner(0),
             gossip=gossip,
             buffer=buffer,
             reader=reader,
             disk=disk,
-            slots=Slots(8),
+            slots=SlotPool(8),
             counters=NodeCounters(),
             registry=registry,
             confirmations=Confirmations(registry),

@@ -16,13 +16,13 @@ from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
-from ftis_node.lab.experiment.in_process import InProcessMakers
+from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial import HonestSender
 from ftis_node.lab.stub_node import StubNode, stub_group
-from ftis_node.node.loops.announcements import Ear
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.loops.announcements import AnnouncementHandler
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import plan_run
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records.group import PromptRef
@@ -117,7 +117,7 @@ async def test_the_wanted_side_is_pulled_though_the_other_has_filled_the_stock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float | None, pulled: tuple[int, int]
 ) -> None:
     """A stock of 8: what is announced first fills it, and stands in until the wanted side has something."""
-    monkeypatch.setattr(Ear, "_is_duty", lambda *_: False)
+    monkeypatch.setattr(AnnouncementHandler, "_is_duty", lambda *_: False)
     swarm = LightSwarm(tmp_path, light_manifest(share))
     async with AsyncExitStack() as stack:
         reader = await swarm.node(stack, 1, NEAR, pull_policy="needed")
@@ -149,8 +149,8 @@ async def _steps(
             settings = NodeSettings(
                 model=str(models["s"]), engine="torch", seed=number, generation={"threads": 1}, learner={"threads": 1}
             )
-            makers = InProcessMakers(swarm, delay=NO_DELAY, seed=number)
-            parts = await stack.enter_async_context(built_parts(settings, plan, home, makers))
+            makers = InProcessNodeFactory(swarm, delay=NO_DELAY, seed=number)
+            parts = await stack.enter_async_context(running_components(settings, plan, home, makers))
             lockstep.enter(HonestSender(parts), Validator(parts.context.state, parts.registry), last_step=STEPS)
             nodes.append(parts)
         async with asyncio.TaskGroup() as tasks:

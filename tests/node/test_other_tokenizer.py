@@ -23,9 +23,9 @@ from ftis_node.lab.tiny.tokenizer import make_tokenizer as make_alices_tokenizer
 from ftis_node.learner.core import Learner
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
-from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.codec import hash_prompt
 from ftis_node.records.group import Completion, FinishReason, Group, SamplingSettings
 from ftis_node.records.identity import Identity
@@ -57,7 +57,7 @@ def _manifest(other_tokenizers: str) -> RunManifest:
     )
 
 
-class _InProcessLearner(NoLearner):
+class _InProcessLearner(NullLearner):
     """The learner without its worker process."""
 
     def __init__(self, learner: Learner) -> None:
@@ -71,7 +71,7 @@ class _InProcessLearner(NoLearner):
         return self._learner.train(groups, step=step)
 
 
-class _Generation(NoGeneration):
+class _Generation(NullGeneration):
     """Takes new weights, and makes nothing."""
 
     async def update_weights(self, weights: Any, proof: Any) -> None:
@@ -97,8 +97,8 @@ async def _node(
         scorer=IsolatedScorer(task),
         strangers_scorer=IsolatedScorer(task),
         generation=_Generation(lambda: 0),
-        learner=learner or NoLearner(0),
-        slots=Slots(4),
+        learner=learner or NullLearner(0),
+        slots=SlotPool(4),
     ) as node:
         Wiring(node).serve_peers()
         await gossip.start()
@@ -122,7 +122,7 @@ def _sampled(parts: NodeComponents) -> Group:
                 reward=reward,
             )
         )
-    return Group(
+    return Group.from_completions(
         run_id=parts.context.manifest.run_id,
         sender=parts.context.peer_id,
         number=0,

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftis_node.lab.experiment.rounds import Quota
-from ftis_node.node.training.foreign_shortfall import Fill
+from ftis_node.node.training.foreign_shortfall import ForeignShortfall
 from ftis_node.swarm.reputation.reasons import AFTER_VALIDATION
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class RoundGate:
         self._lockstep = lockstep
         self._parts = parts
         self._quota = quota or Quota(lockstep.rounds)
-        self._fill = Fill()
+        self._fill = ForeignShortfall()
         self._parts.slots.capacity = self._made(1)
 
     async def wait(self, step: int) -> bool:

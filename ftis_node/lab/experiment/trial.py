@@ -23,12 +23,12 @@ from ftis_node.config.node import GenerationSection, LearnerSection, LoraSection
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.final_evaluation import run_final_evaluation
-from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessMakers
+from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessNodeFactory
 from ftis_node.lab.experiment.provenance import made_by
 from ftis_node.lab.experiment.rounds import Quota, Rounds
 from ftis_node.lab.experiment.synchronous_rounds import RoundGate, SynchronousRounds, Validator
 from ftis_node.lab.experiment.trial_result import TrialResult, read_member
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 
@@ -166,8 +166,8 @@ async def _run(
             home = _make_home(folder / f"{index}-{member.name}", trial.seed, index)
             plan = RunPlan(trial.manifest, trial.task_spec, trial.eval_specs, domain_spec=member.domain)
             seed = trial.seed * len(trial.members) + index
-            makers = InProcessMakers(swarm, delay=trial.delay_of(member), seed=seed)
-            parts = await stack.enter_async_context(built_parts(_settings(trial, member), plan, home, makers))
+            makers = InProcessNodeFactory(swarm, delay=trial.delay_of(member), seed=seed)
+            parts = await stack.enter_async_context(running_components(_settings(trial, member), plan, home, makers))
             quota = Quota(together.rounds, plans=trial.manifest.step.backfill_with_own and member.lie is None)
             nodes.append(Node(member, parts, together, quota))
         await _run_together(trial, nodes, on_progress)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.gossip.interface import GossipMessage as Message
     from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
     from ftis_node.records.envelope import Announcement
@@ -50,7 +50,7 @@ class Members(NamedTuple):
     of_own_shard: Sequence[str]
 
 
-class Ear:
+class AnnouncementHandler:
     """Announcements in, wants out. `changed` is set when there is something new to pull."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Ear:
         about: NodeDescription,
         gossip: Gossip,
         reader: ReplayReader,
-        peers: PeerBook,
+        peers: PeerManager,
         registry: PeerRegistry,
         counters: NodeCounters,
     ) -> None:

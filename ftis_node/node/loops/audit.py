@@ -27,7 +27,7 @@ from ftis_node.swarm.reputation.score import Behaviour, TrustLevel
 if TYPE_CHECKING:
     from ftis_node.learner.messages import TrainGroup
     from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Learning
     from ftis_node.node.state import NodeCounters
@@ -54,7 +54,7 @@ class AuditLoop:
         learner: Learning,
         buffer: ReplayBuffer,
         disk: Disk,
-        peers: PeerBook,
+        peers: PeerManager,
         registry: PeerRegistry,
         counters: NodeCounters,
         guard: PeerGuard,

@@ -30,8 +30,8 @@ from ftis_node.swarm.topology.shards import shard_of
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.loops.announcements import Ear
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.loops.announcements import AnnouncementHandler
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.records.envelope import PeerRecord
@@ -51,17 +51,17 @@ GAPS_PER_PERIOD = 16
 EVERYBODYS_PER_MINUTE = 3.0
 
 
-class Repair:
+class BackfillLoop:
     """Asks members, and has the ear consider what they answer."""
 
     def __init__(
         self,
         *,
         context: NodeContext,
-        ear: Ear,
+        ear: AnnouncementHandler,
         gossip: Gossip,
         reader: ReplayReader,
-        peers: PeerBook,
+        peers: PeerManager,
         counters: NodeCounters,
         step_shares: StepShares,
     ) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.confirmations import Confirmations
     from ftis_node.node.supervision.disk_thread import Disk
-    from ftis_node.node.training.slots import Slots
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
 
@@ -37,7 +37,7 @@ class DeliverLoop:
         buffer: ReplayBuffer,
         reader: ReplayReader,
         disk: Disk,
-        slots: Slots,
+        slots: SlotPool,
         confirmations: Confirmations,
     ) -> None:
         self._context = context

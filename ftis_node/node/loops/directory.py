@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ftis_node import __version__
 from ftis_node.errors import RecordError
-from ftis_node.node.peers.log_messages import SwarmWords
+from ftis_node.node.peers.log_messages import SwarmLogMessages
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.parsing import SCHEMA
@@ -37,7 +37,7 @@ MAX_CATCHING_UP = 8
 RECORD_LIVES_PERIODS = 4  # a record survives this many missed renewals
 
 
-class CatchesUp(Protocol):
+class BackfillSource(Protocol):
     """Receiver of new members and of their records: `BackfillLoop`, or a null object."""
 
     async def catch_up(self, peer_id: str) -> None: ...
@@ -57,7 +57,7 @@ class DirectoryLoop:
         generation: Generation,
         buffer: ReplayBuffer,
         registry: PeerRegistry,
-        backfill: CatchesUp,
+        backfill: BackfillSource,
     ) -> None:
         self._context = context
         self._about = about
@@ -69,7 +69,7 @@ class DirectoryLoop:
         self._backfill = backfill
         self._guard = gossip.guard
         self._members: set[str] = set()
-        self._words = SwarmWords()
+        self._words = SwarmLogMessages()
         self._catching_up = asyncio.Semaphore(MAX_CATCHING_UP)
 
     async def run(self) -> None:

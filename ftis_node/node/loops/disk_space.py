@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ftis_node.node.storage.cleanup import reclaim, turn_over_logs
+from ftis_node.node.storage.cleanup import reclaim, rotate_logs
 from ftis_node.node.storage.usage import HomeUse, look_at
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.sizes import size
@@ -59,7 +59,7 @@ class DiskSpaceLoop:
     async def look(self) -> None:
         """Turns over what is too long, tidies where it is needed, and says how the home stands."""
         space = self._space
-        await in_background(turn_over_logs, self._home, max_bytes=self._context.settings.limits.log_file_bytes)
+        await in_background(rotate_logs, self._home, max_bytes=self._context.settings.limits.log_file_bytes)
         use = await self._use()
         if missing_bytes := space.limit.missing_bytes(use):
             reclaimed = reclaim(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.training.division import Division
-    from ftis_node.node.training.slots import Slots
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.token_budget import GenerateBudget
     from ftis_node.tasks.base import Task, TaskItem
     from ftis_node.tasks.scoring.scorer import IsolatedScorer
@@ -61,7 +61,7 @@ class GenerateLoop:
         scorer: IsolatedScorer,
         generation: Generation,
         last_number: int,
-        slots: Slots,
+        slots: SlotPool,
         budget: GenerateBudget,
         space: DiskSpace,
         counters: NodeCounters,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.node.peers.faults import REASON as FAULT
 from ftis_node.node.supervision.background import to_the_end
-from ftis_node.node.supervision.health import Turn
+from ftis_node.node.supervision.health import LoopProgress
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.records.envelope import open_envelope
 from ftis_node.swarm.peer_guard import Place, is_own
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ftis_node.models import PromptTokenizer
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.supervision.disk_thread import Disk
@@ -76,8 +76,8 @@ class _Lane:
         self._num_submitted += 1
 
     @property
-    def turn(self) -> Turn:
-        return Turn(done=self._num_answered, waiting=self._num_submitted - self._num_answered)
+    def turn(self) -> LoopProgress:
+        return LoopProgress(done=self._num_answered, waiting=self._num_submitted - self._num_answered)
 
     def _note_answered(self, verdict: asyncio.Future[ValidationResult]) -> None:
         self._num_answered += 1
@@ -96,7 +96,7 @@ class IntakeLoop:
         buffer: ReplayBuffer,
         reader: ReplayReader,
         disk: Disk,
-        peers: PeerBook,
+        peers: PeerManager,
         registry: PeerRegistry,
         counters: NodeCounters,
         guard: PeerGuard,
@@ -158,7 +158,7 @@ class IntakeLoop:
         return await self._newest_own.get()
 
     @property
-    def turns(self) -> dict[str, Callable[[], Turn]]:
+    def turns(self) -> dict[str, Callable[[], LoopProgress]]:
         """How each lane fares, by name; what is being judged or stored counts as waiting."""
         return {"intake": lambda: self._known.turn, "intake of strangers' groups": lambda: self._strangers.turn}
 

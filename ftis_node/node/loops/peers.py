@@ -19,7 +19,7 @@ from ftis_node.telemetry.clock import SteadyClock
 
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.storage.buffer_limits import BufferLimits
     from ftis_node.telemetry.events import EventTrail
 
@@ -32,7 +32,7 @@ PERIODS_PER_SAVE = 10
 class PeersLoop:
     """Two clocks: the buffer is looked at every second, the book of peers is saved every ten."""
 
-    def __init__(self, *, events: EventTrail, gossip: Gossip, peers: PeerBook, limits: BufferLimits) -> None:
+    def __init__(self, *, events: EventTrail, gossip: Gossip, peers: PeerManager, limits: BufferLimits) -> None:
         self._events = events
         self._gossip = gossip
         self._peers = peers

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.announce import Announcer
     from ftis_node.node.peers.confirmations import Confirmations
     from ftis_node.node.state import NodeCounters
-    from ftis_node.node.training.slots import Slots
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.records.group import Group
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class PublishLoop:
         scored: asyncio.Queue[Group],
         intake: IntakeLoop,
         announcer: Announcer,
-        slots: Slots,
+        slots: SlotPool,
         counters: NodeCounters,
         confirmations: Confirmations,
         last_number: int,

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.loops.announcements import Ear
-    from ftis_node.node.loops.backfill import Repair
+    from ftis_node.node.loops.announcements import AnnouncementHandler
+    from ftis_node.node.loops.backfill import BackfillLoop
     from ftis_node.node.loops.intake import IntakeLoop
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.storage.disk_space import DiskSpace
@@ -81,11 +81,11 @@ class PullLoop:
         *,
         context: NodeContext,
         intake: IntakeLoop,
-        ear: Ear,
-        repair: Repair,
+        ear: AnnouncementHandler,
+        repair: BackfillLoop,
         gossip: Gossip,
         reader: ReplayReader,
-        peers: PeerBook,
+        peers: PeerManager,
         registry: PeerRegistry,
         counters: NodeCounters,
         step_shares: StepShares,

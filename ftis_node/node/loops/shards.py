@@ -22,9 +22,9 @@ from ftis_node.swarm.topology.shards import FIRST_SHARDS, choose_shards, num_aff
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.loops.announcements import Ear
-    from ftis_node.node.loops.backfill import Repair
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.loops.announcements import AnnouncementHandler
+    from ftis_node.node.loops.backfill import BackfillLoop
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,10 @@ class ShardsLoop:
         *,
         context: NodeContext,
         gossip: Gossip,
-        peers: PeerBook,
+        peers: PeerManager,
         registry: PeerRegistry,
-        announcements: Ear,
-        backfill: Repair,
+        announcements: AnnouncementHandler,
+        backfill: BackfillLoop,
     ) -> None:
         self._context = context
         self._gossip = gossip

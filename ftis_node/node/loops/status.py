@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ftis_node.node.storage.disk_space import DiskSpace
     from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.node.training.evaluation import EvaluationHistory
-    from ftis_node.node.training.slots import Slots
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.replay.reader import BufferFigures
 
 PERIOD_S = 1.0
@@ -78,7 +78,7 @@ class StatusLoop:
         gossip: Gossip,
         swarm: SwarmReporter,
         peer_table: PeerTable,
-        slots: Slots,
+        slots: SlotPool,
         space: DiskSpace,
         reader: ReplayReader,
         disk: Disk,

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from ftis_node.config.manifest import Share
     from ftis_node.learner.messages import LearnerState, StepReport
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.storage.buffer_limits import BufferLimits
     from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.node.training.evaluation import Evaluator
-    from ftis_node.node.training.slots import Slots
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.step_gate import StepGate
     from ftis_node.node.training.step_report import StepReporter
     from ftis_node.node.training.step_selection import StepSelection
@@ -69,9 +69,9 @@ class TrainLoop:
         buffer: ReplayBuffer,
         reader: ReplayReader,
         disk: Disk,
-        slots: Slots,
+        slots: SlotPool,
         limits: BufferLimits,
-        peers: PeerBook,
+        peers: PeerManager,
         registry: PeerRegistry,
         counters: NodeCounters,
         guard: PeerGuard,
@@ -276,14 +276,14 @@ class TrainLoop:
                 await self._evaluator.evaluate(step=self.step)
 
 
-def note_teacher(peers: PeerBook, group: StoredGroup) -> None:
+def note_teacher(peers: PeerManager, group: StoredGroup) -> None:
     """Credits the sender of a group of unequal rewards; the advantages of any other are 0."""
     if not group.own and len(set(group.rewards)) > 1:
         peers.note(group.sender, Behaviour.TAUGHT)
 
 
 def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
-    """A stored group as the learner takes it, with our rewards. `of_own_weights` as `PeerBook.is_of_own_weights` says.
+    """Return a stored group as the learner takes it. `of_own_weights`: see `PeerManager.is_of_own_weights`.
 
     Vertical: one advantage group per generator's group. Horizontal: one per prompt, over all its generators.
     """

@@ -10,7 +10,7 @@ from ftis_node.swarm.reputation.score import Behaviour
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
     from ftis_node.swarm.peer_guard import Place
@@ -21,7 +21,7 @@ MAX_TEXT = 200  # characters of an error that an event keeps: a peer may have ch
 
 
 def fault_charger(
-    *, events: EventTrail, counters: NodeCounters, registry: PeerRegistry, peers: PeerBook
+    *, events: EventTrail, counters: NodeCounters, registry: PeerRegistry, peers: PeerManager
 ) -> Callable[[str, Place, Exception], None]:
     """Return what a node's guard calls for each fault: (peer id, place, error)."""
 

@@ -39,7 +39,7 @@ MAX_NETWORKS = 4096
 UNCHARGED = frozenset({"banned", "quota", "scoring_quota"})  # these cost next to nothing, and a debt would never end
 
 
-class PeerBook:
+class PeerManager:
     """One per node. `note` and the questions are cheap; a change of standing is on disk when they return."""
 
     def __init__(

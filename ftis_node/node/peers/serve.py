@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.interface import MAX_ANSWERS
-from ftis_node.node.peers.text_copy import retell_group
+from ftis_node.node.peers.text_encoding import reencode_as_text
 from ftis_node.records.backfill_request import open_backfill_request
 from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import open_envelope, seal_group
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
     from ftis_node.node.peers.announce import Announcer
     from ftis_node.node.peers.confirmations import Confirmations
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.state import NodeCounters
     from ftis_node.node.supervision.disk_thread import Disk
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftis_node.tasks.base import Task
 
 
-class Served:
+class PeerRequestHandler:
     """Answers to peers, from the buffer on disk."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Served:
         replay_file: Path,
         disk: Disk,
         announcer: Announcer,
-        peers: PeerBook,
+        peers: PeerManager,
         registry: PeerRegistry,
         counters: NodeCounters,
         confirmations: Confirmations,
@@ -85,7 +85,7 @@ class Served:
             messages = self._task.resolve(group.prompt_ref).prompt
         except KeyError:
             return None
-        text_group = retell_group(group, envelope.id, messages=messages, tokenizer=self._tokenizer)
+        text_group = reencode_as_text(group, envelope.id, messages=messages, tokenizer=self._tokenizer)
         return seal_group(text_group, self._context.identity).to_bytes()
 
     async def answer(self, peer_id: str, question: bytes) -> list[bytes]:

@@ -8,7 +8,7 @@ from ftis_node.node.peers.registry import PeerActivity
 from ftis_node.swarm.peer_guard import Place
 
 if TYPE_CHECKING:
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.swarm.peer_guard import PeerGuard
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class PeerTable:
     """Joins the registry with the reputations."""
 
-    def __init__(self, *, registry: PeerRegistry, peers: PeerBook, guard: PeerGuard) -> None:
+    def __init__(self, *, registry: PeerRegistry, peers: PeerManager, guard: PeerGuard) -> None:
         self._registry = registry
         self._peers = peers
         self._guard = guard

@@ -20,12 +20,12 @@ from ftis_node.node.components import NodeComponents
 from ftis_node.node.context import NodeContext, NodeDescription
 from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.faults import fault_charger
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.registry import PeerRegistry
-from ftis_node.node.startup.factories import Ingredients
-from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
+from ftis_node.node.startup.factories import NodeInputs
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.prepare import prepare
-from ftis_node.node.startup.recovery import set_right, tell_unknown_steps
+from ftis_node.node.startup.recovery import log_unknown_steps, recover_buffer
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeCounters, NodeState
 from ftis_node.node.storage.cleanup import CHECKPOINT_PREFIX
@@ -35,7 +35,7 @@ from ftis_node.node.supervision.disk_thread import Disk
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.training.division import division_of
 from ftis_node.node.training.evaluation import EvaluationHistory
-from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.slots import SlotPool
 from ftis_node.node.training.token_budget import generate_budget
 from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.models import ModelSource
     from ftis_node.node.protocols import Generation, Learning
-    from ftis_node.node.startup.factories import Makers
+    from ftis_node.node.startup.factories import NodeFactory
     from ftis_node.node.startup.prepare import Prepared
     from ftis_node.node.startup.run_plan import RunPlan
     from ftis_node.telemetry.progress import OnProgress
@@ -69,11 +69,11 @@ LARGE_BYTES = 1e9
 
 
 @asynccontextmanager
-async def built_parts(
+async def running_components(
     settings: NodeSettings,
     plan: RunPlan,
     home: Home,
-    makers: Makers | None = None,
+    makers: NodeFactory | None = None,
     *,
     on_progress: OnProgress = unwatched,
 ) -> AsyncIterator[NodeComponents]:
@@ -101,13 +101,13 @@ async def built_parts(
             await _stop(parts)
 
 
-def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> NodeComponents:
+def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: NodeFactory) -> NodeComponents:
     """All parts, none of them started; `stack` closes the files that they keep open."""
     settings, manifest, home, identity = prepared.settings, prepared.manifest, prepared.home, prepared.identity
     source, step = prepared.source, prepared.manifest.step
     events = EventTrail(home.events, max_bytes=settings.limits.event_file_bytes, kept_files=KEPT_EVENT_FILES)
     stack.callback(events.close)
-    peers = PeerBook(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
+    peers = PeerManager(home.peers, own_id=identity.peer_id, settings=settings.admission, events=events)
     stack.callback(peers.close)
     disk = Disk()
     stack.callback(disk.close)
@@ -116,7 +116,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Nod
     reader = ReplayReader(home.replay)
     stack.callback(reader.close)
     remembered = read_remembered(home.events)
-    set_right(buffer, remembered, events, peer_id=identity.peer_id)
+    recover_buffer(buffer, remembered, events, peer_id=identity.peer_id)
     weights = stack.enter_context(
         weights_folder(
             home,
@@ -124,7 +124,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Nod
             num_versions=num_versions(settings, prepared.arrangement.hand_over),
         )
     )
-    ingredients = Ingredients(
+    ingredients = NodeInputs(
         settings, manifest, home, identity, source, prepared.tokenizer, events, prepared.arrangement, weights
     )
     state, registry, evaluations = NodeState(step=remembered.step), PeerRegistry(), EvaluationHistory()
@@ -158,7 +158,7 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Nod
         buffer=buffer,
         reader=reader,
         disk=disk,
-        slots=Slots(step.num_generated * (1 + step.max_async_level), held=reader.own_held()),
+        slots=SlotPool(step.num_generated * (1 + step.max_async_level), held=reader.own_held()),
         counters=NodeCounters(),
         registry=registry,
         confirmations=Confirmations(registry),
@@ -172,15 +172,15 @@ def _assembled(stack: AsyncExitStack, prepared: Prepared, makers: Makers) -> Nod
     )
 
 
-def _workers(makers: Makers, ingredients: Ingredients, state: NodeState) -> tuple[Generation, Learning]:
+def _workers(makers: NodeFactory, ingredients: NodeInputs, state: NodeState) -> tuple[Generation, Learning]:
     """Both, or what stands in the place of the one that the node's role does without."""
     settings = ingredients.settings
     learner: Learning = (
-        makers.learner(ingredients) if settings.learns else NoLearner(parameter_count(ingredients.source))
+        makers.learner(ingredients) if settings.learns else NullLearner(parameter_count(ingredients.source))
     )
     ingredients = replace(ingredients, make_room=learner.give_memory_back, write_weights=learner.write_weights)
     generation: Generation = (
-        makers.generation(ingredients) if settings.generates else NoGeneration(lambda: state.policy_version)
+        makers.generation(ingredients) if settings.generates else NullGeneration(lambda: state.policy_version)
     )
     return generation, learner
 
@@ -211,7 +211,7 @@ async def _start(parts: NodeComponents, on_progress: OnProgress) -> None:
         log.warning("step %d was done, and the newest checkpoint to be read is of %d", done, state.step)
         context.events.write("checkpoint_fallback", step=state.step, done=done)
     if settings.learns:
-        tell_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
+        log_unknown_steps(state, done=done, holds=parts.reader.held, events=context.events)
     where = _begins_at(state.step) if settings.learns else f"following {settings.roles.follow}"
     log.info("%s: %s parameters, %s", parts.source.name, f"{state.parameters:,}", where)
     if not settings.generates:

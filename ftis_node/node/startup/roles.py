@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ftis_node.node.daemon import Work, run_loops
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.peers.operator_actions import PeerControl
-from ftis_node.node.startup.null_workers import NothingToPull
+from ftis_node.node.startup.null_workers import NullBackfill
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.health import RunningLoops
 from ftis_node.node.supervision.task_monitor import waiting_for
@@ -104,7 +104,7 @@ async def _generator_work(wiring: Wiring) -> Work:
         "intake": wiring.intake.run(),
         "deliver": wiring.deliver_loop().run(),
         "reannounce": wiring.reannounce_loop().run(),
-        "directory": wiring.directory_loop(NothingToPull()).run(),
+        "directory": wiring.directory_loop(NullBackfill()).run(),
     }
     return Work(loops, _wait_until_generated(wiring))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ftis_node.config.disk_room import telling_full_disk
 from ftis_node.node.http_api.auth import observe_token
 from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.migrations import opened
 from ftis_node.node.startup.preflight import check_saved
 from ftis_node.node.startup.roles import run_node
@@ -40,7 +40,7 @@ def run_until_stopped(
     watchdog = Watchdog(settings.observe, manager=ServiceManager.from_environment())
     with telling_full_disk(home.root), telling_damage(home.root), opened(home):
         work = _run(settings, plan, home, steps=steps, on_progress=on_progress, watchdog=watchdog)
-        asyncio.run(until_signalled(work, on_fault=watchdog.tell_fault))
+        asyncio.run(until_signalled(work, on_fault=watchdog.log_fault))
 
 
 async def _run(
@@ -57,7 +57,7 @@ async def _run(
         with watchdog.watching():
             async with (
                 serve_observed(observed, settings.observe.address, token=observe_token(settings.observe, home)),
-                built_parts(settings, plan, home, on_progress=on_progress) as parts,
+                running_components(settings, plan, home, on_progress=on_progress) as parts,
             ):
                 watchdog.events = parts.context.events
                 try:

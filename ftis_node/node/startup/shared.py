@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from ftis_node.node.loops.announcements import Ear
-from ftis_node.node.loops.backfill import Repair
+from ftis_node.node.loops.announcements import AnnouncementHandler
+from ftis_node.node.loops.backfill import BackfillLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.pull import PullLoop
 from ftis_node.node.peers.announce import Announcer
-from ftis_node.node.peers.serve import Served
+from ftis_node.node.peers.serve import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.peers.table import PeerTable
 from ftis_node.node.storage.buffer_limits import BufferLimits
@@ -52,9 +52,9 @@ class SharedComponents:
         )
 
     @cached_property
-    def announcements(self) -> Ear:
+    def announcements(self) -> AnnouncementHandler:
         node = self.node
-        return Ear(
+        return AnnouncementHandler(
             context=node.context,
             about=node.about,
             gossip=node.gossip,
@@ -65,9 +65,9 @@ class SharedComponents:
         )
 
     @cached_property
-    def backfill(self) -> Repair:
+    def backfill(self) -> BackfillLoop:
         node = self.node
-        return Repair(
+        return BackfillLoop(
             context=node.context,
             ear=self.announcements,
             gossip=node.gossip,
@@ -156,9 +156,9 @@ class SharedComponents:
         )
 
     @cached_property
-    def served(self) -> Served:
+    def served(self) -> PeerRequestHandler:
         node = self.node
-        return Served(
+        return PeerRequestHandler(
             context=node.context,
             task=node.task,
             tokenizer=node.tokenizer,

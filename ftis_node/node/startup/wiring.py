@@ -19,7 +19,7 @@ from ftis_node.node.loops.shards import ShardsLoop
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.shared import SharedComponents
-from ftis_node.node.training.step_gate import PatientGate
+from ftis_node.node.training.step_gate import TimedStepGate
 from ftis_node.node.training.step_selection import StepSelection
 from ftis_node.node.training.weight_sync import update_engine
 from ftis_node.node.weights.follow import FollowLoop
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Coroutine
 
-    from ftis_node.node.loops.directory import CatchesUp
+    from ftis_node.node.loops.directory import BackfillSource
     from ftis_node.node.supervision.health import RunningLoops
     from ftis_node.node.supervision.watchdog import Watchdog
     from ftis_node.node.training.step_gate import StepGate
@@ -139,7 +139,7 @@ class Wiring(SharedComponents):
             backfill=self.backfill,
         )
 
-    def directory_loop(self, backfill: CatchesUp) -> DirectoryLoop:
+    def directory_loop(self, backfill: BackfillSource) -> DirectoryLoop:
         node = self.node
         return DirectoryLoop(
             context=node.context,
@@ -219,9 +219,9 @@ class Wiring(SharedComponents):
             counters=node.counters,
         )
 
-    def step_gate(self) -> PatientGate:
+    def step_gate(self) -> TimedStepGate:
         node = self.node
-        return PatientGate(
+        return TimedStepGate(
             context=node.context,
             stored=self.intake.stored,
             step_shares=self.step_shares,

@@ -14,7 +14,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from ftis_node.node.storage.log_rotation import turn_over
+from ftis_node.node.storage.log_rotation import rotate_log
 from ftis_node.node.supervision.background import in_background
 from ftis_node.telemetry.events import trail_files
 from ftis_node.workers.durable import keep_newest, newest_complete
@@ -64,9 +64,9 @@ async def reclaim(
             yield what, made_free
 
 
-def turn_over_logs(home: Home, *, max_bytes: int) -> list[Path]:
+def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
     """Turns over what has grown too long in the home's folder of logs; returns what was. Raises OSError."""
-    return [path for path in home.logs.glob("*.log") if turn_over(path, max_bytes=max_bytes)]
+    return [path for path in home.logs.glob("*.log") if rotate_log(path, max_bytes=max_bytes)]
 
 
 def _saved_step(home: Home) -> int:

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from ftis_node.node.training.foreign_shortfall import Fill
-from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, never_starts, stand_in
+from ftis_node.node.training.foreign_shortfall import ForeignShortfall
+from ftis_node.node.training.step_policy import StepInputs, StepQuota, may_start, never_starts, substitute_foreign
 from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
     from ftis_node.node.storage.buffer_limits import BufferLimits
     from ftis_node.node.supervision.disk_thread import Disk
-    from ftis_node.node.training.slots import Slots
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.buffer import ReplayBuffer
     from ftis_node.replay.reader import ReplayReader
@@ -44,7 +44,7 @@ class StepGate(Protocol):
         ...
 
 
-class PatientGate:
+class TimedStepGate:
     """Waits for all own groups, and for foreign ones as long as the run's patience lasts."""
 
     def __init__(
@@ -54,7 +54,7 @@ class PatientGate:
         stored: asyncio.Event,
         step_shares: StepShares,
         limits: BufferLimits,
-        slots: Slots,
+        slots: SlotPool,
         buffer: ReplayBuffer,
         reader: ReplayReader,
         disk: Disk,
@@ -73,8 +73,8 @@ class PatientGate:
         self._started_at = time.monotonic()
         self._own_ready_since: float | None = None
         self._with_members_at = self._started_at
-        self._fill = Fill()
-        self._needs = StepNeeds.of(context.manifest)
+        self._fill = ForeignShortfall()
+        self._needs = StepQuota.of(context.manifest)
 
     async def wait(self, step: int) -> bool:
         """Returns when the step may start, or never will; releases on the way what has grown stale."""
@@ -107,9 +107,9 @@ class PatientGate:
         """Whether own groups may stand in for foreign ones: not of a node that generates none, or no more."""
         return self._context.manifest.step.backfill_with_own and self._step_shares.makes_more
 
-    def _wanted(self) -> StepNeeds:
+    def _wanted(self) -> StepQuota:
         """The manifest's; with `step.backfill_with_own`, own groups in place of foreign ones that were missing."""
-        needs = StepNeeds.of(self._context.manifest)
+        needs = StepQuota.of(self._context.manifest)
         if not self._fills:
             return needs
         own, foreign = self._fill.shares(needs.own, needs.foreign)
@@ -124,11 +124,11 @@ class PatientGate:
         own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
         self._slots.resize(own * (1 + step.max_async_level))
 
-    async def _outlook(self) -> Outlook:
+    async def _outlook(self) -> StepInputs:
         own_ready, foreign_ready = self._reader.ready_counts()
         if not self._context.settings.generates or (self._needs.foreign and not self._step_shares.makes_more):
             self._needs = replace(self._needs, generated=0)
-            own_ready, foreign_ready = stand_in(own_ready + foreign_ready, needs=self._needs)
+            own_ready, foreign_ready = substitute_foreign(own_ready + foreign_ready, needs=self._needs)
         now = time.monotonic()
         has_members = bool(await self._gossip.members())
         if has_members:
@@ -137,7 +137,7 @@ class PatientGate:
             self._own_ready_since = None
         elif self._own_ready_since is None:
             self._own_ready_since = now
-        return Outlook(
+        return StepInputs(
             own_ready=own_ready,
             foreign_ready=foreign_ready,
             waited_s=now - (self._own_ready_since or now),

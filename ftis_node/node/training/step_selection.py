@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.node.training.division import Division
     from ftis_node.replay.buffer import ReplayBuffer, StoredGroup
@@ -40,7 +40,7 @@ class StepSelection:
         buffer: ReplayBuffer,
         reader: ReplayReader,
         disk: Disk,
-        peers: PeerBook,
+        peers: PeerManager,
         guard: PeerGuard,
         division: Division | None = None,
         own_domain: OwnDomain | None = None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftis_node.node.training.step_policy import StepNeeds, shares_of_step
+from ftis_node.node.training.step_policy import StepQuota, shares_of_step
 
 if TYPE_CHECKING:
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.training.slots import Slots
+    from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.token_budget import GenerateBudget
     from ftis_node.replay.reader import ReplayReader
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class StepShares:
     """The manifest's shares of a step, corrected for a node that generates nothing or has used up its budget."""
 
-    def __init__(self, *, context: NodeContext, budget: GenerateBudget, slots: Slots, reader: ReplayReader) -> None:
+    def __init__(self, *, context: NodeContext, budget: GenerateBudget, slots: SlotPool, reader: ReplayReader) -> None:
         self._context = context
         self._budget = budget
         self._slots = slots
@@ -33,9 +33,9 @@ class StepShares:
         limit = self._context.settings.budget.learn_tokens
         return limit is not None and self._reader.trained_tokens() >= limit
 
-    def of_next_step(self, needs: StepNeeds | None = None) -> tuple[int, int]:
+    def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
         """Return the own and foreign groups of the next step, by signer. `needs`: the manifest's if not given."""
-        needs = needs or StepNeeds.of(self._context.manifest)
+        needs = needs or StepQuota.of(self._context.manifest)
         generates = self._context.settings.generates
         if not generates or self.makes_more or not needs.foreign:
             return shares_of_step(needs, generates=generates)

@@ -24,7 +24,7 @@ from ftis_node.gossip.interface import FetchOutcome
 from ftis_node.models import model_fingerprint
 from ftis_node.node.supervision.background import in_background
 from ftis_node.node.supervision.task_monitor import waiting_for
-from ftis_node.node.weights.download import Download, OfferGoneError
+from ftis_node.node.weights.download import Download, OfferWithdrawnError
 from ftis_node.node.weights.store import HeldVersions
 from ftis_node.node.worker_settings import serves_adapters
 from ftis_node.records.weights import WeightsPart, WeightsRequest, open_offer
@@ -186,7 +186,7 @@ class FollowLoop:
         try:
             file = await download.run()
             await in_background(self._held.put, file, offer, heard.signed)
-        except OfferGoneError as error:
+        except OfferWithdrawnError as error:
             log.info("%s", error)
             download.discard()
             return

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ftis_node.generation.client import ProofToCome
     from ftis_node.models import ModelSource
     from ftis_node.node.context import NodeContext, NodeDescription
-    from ftis_node.node.peers.manager import PeerBook
+    from ftis_node.node.peers.manager import PeerManager
     from ftis_node.node.protocols import Learning
     from ftis_node.node.supervision.disk_thread import Disk
     from ftis_node.workers.weights.store import PublishedWeights, WeightProof
@@ -80,7 +80,7 @@ class OfferLoop:
     """`take` is the train loop's hand-over, `give` the network's question."""
 
     def __init__(
-        self, *, context: NodeContext, about: NodeDescription, source: ModelSource, disk: Disk, peers: PeerBook
+        self, *, context: NodeContext, about: NodeDescription, source: ModelSource, disk: Disk, peers: PeerManager
     ) -> None:
         self._context = context
         self._about = about

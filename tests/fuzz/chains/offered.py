@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError
-from ftis_node.node.startup.null_workers import NoGeneration
+from ftis_node.node.startup.null_workers import NullGeneration
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.identity import WEIGHTS_DOMAIN
@@ -37,7 +37,7 @@ AT_ONCE = SETTINGS.model_copy(update={"roles": SETTINGS.roles.model_copy(update=
 MAX_QUESTIONS = 40  # then the learner says that it has nothing: a node would ask for ever
 
 
-class Engine(NoGeneration):
+class Engine(NullGeneration):
     """Serves nothing."""
 
     async def try_weights(self, *_: object) -> None:

@@ -24,6 +24,7 @@ from ftis_node.lab.experiment.synchronous_rounds import SynchronousRounds, Valid
 from ftis_node.lab.experiment.trial import run_trial
 from ftis_node.lab.experiment.trial_matrix import Experiment
 from ftis_node.lab.experiment.trial_result import SENDER_FIGURES, STEP_FIGURES
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.state import NodeState
 from ftis_node.node.training import step_selection
@@ -144,20 +145,20 @@ def test_evaluations_use_the_newest_weights(experiment: Experiment) -> None:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     """The groups of each step with the name of the node that takes it."""
     seen: list[tuple[str, int, list[Any]]] = []
-    make_learner = trial_room.InProcessMakers.learner
+    make_learner = trial_room.InProcessNodeFactory.learner
 
     def spying(self: Any, of: Any) -> Any:
         learner = make_learner(self, of)
         inner = learner.train
 
         async def watched(groups: Any, *, step: int, **how: Any) -> Any:
-            seen.append((of.settings.name, step, list(groups)))
+            seen.append((of.settings.name, step, [unpack_train_group(group) for group in groups]))
             return await inner(groups, step=step, **how)
 
         learner.train = watched
         return learner
 
-    monkeypatch.setattr(trial_room.InProcessMakers, "learner", spying)
+    monkeypatch.setattr(trial_room.InProcessNodeFactory, "learner", spying)
     return seen
 
 
@@ -180,7 +181,7 @@ def test_horizontal_nodes_answer_the_same_prompts(experiment: Experiment, traine
         keys = [group.advantage_key for group in groups]
         assert len(groups) == 2 * PROMPTS
         assert all(keys.count(key) == 2 for key in keys)  # one of ours and one of the peer's
-        assert {len(group.completions) for group in groups} == {GROUP_SIZE // 2}
+        assert {len(group.rewards) for group in groups} == {GROUP_SIZE // 2}
 
 
 def test_of_more_generated_groups_a_sapo_node_draws_its_own(experiment: Experiment) -> None:
@@ -234,7 +235,7 @@ def test_a_divided_swarm_generates_less_of_what_teaches_nobody(
     note = step_selection.note_signals
 
     def watched(division: Any, step: int, groups: Any, discarded: Any, **others: Any) -> None:
-        late.update(each.group.prompt_ref.task for each in groups if each.own and step > 2)
+        late.update(each.prompt_ref.task for each in groups if each.own and step > 2)
         note(division, step, groups, discarded, **others)
 
     monkeypatch.setattr(step_selection, "note_signals", watched)

@@ -23,7 +23,7 @@ from ftis_node.node.http_api.connection_limits import HttpGuard, HttpLimits
 from ftis_node.node.http_api.local_api import LocalApi
 from ftis_node.node.http_api.monitoring_api import Observed, serve_observed
 from ftis_node.node.http_api.operator_api import TOKEN_HEADER
-from ftis_node.node.peers.manager import PeerBook
+from ftis_node.node.peers.manager import PeerManager
 from ftis_node.node.peers.operator_actions import PeerControl
 from ftis_node.node.startup.wiring import Wiring
 from tests.node.nodes import components
@@ -43,7 +43,7 @@ PEER = b'{"peer": "12D3KooWFLAyEDfpb3cDnXBP7JfUnuKAgz7tPeRwEUSmSunbS8dP"'
 Answer = tuple[int, bytes]
 
 
-class FailingPeers(PeerBook):
+class FailingPeers(PeerManager):
     """A peer manager that fails where it is asked to ban somebody."""
 
     def ban(self, peer_id: str, length_s: float | None = None) -> None:

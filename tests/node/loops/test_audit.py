@@ -16,7 +16,7 @@ import pytest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import AuditReply
 from ftis_node.node.loops.audit import AuditLoop
-from ftis_node.node.startup.null_workers import NoLearner
+from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.state import NodeState
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
@@ -40,7 +40,7 @@ ANN = Identity.from_seed(bytes([2]) * 32)
 OURS = ME.peer_id
 
 
-class Learner(NoLearner):
+class Learner(NullLearner):
     """Answers each audit with one KL."""
 
     def __init__(self, kl: float | None) -> None:

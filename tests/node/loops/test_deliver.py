@@ -10,7 +10,7 @@ import pytest
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.loops.deliver import DeliverLoop
-from ftis_node.node.training.slots import Slots
+from ftis_node.node.training.slots import SlotPool
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components, events_of
 from tests.replay.test_buffer import accepted
@@ -24,7 +24,7 @@ PEER = Identity.from_seed(bytes([2]) * 32).peer_id
 @pytest.mark.parametrize("reason", ["delivered", "stale"])
 async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: str) -> None:
     settings = NodeSettings(model="m", role="generator", roles={"follow": PEER})
-    with components(tmp_path, settings=settings, slots=Slots(1, held=1)) as node:
+    with components(tmp_path, settings=settings, slots=SlotPool(1, held=1)) as node:
         age_s = node.context.manifest.step.max_age_s + 1 if reason == "stale" else 0
         group = accepted(ME, 1, created_at=time.time() - age_s)
         assert node.buffer.admit(group, own=True)
@@ -46,7 +46,7 @@ async def test_a_group_that_is_done_with_frees_its_slot(tmp_path: Path, reason: 
 
 
 async def test_a_group_that_nobody_has_yet_keeps_its_slot(tmp_path: Path) -> None:
-    with components(tmp_path, slots=Slots(1, held=1)) as node:
+    with components(tmp_path, slots=SlotPool(1, held=1)) as node:
         assert node.buffer.admit(accepted(ME, 1, created_at=time.time()), own=True)
         loop = DeliverLoop(
             context=node.context,

@@ -13,7 +13,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import WireSection
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.startup.assemble import built_parts
+from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import to_the_end
@@ -233,7 +233,7 @@ async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Iden
 async def test_a_codec_that_the_run_does_not_take_is_a_wrong_setting(tmp_path: Path) -> None:
     settings = NodeSettings(model="any", swarm={"codec": "lossy"})
     with pytest.raises(ConfigError, match=r"swarm.codec is 'lossy' and run test takes exact, lossless"):
-        async with built_parts(settings, RunPlan(MANIFEST, "arithmetic", ()), Home(tmp_path)):
+        async with running_components(settings, RunPlan(MANIFEST, "arithmetic", ()), Home(tmp_path)):
             pass
 
 

@@ -13,7 +13,7 @@ from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderFigures
 from ftis_node.node.loops.train import TrainLoop, train_group
 from ftis_node.node.peers.registry import RECENT_STEPS
-from ftis_node.node.startup.null_workers import NoLearner
+from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.state import NodeState
 from ftis_node.records.envelope import seal_group
@@ -43,7 +43,7 @@ def foreign(sender: Identity, number: int) -> StoredGroup:
     return replace(stored, id=bytes([number]) * 32)
 
 
-class Learner(NoLearner):
+class Learner(NullLearner):
     """Answers each step with one report."""
 
     def __init__(self, report: StepReport) -> None:

@@ -128,6 +128,6 @@ def test_processes_of_a_learner_divide_its_threads(
 
 def test_what_a_node_announces_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
     settings = NodeSettings(model="m", announce=("/dns4/node.example.org/tcp/4001",))
-    assert makers.ProcessMakers(settings, Home(tmp_path))._network.announce == settings.announce
+    assert makers.ProcessNodeFactory(settings, Home(tmp_path))._network.announce == settings.announce
     with pytest.raises(ConfigError, match="cannot announce"):
-        makers.ProcessMakers(NodeSettings(model="m", announce=("/tcp/4001",)), Home(tmp_path))
+        makers.ProcessNodeFactory(NodeSettings(model="m", announce=("/tcp/4001",)), Home(tmp_path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftis_node.node.startup import assemble
-from ftis_node.node.startup.null_workers import NoLearner
+from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.state import NodeState
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class KilledLearner(NoLearner):
+class KilledLearner(NullLearner):
     """Begins a checkpoint as it is stopped, and is killed."""
 
     def __init__(self, half: Path) -> None:

@@ -13,7 +13,7 @@ from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.logprob_check import CheckLoop, sampled_by
-from ftis_node.node.startup.null_workers import NoLearner
+from ftis_node.node.startup.null_workers import NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.training.logprob_mismatch import (
     LIMITS,
@@ -77,7 +77,7 @@ async def test_a_reporter_warns_once_and_keeps_the_last_measurement(
     assert [record.message for record in caplog.records] == [warning_of(high, LIMITS["float32"])]
 
 
-class _Learner(NoLearner):
+class _Learner(NullLearner):
     """Keeps what it was sent; the first check fails where `fails`."""
 
     def __init__(self, *, fails: bool) -> None:

@@ -17,9 +17,9 @@ from ftis_node.node.peers.confirmations import Confirmations
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.supervision.background import in_background
-from ftis_node.node.training.foreign_shortfall import Fill
-from ftis_node.node.training.slots import Slots
-from ftis_node.node.training.step_policy import Outlook, StepNeeds, may_start, shares_of_step, stand_in
+from ftis_node.node.training.foreign_shortfall import ForeignShortfall
+from ftis_node.node.training.slots import SlotPool
+from ftis_node.node.training.step_policy import StepInputs, StepQuota, may_start, shares_of_step, substitute_foreign
 from ftis_node.records.identity import Identity
 from tests.node.nodes import ME, components
 from tests.node.support import manifest_text
@@ -35,7 +35,7 @@ ANN = Identity.from_seed(bytes([2]) * 32)
 
 
 async def test_no_more_is_under_way_than_there_are_slots() -> None:
-    slots = Slots(3, held=1)
+    slots = SlotPool(3, held=1)
     await slots.charge()
     await slots.charge()
     third = asyncio.create_task(slots.charge())
@@ -50,7 +50,7 @@ async def test_no_more_is_under_way_than_there_are_slots() -> None:
 
 
 async def test_a_cancelled_group_gives_its_slot_back() -> None:
-    slots = Slots(1)
+    slots = SlotPool(1)
     await slots.charge()
     waiting = asyncio.create_task(slots.charge())
     await asyncio.sleep(0)
@@ -60,7 +60,7 @@ async def test_a_cancelled_group_gives_its_slot_back() -> None:
 
 
 async def test_more_slots_are_taken_at_once() -> None:
-    slots = Slots(1, held=1)
+    slots = SlotPool(1, held=1)
     waiting = asyncio.create_task(slots.charge())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -94,8 +94,8 @@ def test_draws_are_even_and_follow_from_the_position() -> None:
     assert draws != [PromptOrder(2**31, seed=0, peer_id="b").draw(k) for k in range(2000)]
 
 
-NEEDS = StepNeeds(own=4, foreign=4, foreign_wait_s=30.0)
-FULL = Outlook(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, has_members=True)
+NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
+FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, has_members=True)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ def test_a_learner_alone_waits_for_as_many_groups_of_others_as_would_be_its_own(
 ) -> None:
     assert shares_of_step(NEEDS, generates=False) == (0, 8)
     assert shares_of_step(NEEDS, generates=True) == (4, 4)
-    own, foreign = stand_in(ready, needs=NEEDS)
+    own, foreign = substitute_foreign(ready, needs=NEEDS)
     assert own + foreign == ready
     assert may_start(NEEDS, replace(FULL, own_ready=own, foreign_ready=foreign, waited_s=waited_s)) is goes
 
 
 def test_an_empty_step_never_goes() -> None:
-    needs = StepNeeds(own=0, foreign=4, foreign_wait_s=0.0)
-    assert not may_start(needs, Outlook(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
+    needs = StepQuota(own=0, foreign=4, foreign_wait_s=0.0)
+    assert not may_start(needs, StepInputs(0, 0, waited_s=99.0, uptime_s=99.0, has_members=False))
 
 
 def test_a_group_counts_as_confirmed_once() -> None:
@@ -160,7 +160,7 @@ async def test_background_work_returns_raises_and_can_be_abandoned() -> None:
 
 
 def test_what_is_missing_is_shared_out_over_all_who_send() -> None:
-    fill = Fill()
+    fill = ForeignShortfall()
     assert fill.shares(4, 12) == (4, 12)
     fill.note(12, ["a"] * 4 + ["b"] * 4)
     assert fill.shares(4, 12) == (6, 10), "4 are missing, and three make more: 2 each, rounded up"
@@ -174,7 +174,7 @@ def test_what_is_missing_is_shared_out_over_all_who_send() -> None:
 
 @pytest.mark.parametrize("steps_a_group", [1, 2, 4])
 def test_a_peer_that_is_slower_than_a_group_a_step_is_taken_up(steps_a_group: int) -> None:
-    fill, ready, taken = Fill(), 0, 0
+    fill, ready, taken = ForeignShortfall(), 0, 0
     fill.note(4, [])
     assert fill.shares(4, 4) == (8, 0)
     for step in range(40):
@@ -186,7 +186,7 @@ def test_a_peer_that_is_slower_than_a_group_a_step_is_taken_up(steps_a_group: in
 
 
 def test_a_stock_that_lies_there_is_no_plenty() -> None:
-    fill = Fill()
+    fill = ForeignShortfall()
     fill.note(4, ["a"] * 2)
     extra = fill.extra
     for _ in range(3):

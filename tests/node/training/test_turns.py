@@ -24,13 +24,13 @@ from ftis_node.errors import ModelError, WorkerDiedError
 from ftis_node.generation.client import GenerationClient
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
-from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
+from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.startup.assemble import built_parts
-from ftis_node.node.startup.factories import ProcessMakers, generation_boot
-from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
+from ftis_node.node.startup.assemble import running_components
+from ftis_node.node.startup.factories import ProcessNodeFactory, generation_boot
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.roles import run_node
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.wiring import Wiring
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ftis_node.learner.client import LearnerClient
-    from ftis_node.node.startup.factories import Ingredients
+    from ftis_node.node.startup.factories import NodeInputs
     from ftis_node.replay.buffer import StoredGroup
 
 WEIGHTS = PublishedWeights(version=1, path="weights", num_bytes=1)
@@ -56,7 +56,7 @@ NOTHING_NEW = TrainReply(report=StepReport(step=1, policy_version=0, refused="a 
 DIED = WorkerDiedError("the learner worker was killed")
 
 
-class _Generation(NoGeneration):
+class _Generation(NullGeneration):
     """Writes down the order in which it is called."""
 
     def __init__(self, calls: list[str]) -> None:
@@ -73,7 +73,7 @@ class _Generation(NoGeneration):
         self._calls.append("load")
 
 
-class _Learner(NoLearner):
+class _Learner(NullLearner):
     """The same; a train ends with `outcome`."""
 
     def __init__(self, outcome: TrainReply | WorkerDiedError, calls: list[str]) -> None:
@@ -138,7 +138,7 @@ async def test_weights_are_discarded_before_a_step_that_makes_new_ones(
     assert calls == [call, f"train on {num_groups}", "wake"]
 
 
-class _Watched(InProcessMakers):
+class _Watched(InProcessNodeFactory):
     """A node's engine and learner in this process; `asleep` has whether the engine slept in each step."""
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
     settings = _settings(tmp_path, placement="time_shared")
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     told: list[str] = []
-    async with built_parts(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
+    async with running_components(settings, plan, home, makers, on_progress=lambda _, what: told.append(what)) as parts:
         assert told[0] == "looking for the model tiny"
         assert re.fullmatch(r"loading tiny \(0\.\d MB\) into generator and learner; connecting", told[-4])
         assert told[-1] == "", "nothing is waited for any more"
@@ -195,7 +195,7 @@ async def test_a_node_whose_workers_take_turns_does_its_steps(tmp_path: Path) ->
     assert (makers.asleep, makers.tokens_in_step) == ([True] * 3, [0] * 3)
 
 
-class _Short(InProcessMakers):
+class _Short(InProcessNodeFactory):
     """Two worker processes; the generator is killed as the second step begins, and may not be able to start again."""
 
     def __init__(self, home: Home, folder: Path) -> None:
@@ -204,7 +204,7 @@ class _Short(InProcessMakers):
         self._home = home
         self._folder = folder
 
-    def generation(self, of: Ingredients) -> GenerationClient:  # type: ignore[override]
+    def generation(self, of: NodeInputs) -> GenerationClient:  # type: ignore[override]
         environment = {"SHORT_FOLDER": str(self._folder), "PYTHONPATH": str(Path(__file__).parents[3])}
         self._client = GenerationClient(
             generation_boot(of.settings, of.manifest, of.source, of.tokenizer, of.arrangement),
@@ -218,8 +218,8 @@ class _Short(InProcessMakers):
         )
         return self._client
 
-    def learner(self, of: Ingredients) -> LearnerClient:  # type: ignore[override]
-        client = ProcessMakers(of.settings, self._home).learner(of)
+    def learner(self, of: NodeInputs) -> LearnerClient:  # type: ignore[override]
+        client = ProcessNodeFactory(of.settings, self._home).learner(of)
         train, give_memory_back = client.train, client.give_memory_back
 
         async def killing(*arguments: Any, step: int, **options: Any) -> TrainReply:
@@ -250,7 +250,7 @@ async def test_a_generator_that_lacks_memory_at_its_next_starts_ends_the_node_on
     plan = RunPlan(parse_manifest(manifest_text(foreign_wait_s=0.1), source="test"), "arithmetic", ())
     ends_it = "model" in faults
     try:
-        async with built_parts(_settings(tmp_path, placement="shared"), plan, home, makers) as parts:
+        async with running_components(_settings(tmp_path, placement="shared"), plan, home, makers) as parts:
             await run_node(parts, steps=4)
             assert not ends_it
             assert (parts.context.state.step, parts.generation.restarts) == (4, 4)

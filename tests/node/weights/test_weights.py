@@ -22,11 +22,11 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.stub_node import StubTokenizer
 from ftis_node.learner.checkpoint.saving import MAX_UNSAVED_STEPS
 from ftis_node.learner.messages import LearnerState
-from ftis_node.node.startup.null_workers import NoGeneration, NoLearner
+from ftis_node.node.startup.null_workers import NullGeneration, NullLearner
 from ftis_node.node.startup.wiring import Wiring
 from ftis_node.node.weights import follow as weights_follow
 from ftis_node.node.weights import offer as weights_offer
-from ftis_node.node.weights.download import MAX_WRONG_CHUNKS, Download, OfferGoneError
+from ftis_node.node.weights.download import MAX_WRONG_CHUNKS, Download, OfferWithdrawnError
 from ftis_node.node.weights.offer import newest_offered
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.identity import Identity
@@ -61,7 +61,7 @@ def _one_model(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "model_fingerprint", lambda source: "12" * 16)
 
 
-class _Engine(NoGeneration):
+class _Engine(NullGeneration):
     """A generation worker that takes what it is given, but for files that begin with `refuses`."""
 
     def __init__(self, refuses: bytes = b"bad") -> None:
@@ -96,7 +96,7 @@ def _node(identity: Identity, folder: Path, gossip: Gossip | None, **roles: Any)
         model="tiny",
         tokenizer=_Tokenizer(),
         generation=_Engine(),
-        learner=NoLearner(PARAMETERS),
+        learner=NullLearner(PARAMETERS),
     ) as node:
         yield node
 
@@ -371,7 +371,7 @@ async def test_a_file_stays_while_it_is_fetched_and_goes_when_nobody_does(tmp_pa
         for version in range(2, 9):
             await pair.offer(version, b"%d" % version)
         assert len(list(folder.iterdir())) == 4, "at most `max_published_versions`"
-        with pytest.raises(OfferGoneError):
+        with pytest.raises(OfferWithdrawnError):
             await Download(pair.generator.gossip, first, tmp_path / "partial", pause_s=0.01).run()
 
 
@@ -444,7 +444,7 @@ async def test_a_contradiction_is_a_record_error(tmp_path: Path) -> None:
             ).run()
 
 
-class _StartingLearner(NoLearner):
+class _StartingLearner(NullLearner):
     """A learner whose state is not known until it is set."""
 
     known: LearnerState | None = None
