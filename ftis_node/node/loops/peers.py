@@ -20,7 +20,7 @@ from ftis_node.telemetry.clock import SteadyClock
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.peers.manager import PeerManager
-    from ftis_node.node.storage.buffer_limits import BufferLimits
+    from ftis_node.node.training.buffer_limits import BufferLimits
     from ftis_node.telemetry.events import EventTrail
 
 log = logging.getLogger(__name__)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.registry import PeerRegistry
     from ftis_node.node.protocols import Generation, Learning
     from ftis_node.node.state import NodeCounters
-    from ftis_node.node.storage.buffer_limits import BufferLimits
     from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.training.buffer_limits import BufferLimits
     from ftis_node.node.training.evaluation import Evaluator
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.step_gate import StepGate

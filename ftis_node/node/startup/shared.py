@@ -14,7 +14,7 @@ from ftis_node.node.peers.announce import Announcer
 from ftis_node.node.peers.serve import PeerRequestHandler
 from ftis_node.node.peers.swarm_status import SwarmReporter
 from ftis_node.node.peers.table import PeerTable
-from ftis_node.node.storage.buffer_limits import BufferLimits
+from ftis_node.node.training.buffer_limits import BufferLimits
 from ftis_node.node.training.evaluation import Evaluator
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.training.step_shares import StepShares

@@ -20,8 +20,8 @@ from ftis_node.replay.lifecycle import Freshness, ReleaseReason
 if TYPE_CHECKING:
     from ftis_node.gossip.interface import Gossip
     from ftis_node.node.context import NodeContext
-    from ftis_node.node.storage.buffer_limits import BufferLimits
     from ftis_node.node.supervision.disk_thread import Disk
+    from ftis_node.node.training.buffer_limits import BufferLimits
     from ftis_node.node.training.slots import SlotPool
     from ftis_node.node.training.step_shares import StepShares
     from ftis_node.replay.buffer import ReplayBuffer
