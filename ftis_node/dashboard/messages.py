@@ -1,4 +1,4 @@
-"""Messages from the reading threads to the screens."""
+"""Messages from the snapshot threads to the screens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeated reading of a node, from its local port or from the files in its home. Blocking; runs in one thread.
+"""Repeated snapshot of a node, from its local port or from the files in its home. Blocking; runs in one thread.
 
     lock file names a running process --no--> STOPPED        values of status.json
                   | yes
@@ -8,7 +8,7 @@
                   | yes
                   `------------------------> RUNNING
 
-Each reading starts afresh, so it also finds a node that was restarted. Only the last values are kept.
+Each snapshot starts afresh, so it also finds a node that was restarted. Only the last values are kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Watcher:
     def look(self, *, with_history: bool = True) -> NodeSnapshot:
         """Return the current state.
 
-        The first reading of a long event log takes seconds; `with_history=False` skips it.
+        The first snapshot of a long event log takes seconds; `with_history=False` skips it.
         """
         process = running_process(self._home)
         phase, problem = Phase.STOPPED, ""

@@ -102,7 +102,7 @@ def test_once_paints_and_ends_and_loads_nothing_heavy(home: Path) -> None:
             break
     os.close(outer)
     assert process.wait() == 0, painted.decode()
-    assert b"reading" in painted
+    assert b"snapshot" in painted
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class MainScreen(Screen[None]):
         yield KeysLine(("Enter", "open peer"), ("g", "groups"), ("e", "events"), ("?", "help"), ("q", "quit"))
 
     def on_mount(self) -> None:
-        self.query_one(Overview).write([line(Span(f"reading {self._home}", Tone.FAINT))])
+        self.query_one(Overview).write([line(Span(f"snapshot {self._home}", Tone.FAINT))])
         self.query_one(PeersTable).focus()
 
     def show(self, snapshot: NodeSnapshot) -> None:

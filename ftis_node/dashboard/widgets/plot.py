@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Plot(Static):
-    """Curve under its title, redrawn when its points or its size change.
+    """Plot under its title, redrawn when its points or its size change.
 
     The title is in the border and takes no row.
     """
