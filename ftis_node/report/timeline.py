@@ -182,9 +182,11 @@ def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
             lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
             return f"The buffer lost writes: {plural(lost, 'group')} lost, {used:,} already used and not used again"
         case "checkpoint_fallback":
-            return f"Resumed at step {event.get('step')} from the newest valid checkpoint, not {event.get('done')}"
+            return (
+                f"Resumed at step {event.get('step')} of the newest valid checkpoint; step {event.get('done')} was done"
+            )
         case "steps_unknown":
-            return f"Resumed at step {event.get('step')} from a checkpoint, not at {event.get('done')} as recorded"
+            return f"Resumed at step {event.get('step')} of a checkpoint; this home recorded {event.get('done')}"
         case "clock_moved":
             return f"This machine's clock was moved by {float(last.get('jump_s', 0.0)):+,.0f} s"
         case "pull_given_up":

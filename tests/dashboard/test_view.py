@@ -176,7 +176,7 @@ def test_peers() -> None:
 def test_events() -> None:
     assert [event["event"] for event in notable_events(HISTORY.events)] == ["start", "refused", "eval", "step"]
     assert text_of(event_line(HISTORY.events[-1])).endswith("101  reward 0.61, loss -0.021, 8 own, 4 foreign, 6.9 s")
-    assert "changed nothing: not finite" in text_of(event_line({"time": 0, "event": "step", "refused": "not finite"}))
+    assert "had no effect: not finite" in text_of(event_line({"time": 0, "event": "step", "refused": "not finite"}))
 
 
 def test_curves() -> None:

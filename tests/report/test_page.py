@@ -134,11 +134,11 @@ def test_what_happened_is_told_in_order(page: Page) -> None:
     ]
     wanted += [" is banned: &lt;script&gt;", "Restarted after an end without a stop event"]
     wanted += ["The learner died in step 45 and was restarted: see …/learner.log &lt;script&gt;"]
-    wanted += ["Log-probs that no honest sampling brings about, from &lt;script&gt;", "&lt;script&gt;"]
-    wanted += ["The buffer had lost writes: 2 groups lost, 1 used before and not again"]
-    wanted += ["Went on at step 43 of the newest good checkpoint, after step 44"]
-    wanted += ["Went on at step 46 of a checkpoint, where this home had done 44"]
-    wanted += ["clock was moved by -3,600 s", "Caught up with what was missed: 321 groups"]
+    wanted += ["Implausible log-probs from &lt;script&gt;", "&lt;script&gt;"]
+    wanted += ["The buffer lost writes: 2 groups lost, 1 already used and not used again"]
+    wanted += ["Resumed at step 43 of the newest valid checkpoint; step 44 was done"]
+    wanted += ["Resumed at step 46 of a checkpoint; this home recorded 44"]
+    wanted += ["clock was moved by -3,600 s", "Caught up with missed groups: 321 groups"]
     wanted += ["Stopped at step 60"]
     assert len(told) == len(wanted)
     for part, text in zip(wanted, told, strict=True):

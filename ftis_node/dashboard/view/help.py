@@ -22,7 +22,7 @@ KEYS = (
 )
 TERMS = (
     ("contributing", "yes: peers confirmed that they received groups of this node"),
-    ("learning", "yes: the reward of the last steps is clearly above the first"),
+    ("learning", "yes: steps change the model; the line adds the reward's trend"),
     ("healthy", "yes: no problem with workers, steps, peers, clock, disk, memory"),
     ("trained on", "groups used in steps since the home was created"),
     ("groups", "sent, confirmed by a peer, received, rejected; since the start"),
