@@ -1,6 +1,6 @@
 """Everything that a GPU has to show before its figures may be believed, in one program.
 
-    python bench/gpu_check.py env [contexts flash parity memory learner handover generate one_gpu] --out DIR
+    python bench/gpu_check.py env [contexts attention parity memory learner handover generate one_gpu] --out DIR
     python bench/gpu_check.py all --out DIR [--limit-s 540]      # again and again, until it exits with 0 or 1
     python bench/gpu_check.py all --out DIR --device cpu --small   # does the program itself work?
 

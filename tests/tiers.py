@@ -65,7 +65,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
         "tests/generation/test_generation_vllm_shared.py::test_vllm_on_a_gpu_serves_another_process_tensors",
         "tests/workers/weights/test_page_locked.py::test_a_gpu_writes_and_reads_locked_pages",
         "tests/workers/weights/test_shared_weights.py::test_the_real_thing_between_two_processes_on_one_gpu",
-        "tests/learner/model/test_learner_attention.py::test_flash_attention_is_the_same",
+        "tests/learner/model/test_learner_attention.py::test_attention_on_a_gpu_is_the_same",
     ),
 }
 ALL_SCENARIOS: Final = (*SCENARIOS, *NEEDS["vllm"], *NEEDS["root"])

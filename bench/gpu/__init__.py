@@ -4,7 +4,7 @@
     running.py     one case in a process of its own; its figures; a part's file
     device.py      the device's memory, time and rates, on a GPU and on the CPU
     machine.py     env, contexts
-    numbers.py     flash, parity
+    numbers.py     attention, parity
     steps.py       memory
     transfer.py    handover
     programs.py    learner, one_gpu, and throughput of generate: the other benches

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PARTS = ("env", "contexts", "flash", "parity", "memory", "learner", "handover", "generate", "one_gpu")
+PARTS = ("env", "contexts", "attention", "parity", "memory", "learner", "handover", "generate", "one_gpu")
 NEED_VLLM = ("generate", "one_gpu")
 SHAPES = ("0.5b", "3b")
 SMALL_SHAPE, SMALL_TOKENS = "12m", 256
@@ -51,7 +51,7 @@ def cases_of(part: str, options: Options) -> list[Case]:
     made = {
         "env": _env,
         "contexts": _contexts,
-        "flash": _flash,
+        "attention": _attention,
         "parity": _parity,
         "memory": _memory,
         "learner": _learner,
@@ -72,8 +72,8 @@ def _contexts(shapes: tuple[str, ...]) -> Iterator[Case]:
         yield Case("contexts", name, "machine", name, 60.0, {})
 
 
-def _flash(shapes: tuple[str, ...]) -> Iterator[Case]:
-    yield Case("flash", "tests", "numbers", "flash", 120.0, {})
+def _attention(shapes: tuple[str, ...]) -> Iterator[Case]:
+    yield Case("attention", "tests", "numbers", "attention_tests", 120.0, {})
 
 
 def _parity(shapes: tuple[str, ...]) -> Iterator[Case]:

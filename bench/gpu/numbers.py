@@ -1,5 +1,5 @@
-"""`flash`: the tests of the FlashAttention kernels. `parity`: how far log-probs and gradients of the learner's ways of
-computing are from each other and from float32, with logits as large as a real model's.
+"""`attention`: the tests of attention over packed texts. `parity`: how far log-probs and gradients of the learner's
+ways of computing are from each other and from float32, with logits as large as a real model's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from ftis_node.learner.data.batch import make_batch, make_micro_batches
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.messages import LearnerBoot
 from ftis_node.learner.model import attention
-from ftis_node.learner.model.attention import is_flash_usable
 from ftis_node.learner.model.layout_choice import choose_layout
 from ftis_node.learner.model.policy import load_unchecked
 from gpu.device import INITIALIZER_RANGE, model_folder, scale_logits
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from gpu.cases import Options
 
 ROOT = Path(__file__).parents[2]
-FLASH_TESTS = "tests/learner/model/test_learner_attention.py"
+ATTENTION_TESTS = "tests/learner/model/test_learner_attention.py"
 COMPLETIONS = (20, 40, 90, 150, 200, 260)
 SMALL_COMPLETIONS = (6, 12, 20)
 PROMPT_TOKENS = 96
@@ -37,10 +36,10 @@ SEEDS, SMALL_SEEDS = 20, 3
 FLOAT32 = "float32, rows"
 
 
-def flash(options: Options) -> dict[str, Any]:
-    """On a GPU the kernels' own test has to run, not to be skipped; on the CPU those of the other kernels run."""
-    chosen = "flash" if options.device == "cuda" else "not flash"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", FLASH_TESTS, "-k", chosen]
+def attention_tests(options: Options) -> dict[str, Any]:
+    """On a GPU the GPU's own test has to run, not to be skipped; on the CPU the others run."""
+    chosen = "gpu" if options.device == "cuda" else "not gpu"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ATTENTION_TESTS, "-k", chosen]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     passed = re.search(r"(\d+) passed", done.stdout)
     if done.returncode or passed is None:
@@ -49,7 +48,7 @@ def flash(options: Options) -> dict[str, Any]:
 
 
 def parity(options: Options, *, shape: str) -> dict[str, Any]:
-    """Packed rows by FlashAttention and without, and padded rows, against float32 and against each other."""
+    """Packed rows and padded rows, against float32 and against each other."""
     groups = even_groups(
         num_groups=2,
         completion_tokens=SMALL_COMPLETIONS if options.small else COMPLETIONS,
@@ -66,20 +65,16 @@ def parity(options: Options, *, shape: str) -> dict[str, Any]:
         if dtype == "bfloat16":
             attention.register()
             policy.causal_lm.set_attn_implementation(attention.ATTENTION)
-            found["packed"] = _values_and_gradient(_laid_out(policy, flash=False), packed)
-            if is_flash_usable(policy.causal_lm.device, policy.compute_dtype):
-                found["packed, flash"] = _values_and_gradient(_laid_out(policy, flash=True), packed)
+            found["packed"] = _values_and_gradient(replace(policy, packs=True), packed)
         del policy
         if options.device == "cuda":
             torch.cuda.empty_cache()
-    fastest = "packed, flash" if "packed, flash" in found else "packed"
-    pairs = [(name, FLOAT32) for name in found if name != FLOAT32] + [(fastest, "bfloat16, rows")]
+    pairs = [(name, FLOAT32) for name in found if name != FLOAT32] + [("packed", "bfloat16, rows")]
     compared = {f"{one} / {other}": _compared(found[one], found[other]) for one, other in pairs}
-    own = compared[f"{fastest} / bfloat16, rows"]
+    own = compared["packed / bfloat16, rows"]
     return {
         "probe_max": own["max"],
         "probe_rms": own["rms"],
-        "flash": fastest == "packed, flash",
         "num_tokens": len(found[FLOAT32][0]),
         "pairs": compared,
     }
@@ -116,10 +111,6 @@ def _policy(options: Options, shape: str, dtype: Any) -> Policy:
     policy = load_unchecked(boot)
     scale_logits(policy.causal_lm, shape)
     return policy
-
-
-def _laid_out(policy: Policy, *, flash: bool) -> Policy:
-    return replace(policy, packs=True, flash=flash)
 
 
 def _values_and_gradient(policy: Policy, micro_batches: Any) -> tuple[torch.Tensor, torch.Tensor]:

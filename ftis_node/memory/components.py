@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ftis_node.config.node import MAX_SERVED_RANK
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
-from ftis_node.memory.weight_transport import way_of
+from ftis_node.memory.weight_transport import transport_of
 
 if TYPE_CHECKING:
     from ftis_node.config.manifest import RunManifest
@@ -87,7 +87,7 @@ class Workload:
             optimizer_states=settings.learner.optimizer_states,
             holds_start=manifest.optimizer.kl_coef > 0 and not settings.lora,
             serves_adapters=on_gpu and settings.engine != "torch" and settings.generation.adapters != "merge",
-            maps_weights=way_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
+            maps_weights=transport_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
         )
 
     @property
@@ -184,6 +184,8 @@ def layer_bytes_per_token(shape: ModelShape, workload: Workload) -> int:
     H hidden, Q query, K key, I intermediate sizes, h heads, r rank. Each norm keeps its float32 input (and, where it is
     trained, the normalised value) and one reciprocal; attention keeps q, k, v, output and a float32 log-sum a head; the
     gated block keeps two wide tensors, three under an adapter (`learner/model/gated.py`).
+    Texts that share a prompt are not counted: attention keeps its tensors of the prompt once for each text
+    (`learner/model/attention.py`). A step that does not fit is tried again with less (`learner/step/oom_retry.py`).
 
         float32, full    4 (6 H + 2 Q + 2 K + 2 I + h) + 8
         float32, LoRA    4 (4 H + 2 Q + 2 K + 3 I + 7 r + h) + 8

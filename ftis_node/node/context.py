@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ftis_node.generation.evaluate import Generator
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.loops.disk_space import Room
 from ftis_node.node.training.token_budget import GenerateBudget
 from ftis_node.swarm.pulling.domains import OwnDomain
@@ -135,7 +135,7 @@ class Parts:
     confirmations: Confirmations
     evaluations: EvaluationHistory
     peers: PeerBook
-    arrangement: Arrangement = Arrangement()
+    arrangement: WorkerPlacement = WorkerPlacement()
     training: str = ""
     room: Room = field(default_factory=Room)
     budget: GenerateBudget = field(default_factory=GenerateBudget)

@@ -23,7 +23,7 @@ from ftis_node.records.envelope import open_envelope
 from ftis_node.records.group import Completion, Group
 from ftis_node.records.text_codec import hash_messages, unpack_any
 from ftis_node.replay.reader import MIN_ID_PREFIX, ReplayReader
-from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.events import trail_files, with_present_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -150,7 +150,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) else None
+    return with_present_name(event) if isinstance(event, dict) and "event" in event else None
 
 
 def _refused_history(home: Home, id_prefix: str) -> GroupHistory | None:

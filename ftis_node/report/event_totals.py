@@ -12,7 +12,7 @@ from ftis_node.telemetry.history import read_event
 
 MAX_REASONS = 64
 COUNTED = {"announced": "announced", "confirmed": "confirmed", "refused": "refused"}
-FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted", "eval", "announced_again"}
+FREQUENT = {"taken", "released", "served", "announced", "confirmed", "admitted", "eval", "reannounced"}
 
 
 class _Line(msgspec.Struct):

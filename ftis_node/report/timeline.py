@@ -86,7 +86,7 @@ class TimelineBuilder:
             return self._kind_of_step(event)
         if name == "mismatch":
             return f"mismatch_{'rose' if event.get('change') == 'rose' else 'fell'}"
-        if name == "standing":
+        if name == "reputation_changed":
             return f"standing_{event.get('standing')}" if event.get("standing") in STANDINGS else None
         return name if name in TONES else None
 
@@ -103,8 +103,8 @@ STANDINGS = ("banned", "watched", "good")
 NEVER_MERGED = {"start", "restart", "fell", "stop", "standing_banned"}
 SUBJECT_FIELDS = {
     "refused": "reason",
-    "member_joined": "peer",
-    "member_left": "peer",
+    "peer_joined": "peer",
+    "peer_left": "peer",
     "standing_banned": "peer",
     "standing_watched": "peer",
     "standing_good": "peer",
@@ -123,8 +123,8 @@ TONES = {
     "step_refused": "bad",
     "step_lost": "bad",
     "generation_failed": "bad",
-    "hand_over_failed": "bad",
-    "proof_failed": "bad",
+    "weight_sync_failed": "bad",
+    "weight_check_failed": "bad",
     "check_failed": "bad",
     "checkpoint_skipped": "bad",
     "mismatch_rose": "bad",
@@ -140,16 +140,16 @@ TONES = {
     "learner_back": "good",
     "paused": "bad",
     "resumed": "good",
-    "member_joined": "good",
-    "member_left": "plain",
+    "peer_joined": "good",
+    "peer_left": "plain",
     "caught_up": "good",
     "failed": "bad",
     "loop_blocked": "bad",
     "loop_stuck": "bad",
     "loop_goes_on": "good",
-    "saved": "bad",
-    "buffer_behind": "bad",
-    "fell_back": "bad",
+    "recovered": "bad",
+    "buffer_rolled_back": "bad",
+    "checkpoint_fallback": "bad",
     "steps_unknown": "bad",
     "clock_moved": "bad",
     "understated": "bad",
@@ -176,12 +176,12 @@ def sentence(entry: TimelineEntry, name_of: Callable[[str], str]) -> str:
             return f"Stopped at step {event.get('step', 0)}"
         case "standing_banned":
             return f"{who} is refused from now on: {clean(without_paths(event.get('why', '')))}"
-        case "saved":
+        case "recovered":
             return f"{clean(event.get('file', '?'))} was damaged: what could be read of it was saved"
-        case "buffer_behind":
+        case "buffer_rolled_back":
             lost, used = int(event.get("num_lost", 0)), int(event.get("num_used", 0))
             return f"The buffer had lost writes: {plural(lost, 'group')} lost, {used:,} used before and not again"
-        case "fell_back":
+        case "checkpoint_fallback":
             return f"Went on at step {event.get('step')} of the newest good checkpoint, after step {event.get('done')}"
         case "steps_unknown":
             return f"Went on at step {event.get('step')} of a checkpoint, where this home had done {event.get('done')}"
@@ -201,8 +201,8 @@ SENTENCES = {
     "fell": "Started again; before that it had ended without saying so (killed, or the machine went down)",
     "step_lost": "The learner died in step {step} and was started again",
     "generation_failed": "A group was not generated",
-    "hand_over_failed": "Weights {version} did not reach the generator, which was started again",
-    "proof_failed": "The generator did not serve the weights that it was given",
+    "weight_sync_failed": "Weights {version} did not reach the generator, which was started again",
+    "weight_check_failed": "The generator did not serve the weights that it was given",
     "check_failed": "Engine and learner could not be compared",
     "checkpoint_skipped": "A checkpoint was passed over",
     "mismatch_rose": "Engine and learner disagree more than allowed, since step {step}",
@@ -216,8 +216,8 @@ SENTENCES = {
     "paused": "Made and pulled nothing for want of room",
     "resumed": "There was room again, and it went on",
     "understated": "Log-probs that no honest sampling brings about, from {who}",
-    "member_joined": "Joined: {who}",
-    "member_left": "Left: {who}",
+    "peer_joined": "Joined: {who}",
+    "peer_left": "Left: {who}",
     "failed": "Ended by a fault",
     "loop_blocked": "The event loop stood still",
     "loop_stuck": "A loop got nowhere: {who}",

@@ -30,6 +30,21 @@ DEFAULT_KEPT_FILES = 3
 LONGEST_LINE = 1 << 20
 MAX_ROTATED_FILES = 99
 JsonValue = str | int | float | bool | None
+EVENT_SCHEMA = 2  # of the events' names, in each `start` event; a log without it has those of schema 1
+NAMES_OF_SCHEMA_1 = {
+    "tidied": "disk_reclaimed",
+    "saved": "recovered",
+    "fell_back": "checkpoint_fallback",
+    "buffer_behind": "buffer_rolled_back",
+    "asked": "backfill_requested",
+    "announced_again": "reannounced",
+    "standing": "reputation_changed",
+    "hand_over_failed": "weight_sync_failed",
+    "hand_over_fell_back": "weight_sync_fallback",
+    "proof_failed": "weight_check_failed",
+    "member_joined": "peer_joined",
+    "member_left": "peer_left",
+}
 
 
 class RotatingLog(RotatingFileHandler):
@@ -118,6 +133,19 @@ def _drop_half_line(path: Path) -> None:
         file.truncate(position + tail.rfind(b"\n") + 1)
 
 
+def present_name(name: str) -> str:
+    """Return the name that an event of any schema has now."""
+    return NAMES_OF_SCHEMA_1.get(name, name)
+
+
+def with_present_name(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the event under its present name. Raises KeyError for an event without a name."""
+    name = event["event"]
+    return (
+        event if not isinstance(name, str) or name not in NAMES_OF_SCHEMA_1 else event | {"event": present_name(name)}
+    )
+
+
 def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:
     """The events in one file, oldest first; those called `name` where given. A half-written last line is left out."""
     if not path.exists():
@@ -125,7 +153,7 @@ def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:
     events = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
-            event = json.loads(line)
+            event = with_present_name(json.loads(line))
             if name is None or event["event"] == name:
                 events.append(event)
     return events

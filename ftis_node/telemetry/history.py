@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ftis_node.telemetry.events import EventReader
+from ftis_node.telemetry.events import EventReader, present_name, with_present_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,7 +154,7 @@ _HEAD_DECODER = msgspec.json.Decoder(_Head)
 def event_name(line: bytes) -> str | None:
     """The name of the event in a line; None where the line is damaged."""
     try:
-        return _HEAD_DECODER.decode(line).event
+        return present_name(_HEAD_DECODER.decode(line).event)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
@@ -179,7 +179,7 @@ def read_event(line: bytes) -> dict[str, Any]:
         event: dict[str, Any] = json.loads(line)
     except RecursionError:
         raise ValueError("nested too deep") from None
-    return event
+    return with_present_name(event) if isinstance(event, dict) and "event" in event else event
 
 
 def step_point(event: dict[str, Any]) -> StepPoint:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ftis_node.telemetry.events import EventReader
+from ftis_node.telemetry.events import EventReader, present_name
 from ftis_node.telemetry.history import read_event
 
 if TYPE_CHECKING:
@@ -97,27 +97,28 @@ class Remembered:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._add_unusual(data)
             return
-        if line.event == "admitted" and line.group:
+        name = present_name(line.event)
+        if name == "admitted" and line.group:
             _put(self._admitted, line.group, (line.sender, line.number))
             _put(self._expected, line.group, (line.sender, line.number))
             self._released.pop(line.group, None)  # a buffer that had lost it took it again
             if line.own:
                 self.last_numbers[line.sender] = max(line.number, self.last_numbers.get(line.sender, 0))
-        elif line.event == "taken" and line.group and line.step is not None:
+        elif name == "taken" and line.group and line.step is not None:
             self._begin(line.step)
             self._taken[line.group] = line.step
             if line.sender:  # a second time, for the line of its admission may be damaged
                 _put(self._admitted, line.group, (line.sender, line.number))
-        elif line.event == "released" and line.group:
+        elif name == "released" and line.group:
             _put(self._released, line.group, line.reason)
-        elif line.event in ("start", "step_lost"):
+        elif name in ("start", "step_lost"):
             self._in_doubt |= self._taken
             self._taken.clear()
-        elif line.event == "step" and line.step is not None:
+        elif name == "step" and line.step is not None:
             self._add_step(line.step)
-        elif line.event == "buffer_behind" or (line.event == "saved" and line.file == "replay.sqlite"):
+        elif name == "buffer_rolled_back" or (name == "recovered" and line.file == "replay.sqlite"):
             self._expected.clear()
-        elif line.event == "eval":
+        elif name == "eval":
             self.evaluations.append(read_event(data))
 
     def _add_unusual(self, data: bytes) -> None:

@@ -3,8 +3,8 @@
 A group is written to the buffer first and noted in the trail afterwards, so of what the trail says the buffer must
 know. The other way round a crash may cost the note: of the groups of one commit, no more.
 
-Where a disk took part of the buffer the node must say so (`saved`, `buffer_behind`); from then on the buffer is held
-against what the trail says after that. What it does not say is a violation.
+If a disk lost part of the buffer, the node must report it (`recovered`, `buffer_rolled_back`). From then on the buffer
+is compared with what the trail says after that. What it does not say is a violation.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def whole_since(seen: Observation) -> int:
 
 
 def _tells_of_loss(event: Event) -> bool:
-    return event.name == "buffer_behind" or (event.name == "saved" and event["file"] == "replay.sqlite")
+    return event.name == "buffer_rolled_back" or (event.name == "recovered" and event["file"] == "replay.sqlite")
 
 
 def _is_used(row: Row, step: int) -> bool:

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ftis_node.telemetry.events import trail_files
+from ftis_node.telemetry.events import present_name, trail_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ FIELDS = {
     "released": ("group",),
     "step": ("step", "policy_version"),
     "served": ("version",),
-    "saved": ("file",),
+    "recovered": ("file",),
 }  # of each event, what an invariant looks at: a line without it is damaged
 
 
@@ -43,8 +43,9 @@ def parse(line: bytes) -> Event | None:
     """The event in a line; None where that is no event."""
     try:
         found = json.loads(line)
-        fields = {key: found[key] for key in FIELDS.get(found["event"], ())}
-        return Event(str(found["event"]), float(found["time"]), fields)
+        name = present_name(str(found["event"]))
+        fields = {key: found[key] for key in FIELDS.get(name, ())}
+        return Event(name, float(found["time"]), fields)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

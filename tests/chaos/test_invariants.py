@@ -208,10 +208,10 @@ def test_a_crash_a_stop_and_what_a_node_tells_are_no_violations() -> None:
     assert broken(at_rest(sound())) == []
     killed = replace(sound(), is_running=False, processes=(), status=(said := at_rest(sound()).status), command=said)
     assert broken(replace(killed, is_torn=True, leftovers={("run", 7): "run"})) == []
-    told = without(3)(with_events(event("saved", file="replay.sqlite"))(sound()))
+    told = without(3)(with_events(event("recovered", file="replay.sqlite"))(sound()))
     assert broken(told) == [], "the node said that part of its buffer was lost"
     taken_up = with_events(
-        event("released", group=f"{US}-4"), event("buffer_behind", num_lost=1, num_used=0), *step_again
+        event("released", group=f"{US}-4"), event("buffer_rolled_back", num_lost=1, num_used=0), *step_again
     )(sound())
     assert "what was given up stays so" not in names(taken_up), "the buffer had lost that it was given up"
     found_after = with_events(event("start", peer=US), admitted(5, version=3))(sound())
@@ -319,4 +319,4 @@ def names(seen: Observation) -> set[str]:
 
 
 def test_the_table_of_what_must_hold_is_in_the_documentation() -> None:
-    assert invariants.table() in (Path(__file__).parents[2] / "docs/develop/testing.md").read_text()
+    assert invariants.table() in (Path(__file__).parents[2] / "tests/chaos/README.md").read_text()

@@ -21,10 +21,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.learner import attention, logprobs
-from ftis_node.learner.data.batch import MicroBatch
-from ftis_node.learner.data.layout import Span
+from ftis_node.learner.data.batch import MicroBatch, SequenceSpan
 from ftis_node.learner.messages import LoraSettings
+from ftis_node.learner.model import attention, logprobs
 from ftis_node.learner.model.gated import save_memory
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.policy import add_adapter, recompute_activations
@@ -203,7 +202,7 @@ class Step:
             target_ids=ids[0, 1:],
             cell_index=positions,
             positions=torch.arange(num_tokens)[None],
-            blocks=(Span(0, num_tokens),),
+            texts=((SequenceSpan(0, num_tokens),),),
         )
         return completion_logprobs(self.model, micro_batch)
 

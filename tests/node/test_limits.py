@@ -70,7 +70,7 @@ def test_a_full_home_pauses_the_node_and_room_lets_it_go_on(tmp_path: Path) -> N
             ballast.truncate(LIMIT_BYTES - 10_000_000)
         paused, *_ = node.wait_for(lambda: node.events("paused"), timeout_s=SOON_S)
         assert "the home is full" in paused["reason"]
-        assert node.events("tidied"), "that was tried first"
+        assert node.events("disk_reclaimed"), "that was tried first"
         status = node.wait_for(lambda: _paused(_status(node)), timeout_s=SOON_S)
         made = len(node.events("admitted"))
         assert status["limits"]["home_bytes"] < status["limits"]["home_limit_bytes"] == LIMIT_BYTES

@@ -180,7 +180,7 @@ def test_a_long_run_stays_within_bounds(tmp_path: Path) -> None:
     with home.events.open("w") as events:
         for step in range(1, 4_001):
             events.write(json.dumps({"time": step * 100.0, "event": "step", "step": step, "loss": step % 7}) + "\n")
-            events.write(json.dumps({"time": step * 100.0, "event": "member_joined", "peer": PEER_ID}) + "\n")
+            events.write(json.dumps({"time": step * 100.0, "event": "peer_joined", "peer": PEER_ID}) + "\n")
             events.write("damaged\n" if step % 1000 == 0 else "")
     out = tmp_path / "long.html"
     assert run(["report", "--home", str(home.root), "--out", str(out)]) == 0

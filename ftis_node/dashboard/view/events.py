@@ -10,15 +10,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 TONES = {
-    **dict.fromkeys(("step", "eval", "start", "member_joined"), Tone.STRONG),
+    **dict.fromkeys(("step", "eval", "start", "peer_joined"), Tone.STRONG),
     **dict.fromkeys(
-        ("refused", "standing", "pull_failed", "pull_given_up", "member_left", "mismatch", "paused"), Tone.WARN
+        ("refused", "reputation_changed", "pull_failed", "pull_given_up", "peer_left", "mismatch", "paused"), Tone.WARN
     ),
-    **dict.fromkeys(("buffer_behind", "clock_moved", "fell_back", "saved", "steps_unknown", "understated"), Tone.WARN),
-    **dict.fromkeys(("step_lost", "generation_failed", "hand_over_failed", "check_failed", "audit_failed"), Tone.BAD),
+    **dict.fromkeys(("buffer_rolled_back", "clock_moved", "checkpoint_fallback"), Tone.WARN),
+    **dict.fromkeys(("recovered", "steps_unknown", "understated"), Tone.WARN),
+    **dict.fromkeys(("step_lost", "generation_failed", "weight_sync_failed", "check_failed", "audit_failed"), Tone.BAD),
     **dict.fromkeys(("failed", "loop_blocked", "loop_stuck"), Tone.BAD),
 }
-ROUTINE = frozenset({"admitted", "announced", "taken", "confirmed", "served", "asked"})  # hundreds a minute
+ROUTINE = frozenset(
+    {"admitted", "announced", "taken", "confirmed", "served", "backfill_requested"}
+)  # hundreds a minute
 MAX_DETAIL = 240
 WORD_WIDTH = 14
 GROUP_WIDTH = 12

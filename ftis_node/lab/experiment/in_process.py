@@ -19,8 +19,9 @@ from ftis_node.errors import FtisError
 from ftis_node.generation.client import PROOF_TOLERANCES
 from ftis_node.generation.engines import choose_engine
 from ftis_node.generation.local import LocalGenerator
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import AuditReply
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.startup.factories import generation_boot, learner_boot
 from ftis_node.node.startup.worker_settings import dtype_of
 from ftis_node.swarm.transit import VersionsInTransit
@@ -259,7 +260,7 @@ class InProcessLearner:
         """Compare a peer's log-probs with the learner's own."""
         if self._learner is None:
             raise FtisError("the learner was not started")
-        found = self._learner.audit(group, version=group.policy_version)
+        found = self._learner.audit(group, version=unpack_train_group(group).policy_version)
         return AuditReply() if found is None else AuditReply(kl=found.kl, num_tokens=found.num_tokens)
 
     async def give_memory_back(self) -> None:
@@ -295,9 +296,9 @@ class InProcessMakers:
         self._delay = delay
         self._seed = seed
 
-    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
         """Plan nothing: all members of a swarm share this process. They take turns if the settings say so."""
-        return Arrangement(takes_turns=settings.memory.placement == "time_shared")
+        return WorkerPlacement(takes_turns=settings.memory.placement == "time_shared")
 
     def generation(self, of: Ingredients) -> InProcessGeneration:
         from msgspec.structs import replace

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ftis_node.learner.data.batch import MicroBatch
-from ftis_node.learner.data.layout import Link, Span
+from ftis_node.learner.data.batch import MicroBatch, SequenceSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,22 +79,19 @@ class _Row:
         self.length = 0
         self.ids: list[NDArray[np.int32]] = []
         self.positions: list[NDArray[np.int64]] = []
-        self.blocks: list[Span] = []
 
-    def add(self, ids: NDArray[np.int32], *, position: int) -> Span:
+    def add(self, ids: NDArray[np.int32], *, position: int) -> SequenceSpan:
         """Put `ids` at the end, the first one `position` tokens after its text's beginning."""
-        span = Span(self.length, self.length + len(ids))
+        span = SequenceSpan(self.length, self.length + len(ids))
         self.ids.append(ids)
         self.positions.append(np.arange(position, position + len(ids)))
-        if len(ids):
-            self.blocks.append(span)
         self.length = span.end
         return span
 
 
 def _lay_out(batch: Batch, families: Sequence[Sequence[int]]) -> MicroBatch:
     row = _Row()
-    links: list[Link] = []
+    texts: list[tuple[SequenceSpan, ...]] = []
     predictors, targets, cells = [], [], []
     for family in families:
         first = batch.prompts[family[0]]
@@ -103,23 +99,23 @@ def _lay_out(batch: Batch, families: Sequence[Sequence[int]]) -> MicroBatch:
             first = np.concatenate([first, batch.completions[family[0]][:-1]])
         prompt = row.add(first, position=0)
         last = prompt.start + len(batch.prompts[family[0]]) - 1
+        parts = []
         for number in family:
             completion = batch.completions[number]
             if len(family) == 1:
-                own = Span(last + 1, prompt.end)
+                own = SequenceSpan(last + 1, prompt.end)
             else:
                 own = row.add(completion[:-1], position=len(first))
+                parts += [(prompt, own)] if len(own) else []
             predictors.append(np.array([last, *range(own.start, own.end)]))
             targets.append(completion.astype(np.int64))
             cells.append(number * batch.mask.shape[1] + np.arange(len(completion)))
-        if row.length > prompt.end:
-            links.append(Link(Span(prompt.end, row.length), prompt))
+        texts += parts or [(prompt,)]
     return MicroBatch(
         token_ids=torch.from_numpy(np.concatenate(row.ids).astype(np.int64))[None],
         predictor_index=torch.from_numpy(np.concatenate(predictors)),
         target_ids=torch.from_numpy(np.concatenate(targets)),
         cell_index=torch.from_numpy(np.concatenate(cells)),
         positions=torch.from_numpy(np.concatenate(row.positions))[None],
-        blocks=tuple(row.blocks),
-        links=tuple(links),
+        texts=tuple(texts),
     )

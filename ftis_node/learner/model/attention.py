@@ -1,13 +1,13 @@
-"""Attention over sequences that lie packed in one row, with prompts that several completions share.
+"""Attention over texts that lie packed in one row, where several completions share a prompt.
 
-    prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        blocks: 0-3, 3-5, 5-6, 6-9       link: 3-9 to 0-3
+    prompt p1 p2 p3 | a1 a2 | b1 | c1 c2 c3        texts: p a, p b, p c
 
-Tokens of a *block* see each other causally; tokens of a *link* see a whole prompt besides (`layout.py`). But for short
-texts no other pair is computed, and neither a mask nor scores are ever held as a whole. A plain packed row has blocks
-alone. The two parts of a completion's attention are joined by their log-sum-exp (`attention_kernels.py`).
+Each text is gathered from the row with its prompt. Texts of similar length form a bucket: right-padded, causal, one
+call of `F.scaled_dot_product_attention`. A causal mask hides the padding, so no mask is ever built. The outputs go
+back to the row; those of a shared prompt are equal in all its texts, and the first text provides them.
 
-transformers calls `attend` under the name `ATTENTION` and hands it `plan` through the model's forward arguments;
-without a plan, rows are plain texts and torch's own attention does them.
+transformers calls `attend` under the name `ATTENTION` and passes `plan` through the model's forward arguments.
+Without a plan, rows are plain texts and transformers' own SDPA attention computes them.
 """
 
 from __future__ import annotations
@@ -17,46 +17,71 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-
-from ftis_node.learner.data.layout import divide
-from ftis_node.learner.model import attention_flash
-from ftis_node.learner.model.attention_kernels import (
-    attend_all,
-    attend_all_backward,
-    attend_self,
-    attend_self_backward,
-    join,
-)
+from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ftis_node.learner.data.layout import Bucket, Link, Span
+    from ftis_node.learner.data.batch import SequenceSpan
 
 ATTENTION = "ftis_packed"
-UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")  # what other models add to attention
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")  # what other models add to attention
+MIN_LENGTH = 16  # tokens: all shorter texts share one bucket
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBucket:
+    """Texts of similar length side by side: B texts of `size` columns, each padded with its own last token.
+
+    `rows` `[B * size]` are places in the packed row. `kept` `[K]` are the entries of `rows` whose output is used.
+    """
+
+    size: int
+    rows: Tensor
+    kept: Tensor
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """`[1, h, T, D]` to `[B, h, size, D]`."""
+        taken = tensor[0].index_select(1, self.rows)
+        return taken.view(len(taken), -1, self.size, taken.shape[-1]).transpose(0, 1)
+
+    def pick(self, output: Tensor) -> Tensor:
+        """`[B, h, size, D]` to the outputs that are used, `[K, h, D]`."""
+        return output.transpose(1, 2).flatten(0, 1).index_select(0, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """How one row is computed: blocks and links one by one, buckets at once, or all by `flash`."""
+    """The buckets of one row. `order` `[T]` sorts their concatenated outputs by place in the row.
 
-    blocks: tuple[Span, ...] = ()
-    links: tuple[Link, ...] = ()
-    buckets: tuple[Bucket, ...] = ()
-    flash: attention_flash.FlashPlan | None = None
+    A row of one text has no buckets: nothing is gathered.
+    """
+
+    buckets: tuple[LengthBucket, ...]
+    order: Tensor
 
     @classmethod
-    def of(
-        cls, blocks: Sequence[Span], links: Sequence[Link], device: torch.device, *, flash: bool = False
-    ) -> AttentionPlan:
-        """For one device; with `flash` for FlashAttention's kernels. `blocks` tile the row from its first token on."""
-        if flash:
-            pairs = [(link.tokens.start, link.tokens.end, link.prompt.start, link.prompt.end) for link in links]
-            return cls(flash=attention_flash.FlashPlan.of([block.end for block in blocks], pairs, device))
-        long_blocks, other_links, buckets = divide(blocks, links, device)
-        return cls(tuple(long_blocks), tuple(other_links), tuple(buckets))
+    def of(cls, texts: Sequence[tuple[SequenceSpan, ...]], device: torch.device) -> AttentionPlan:
+        """The plan for `texts`, each as its spans of the row in order; together they cover the row."""
+        if len(texts) == 1:
+            return cls((), torch.zeros(0, dtype=torch.int64, device=device))
+        by_length: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for places, is_new in _places(texts):
+            by_length.setdefault(_length_class(len(places)), []).append((places, is_new))
+        buckets = [_bucket(members) for members in by_length.values()]
+        order = torch.cat([bucket.rows[bucket.kept] for bucket in buckets]).argsort()
+        on_device = [LengthBucket(each.size, each.rows.to(device), each.kept.to(device)) for each in buckets]
+        return cls(tuple(on_device), order.to(device))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """`[1, h, T, D]` queries, `[1, k, T, D]` keys and values to `[1, T, h, D]`; h is a multiple of k."""
+        if not self.buckets:
+            return _causal(query, key, value, scale).transpose(1, 2)
+        outputs = [
+            bucket.pick(_causal(bucket.gather(query), bucket.gather(key), bucket.gather(value), scale))
+            for bucket in self.buckets
+        ]
+        return torch.cat(outputs).index_select(0, self.order)[None]
 
 
 def attend(
@@ -72,7 +97,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: `[1, h, T, D]` queries to `[1, T, h, D]`.
 
-    Raises NotImplementedError for a model whose attention is of another kind.
+    Raises NotImplementedError for a model that adds something else to attention.
     """
     if plan is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -80,90 +105,40 @@ def attend(
         output: Tensor
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
         return output, None
-    if found := [name for name in UNKNOWN if more.get(name) is not None]:
+    if found := [name for name in UNSUPPORTED if more.get(name) is not None]:
         raise NotImplementedError(f"attention with {found[0]} over packed sequences")
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if plan.flash is not None:
-        packed: Tensor = attention_flash.FlashPackedAttention.apply(  # type: ignore[no-untyped-call]
-            query, key, value, plan.flash, scale
-        )
-    else:
-        packed = PackedAttention.apply(query, key, value, plan, scale)  # type: ignore[no-untyped-call]
-    return packed.transpose(1, 2), None
-
-
-def is_flash_usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether FlashAttention's kernels can be asked for on this device, in `dtype`."""
-    return attention_flash.is_usable(device, dtype)
+    return plan.attend(query, key, value, scaling), None
 
 
 def register(function: Callable[..., tuple[Tensor, None]] = attend) -> None:
-    """Make `ATTENTION` known to transformers. Masks are not made for it: rows are plain, or there is a plan."""
+    """Register `ATTENTION` with transformers, which builds no mask for it."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, function)
 
 
-class PackedAttention(Function):
-    """`[1, h, T, D]` to the same, kept for the backward pass: queries, keys, values, output, one number a head."""
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    is_grouped = query.shape[1] != key.shape[1]
+    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped)
 
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-        """Blocks first, each token in one of them; then links are joined to what is there."""
-        # Laid out as the projection after it wants to read it: all heads of a token side by side.
-        output = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-        exact = query.dtype if query.dtype == torch.float64 else torch.float32
-        logsumexp = query.new_empty(query.shape[:3], dtype=exact)
-        for block in plan.blocks:
-            at = slice(block.start, block.end)
-            output[:, :, at], logsumexp[:, :, at] = attend_self(
-                query[:, :, at], key[:, :, at], value[:, :, at], scale=scale
-            )
-        for bucket in plan.buckets:
-            queries, keys, values = (bucket.gather(tensor) for tensor in (query, key, value))
-            found, sums = attend_self(queries, keys, values, scale=scale, mask=bucket.mask)
-            bucket.scatter(found, output)
-            bucket.scatter(sums[..., None], logsumexp[..., None])
-        for link in plan.links:
-            at, to = slice(link.tokens.start, link.tokens.end), slice(link.prompt.start, link.prompt.end)
-            found, sums = attend_all(query[:, :, at], key[:, :, to], value[:, :, to], scale=scale)
-            join(output[:, :, at], logsumexp[:, :, at], found, sums)
-        ctx.save_for_backward(query, key, value, output, logsumexp)
-        ctx.plan, ctx.scale = plan, scale
-        return output
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Each part's gradients, by the joint output and log-sum-exp."""
-        (gradient,) = gradients
-        query, key, value, output, logsumexp = ctx.saved_tensors
-        plan: AttentionPlan = ctx.plan
-        found = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value))
-        for block in plan.blocks:
-            at = slice(block.start, block.end)
-            parts = attend_self_backward(
-                *(tensor[:, :, at] for tensor in (gradient, query, key, value, output, logsumexp)), scale=ctx.scale
-            )
-            for whole, part in zip(found, parts, strict=True):
-                whole[:, :, at] = part
-        for bucket in plan.buckets:
-            padded = bucket.gather(gradient, pad_with_zero=True)
-            queries, keys, values, joint = (bucket.gather(tensor) for tensor in (query, key, value, output))
-            sums = bucket.gather(logsumexp[..., None])[..., 0]
-            parts = attend_self_backward(padded, queries, keys, values, joint, sums, scale=ctx.scale, mask=bucket.mask)
-            for whole, part in zip(found, parts, strict=True):
-                bucket.scatter(part, whole)
-        for link in plan.links:
-            at, to = slice(link.tokens.start, link.tokens.end), slice(link.prompt.start, link.prompt.end)
-            parts = attend_all_backward(
-                gradient[:, :, at],
-                query[:, :, at],
-                key[:, :, to],
-                value[:, :, to],
-                output[:, :, at],
-                logsumexp[:, :, at],
-                scale=ctx.scale,
-            )
-            for whole, part, where in zip(found, parts, (at, to, to), strict=True):
-                whole[:, :, where] += part
-        return (*found, None, None)
+def _places(texts: Sequence[tuple[SequenceSpan, ...]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The places of each text's tokens in the row, and which of them no earlier text has."""
+    seen: set[SequenceSpan] = set()
+    for spans in texts:
+        places = torch.cat([torch.arange(span.start, span.end) for span in spans])
+        yield places, torch.cat([torch.full((len(span),), span not in seen) for span in spans])
+        seen.update(spans)
+
+
+def _length_class(length: int) -> int:
+    """`length` rounded up to three significant bits, so that padding adds at most a quarter."""
+    step = 1 << max(0, length.bit_length() - 3)
+    return max(MIN_LENGTH, -(-length // step) * step)
+
+
+def _bucket(members: Sequence[tuple[Tensor, Tensor]]) -> LengthBucket:
+    size = max(len(places) for places, _ in members)
+    rows = torch.cat([torch.cat([places, places[-1:].expand(size - len(places))]) for places, _ in members])
+    kept = torch.cat([torch.cat([is_new, is_new.new_zeros(size - len(is_new))]) for _, is_new in members])
+    return LengthBucket(size, rows, kept.nonzero().flatten())

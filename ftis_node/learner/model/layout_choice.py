@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
+from ftis_node.learner.data.batch import batch_of, make_micro_batches
+from ftis_node.learner.data.groups import UnpackedGroup
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.distributed.ranks import ALONE
 from ftis_node.learner.distributed.shards import gradient_of
-from ftis_node.learner.messages import TrainCompletion, TrainGroup
 from ftis_node.learner.model import attention
+from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weights.store import probe_token_ids
 
 if TYPE_CHECKING:
@@ -38,34 +39,29 @@ LARGEST = 6  # times the tolerance that a single difference may be: 1.5 nats in 
 
 
 def choose_layout(policy: Policy, *, ranks: Ranks = ALONE, open_again: Callable[[], Policy] | None = None) -> Policy:
-    """`policy` with packed rows, by the fastest attention that computes them as plain rows are computed here.
+    """Return `policy` with packed rows if they give what padded rows give, else `policy` with padded rows.
 
-    None does where a model is recurrent, has attention of its own or of another kind, or ignores positions. All of
-    `ranks` decide alike. One that is spread over them is of no more use after an error in a pass: `open_again` makes it
-    once more.
+    Packed rows fail for a model that is recurrent, has attention of its own, or ignores positions. All of `ranks`
+    decide alike. After an error in a pass a sharded policy cannot be used: `open_again` loads it again.
     """
     batch = _probe_batch(policy)
     before = policy.causal_lm.config._attn_implementation
     expected = _values_and_gradient(policy, make_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
     attention.register()
     policy.causal_lm.set_attn_implementation(attention.ATTENTION)
-    may_flash = attention.is_flash_usable(policy.causal_lm.device, policy.compute_dtype)
-    for flash in (True, False) if may_flash else (False,):
-        packing = replace(policy, packs=True, flash=flash)
-        try:
-            found = _values_and_gradient(packing, make_packed_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
-        except (TypeError, ValueError, RuntimeError, LookupError) as error:
-            problem: str | None = str(error)
-            if open_again is not None:
-                policy = open_again()
-                policy.causal_lm.set_attn_implementation(attention.ATTENTION)
-        else:
-            problem = difference_from(expected, found, dtype=policy.compute_dtype)
-        if ranks.is_any(problem is not None):
-            problem = problem or "so says another rank"
-        if problem is None:
-            return packing
-        log.warning("%s cannot be packed (flash %s), which costs time: %s", policy.source.name, flash, problem)
+    problem: str | None = None
+    packing = replace(policy, packs=True)
+    try:
+        found = _values_and_gradient(packing, make_packed_micro_batches(batch, max_tokens=MAX_PROBE_TOKENS))
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
+        problem = str(error)
+        if open_again is not None:
+            policy = open_again()
+    else:
+        problem = difference_from(expected, found, dtype=policy.compute_dtype)
+    if not ranks.is_any(problem is not None):
+        return packing
+    log.warning("%s cannot be packed, training is slower: %s", policy.source.name, problem or "another rank reports so")
     policy.causal_lm.set_attn_implementation(before)
     return policy
 
@@ -89,18 +85,16 @@ def probe_values(policy: Policy) -> tuple[Tensor, Tensor]:
 
 
 def _probe_batch(policy: Policy) -> Batch:
-    """Fixed tokens, of lengths that take every way through the attention: short and long texts, links, masks."""
+    """Fixed tokens whose lengths fill several buckets: short and long texts, shared prompts."""
     ids = np.asarray(probe_token_ids(policy.tokenizer.vocab_size), dtype="<i4")
-    return make_batch([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
+    return batch_of([probe_group("long", ids, 40, (72, 31)), probe_group("short", ids, 6, (6, 12))])
 
 
-def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> TrainGroup:
+def probe_group(name: str, tokens: NDArray[np.int32], num_prompt: int, lengths: Sequence[int]) -> UnpackedGroup:
     """A group whose prompt and completions, of these lengths, are made of `tokens`, and whose log-probs are 0."""
-    answers = [np.resize(np.roll(tokens, length), length).tobytes() for length in lengths]
-    completions = tuple(
-        TrainCompletion(token_ids=answer, logprobs=bytes(len(answer)), reward=0.0) for answer in answers
-    )
-    return TrainGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt).tobytes(), completions)
+    answers = [np.resize(np.roll(tokens, length), length) for length in lengths]
+    batch = TokenBatch.from_parts(answers, [np.zeros(length) for length in lengths])
+    return UnpackedGroup(name, name, True, 0, 0, np.resize(tokens, num_prompt), batch, (0.0,) * len(lengths))
 
 
 def _values_and_gradient(policy: Policy, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:

@@ -38,17 +38,16 @@ def completion_logprobs(
     *,
     temperature: float = 1.0,
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS,
-    flash: bool = False,
     entropies: EntropyMeter | None = None,
 ) -> Tensor:
     """Log-probs `[M]`, float32 (or float64), of `micro_batch.target_ids`, on the model's device and with its gradient.
 
     `causal_lm` is a transformers model whose logits are its output head applied to its decoder's last hidden state
-    (see `policy.check_logits`). `flash`: packed rows go through FlashAttention's kernels. `entropies` is given the
+    (see `policy.check_logits`). `entropies` is given the
     entropy at each of these tokens.
     """
     device, head = causal_lm.device, causal_lm.get_output_embeddings()
-    hidden = decode(causal_lm, micro_batch, flash=flash)
+    hidden = decode(causal_lm, micro_batch)
     predictors = hidden.flatten(0, 1)[micro_batch.predictor_index.to(device)]
     targets = micro_batch.target_ids.to(device)
     return head_logprobs(
@@ -56,9 +55,9 @@ def completion_logprobs(
     )
 
 
-def decode(causal_lm: Any, micro_batch: MicroBatch, *, flash: bool = False) -> Tensor:
+def decode(causal_lm: Any, micro_batch: MicroBatch) -> Tensor:
     """The decoder's last hidden states `[N, T, H]` of a micro-batch's rows."""
-    layout = _layout(micro_batch, causal_lm.device, flash=flash)
+    layout = _layout(micro_batch, causal_lm.device)
     token_ids = micro_batch.token_ids.to(causal_lm.device)
     hidden: Tensor = causal_lm.get_decoder()(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
     return hidden
@@ -208,11 +207,11 @@ def has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
     return bool((total == 17).all() and (product == 16).all())
 
 
-def _layout(micro_batch: MicroBatch, device: torch.device, *, flash: bool) -> dict[str, Any]:
+def _layout(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:
     """Positions and plan as the model hands them on; nothing where rows are plain texts."""
-    if not micro_batch.blocks or micro_batch.positions is None:
+    if not micro_batch.texts or micro_batch.positions is None:
         return {}
-    plan = AttentionPlan.of(micro_batch.blocks, micro_batch.links, device, flash=flash)
+    plan = AttentionPlan.of(micro_batch.texts, device)
     return {"position_ids": micro_batch.positions.to(device), "plan": plan}
 
 

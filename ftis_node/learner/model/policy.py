@@ -60,7 +60,7 @@ LOGITS_TOLERANCE = 0.25
 class Policy:
     """`causal_lm` is the transformers model; with LoRA its linear layers carry the adapter that `adapted` wraps.
 
-    `packs`: it computes packed rows; `flash`: by FlashAttention (see `choose_layout`). `entropies`: where that is asked
+    `packs`: it computes packed rows (see `choose_layout`). `entropies`: where that is asked
     for, takes those of all log-probs that are computed with a gradient. `root` is there where the model is spread over
     ranks (`shards.py`): its weights are whole inside of it alone. `head_chunk_tokens` go through the head
     at once. `kernels` compute its layers (`kernels.py`).
@@ -73,7 +73,6 @@ class Policy:
     compute_dtype: torch.dtype
     temperature: float
     packs: bool = False
-    flash: bool = False
     entropies: EntropyMeter | None = None
     root: Any | None = None
     head_chunk_tokens: int = HEAD_CHUNK_TOKENS
@@ -82,9 +81,7 @@ class Policy:
     @property
     def layout(self) -> str:
         """How its sequences are laid out, in words for the status."""
-        if not self.packs:
-            return "padded rows"
-        return "packed rows, FlashAttention" if self.flash else "packed rows"
+        return "packed rows" if self.packs else "padded rows"
 
     def trainable(self) -> dict[str, Parameter]:
         """What is trained, by name; the optimiser moves its masters."""
@@ -113,7 +110,6 @@ class Policy:
                 micro_batch,
                 temperature=self.temperature,
                 head_chunk_tokens=self.head_chunk_tokens,
-                flash=self.flash,
                 entropies=self.entropies if torch.is_grad_enabled() else None,
             )
         )

@@ -75,7 +75,7 @@ class AuditLoop:
         parts, version = self._parts, self._parts.state.policy_version
         if group.policy_version != version or group.policy_version_newest != version:
             return False
-        if any(completion.mean_logprob is not None for completion in group.completions):
+        if group.mean_logprobs:
             return False
         if group.weights_of == parts.identity.peer_id:  # an honest follower may have the former weights of a number
             return version == 0 or version > parts.state.last_reused_version
@@ -84,7 +84,7 @@ class AuditLoop:
 
     async def _audit(self, accepted: Accepted) -> None:
         group, group_id = accepted.group, accepted.envelope.id
-        stored = StoredGroup(id=group_id, own=False, group=group, rewards=group.rewards, prompt_ids=accepted.prompt_ids)
+        stored = StoredGroup.from_accepted(accepted, own=False)
         try:
             with waiting_for("the learner's comparison"):  # after the step that is under way
                 reply = await self._parts.learner.audit(self._as_trained(stored))

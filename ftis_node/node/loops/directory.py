@@ -61,10 +61,10 @@ class DirectoryLoop:
             present = set(await self._parts.gossip.members())
             for peer_id in present - self._members:
                 self._parts.registry.seen(peer_id)
-                self._parts.events.write("member_joined", peer=peer_id)
+                self._parts.events.write("peer_joined", peer=peer_id)
                 tasks.create_task(self._catch_up(peer_id), name=f"catch-up-{peer_id[-6:]}")
             for peer_id in self._members - present:
-                self._parts.events.write("member_left", peer=peer_id)
+                self._parts.events.write("peer_left", peer=peer_id)
             self._members = present
             self._tell_changes(present)
             with waiting_for("the clock"):

@@ -75,7 +75,7 @@ class RoomLoop:
         if missing_bytes := room.limit.missing_bytes(use):
             async for what, num_bytes in tidied(parts, missing_bytes, look=self._use):
                 log.info("%s went to make room: %s", what, size(num_bytes))
-                parts.events.write("tidied", what=what, num_bytes=num_bytes)
+                parts.events.write("disk_reclaimed", what=what, num_bytes=num_bytes)
             use = await self._use()
         room.note(use)
         self._tell(use)

@@ -11,11 +11,13 @@ Of a group whose sampling went on across an update, the completions that did not
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftis_node.errors import WorkerError
 from ftis_node.node.loops.train import train_group
 from ftis_node.node.supervision.task_monitor import waiting_for
+from ftis_node.records.codec import pack_group
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.swarm.peer_guard import Place
 
@@ -53,12 +55,10 @@ class CheckLoop:
             await self._send(accepted, part)
 
     async def _send(self, accepted: Accepted, part: Group) -> None:
-        stored = StoredGroup(
-            id=accepted.envelope.id,
-            own=part.sender == self._parts.identity.peer_id,
-            group=part,
+        stored = replace(
+            StoredGroup.from_accepted(accepted, own=part.sender == self._parts.identity.peer_id),
+            body=pack_group(part),
             rewards=part.rewards,
-            prompt_ids=accepted.prompt_ids,
         )
         try:
             with waiting_for("the learner's measurement"):  # after the step that is under way
@@ -72,6 +72,8 @@ class CheckLoop:
 
 def sampled_by(group: Group, version: int) -> Group | None:
     """The group with the completions alone that `version`, and no other, sampled; None where there are none."""
+    if group.mean_logprobs:  # sent as text: there are no log-probs to compare
+        return None
     completions = tuple(
         completion
         for completion in group.completions

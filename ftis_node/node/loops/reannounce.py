@@ -77,7 +77,7 @@ class ReannounceLoop:
             elif await announce(parts, announcement):
                 parts.counters.groups_sent += due.group_id in self._former
                 self._former.discard(due.group_id)
-                parts.events.write("announced_again", group=due.group_id, attempt=due.attempt)
+                parts.events.write("reannounced", group=due.group_id, attempt=due.attempt)
 
 
 def _is_body(data: bytes, group_id: bytes) -> bool:

@@ -16,11 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from ftis_node.algorithms import pass_rates
 from ftis_node.errors import WorkerDiedError, WorkerTaskError
-from ftis_node.learner.messages import TrainCompletion, TrainGroup
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.node.startup.worker_settings import dtype_of
 from ftis_node.node.supervision.task_monitor import waiting_for
 from ftis_node.node.training.division import note_signals
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from ftis_node.node.peers.manager import PeerBook
     from ftis_node.node.training.step_gate import StepGate
     from ftis_node.node.training.weight_sync import GiveWeights
-    from ftis_node.records.group import Group
+    from ftis_node.records.group import GroupHeader
     from ftis_node.replay.buffer import StoredGroup
     from ftis_node.replay.lifecycle import ChoiceRule
     from ftis_node.telemetry.events import EventTrail
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNDERSTATED = "understated"
+UNREADABLE = "malformed"
 
 
 class TrainLoop:
@@ -173,11 +173,13 @@ class TrainLoop:
         reason = ReleaseReason.REFUSED if changed_nothing else ReleaseReason.TRAINED
         await parts.disk(parts.buffer.release_step, step, reason)
         if reason is ReleaseReason.TRAINED and not reply.report.skipped:
+            left_out = {*reply.report.understated, *reply.report.unreadable}
             for group in groups:
-                if group.id.hex() not in reply.report.understated:
-                    with parts.guard.work_for(group.group.sender, Place.COUNT):
+                if group.id.hex() not in left_out:
+                    with parts.guard.work_for(group.sender, Place.COUNT):
                         note_teacher(parts.peers, group)
         self._note_understated(reply.report, groups)
+        self._note_unreadable(reply.report, groups)
         parts.state.saved_step = reply.saved_step
         max_disk_bytes = parts.settings.buffer.max_disk_bytes
         await parts.disk(parts.buffer.prune, max_disk_bytes=max_disk_bytes, saved_step=reply.saved_step)
@@ -187,7 +189,7 @@ class TrainLoop:
         """The groups as the learner takes them, less those of a peer that cannot be made so."""
         batch = []
         for group in groups:
-            with self._parts.guard.work_for(group.group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
+            with self._parts.guard.work_for(group.sender, Place.BATCH, passes=(Exception,) if group.own else ()):
                 batch.append(self._as_trained(group))
         return batch
 
@@ -196,8 +198,8 @@ class TrainLoop:
         return train_group(
             group,
             share=share,
-            of_own_weights=is_of_own_weights(self._parts, group.group),
-            weight=1.0 if group.own else self._peer_weights.weight(group.group.sender),
+            of_own_weights=is_of_own_weights(self._parts, group),
+            weight=1.0 if group.own else self._peer_weights.weight(group.sender),
         )
 
     def _weigh_peers(self, report: StepReport, batch: Sequence[TrainGroup]) -> None:
@@ -216,12 +218,21 @@ class TrainLoop:
         for group in groups:
             if group.id.hex() not in report.understated:
                 continue
-            sender, detail = group.group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
+            sender, detail = group.sender, f"{UNDERSTATED}: {sentence(UNDERSTATED)}"
             with parts.guard.work_for(sender, Place.COUNT):
                 parts.counters.refused[UNDERSTATED] += 1
                 parts.registry.seen(sender).refused[UNDERSTATED] += 1
                 parts.peers.note(sender, Behaviour.LIED, reason=UNDERSTATED, detail=detail)
                 parts.events.write(UNDERSTATED, group=group.id, sender=sender, step=report.step)
+
+    def _note_unreadable(self, report: StepReport, groups: Sequence[StoredGroup]) -> None:
+        """Charge the senders of bodies that the learner could not unpack; log own ones as an error."""
+        unreadable = [group for group in groups if group.id.hex() in report.unreadable]
+        for group in unreadable if not report.repeated else ():
+            log.error("step %d left group %s out: its body cannot be unpacked", report.step, group.id.hex()[:12])
+            if not group.own:
+                with self._parts.guard.work_for(group.sender, Place.COUNT):
+                    self._parts.peers.note(group.sender, Behaviour.FAULT, reason=UNREADABLE)
 
     async def resume(self, state: LearnerState) -> None:
         """The buffer follows the checkpoint that the learner stands on, at start and after the learner's death."""
@@ -313,16 +324,16 @@ class TrainLoop:
 def write_taken(events: EventTrail, groups: Sequence[StoredGroup], *, step: int) -> None:
     """A line a group, with where it came from: the line of its admission may be damaged one day, and the buffer too."""
     for group in groups:
-        events.write("taken", group=group.id, step=step, sender=group.group.sender, number=group.group.number)
+        events.write("taken", group=group.id, step=step, sender=group.sender, number=group.number)
 
 
 def note_teacher(peers: PeerBook, group: StoredGroup) -> None:
     """Credits the sender of a group of unequal rewards; the advantages of any other are 0."""
     if not group.own and len(set(group.rewards)) > 1:
-        peers.note(group.group.sender, Behaviour.TAUGHT)
+        peers.note(group.sender, Behaviour.TAUGHT)
 
 
-def is_of_own_weights(parts: Parts, group: Group) -> bool:
+def is_of_own_weights(parts: Parts, group: GroupHeader | StoredGroup) -> bool:
     """Whether a group of another node says that this node's weights sampled it, and the operator trusts its sender.
 
     What anybody else says of our weights is a claim: it must move no figure of ours, and no defence.
@@ -331,27 +342,19 @@ def is_of_own_weights(parts: Parts, group: Group) -> bool:
 
 
 def train_group(group: StoredGroup, *, share: Share, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
-    """A stored group as the learner takes it, with our rewards. `of_own_weights` as `is_of_own_weights` says.
+    """Return a stored group as the learner takes it. `of_own_weights` as `is_of_own_weights` says.
 
     Vertical: one advantage group per generator's group. Horizontal: one per prompt, over all its generators.
     """
     return TrainGroup(
         group_id=group.id.hex(),
-        advantage_key=group.id.hex() if share == "vertical" else str(group.group.prompt_ref),
+        advantage_key=group.id.hex() if share == "vertical" else str(group.prompt_ref),
         own=group.own,
+        body=group.body,
+        prompt_ids=group.prompt_ids,
+        rewards=group.rewards,
+        text_token_ids=group.text_token_ids,
         of_own_weights=of_own_weights,
+        sender=group.sender,
         weight=weight,
-        sender=group.group.sender,
-        policy_version=group.group.policy_version,
-        policy_version_newest=group.group.policy_version_newest,
-        prompt_ids=np.asarray(group.prompt_ids, dtype="<i4").tobytes(),
-        completions=tuple(
-            TrainCompletion(
-                token_ids=completion.token_ids.tobytes(),
-                logprobs=completion.logprobs.tobytes(),
-                reward=reward,
-                behaviour_mean_logprob=completion.mean_logprob,
-            )
-            for completion, reward in zip(group.group.completions, group.rewards, strict=True)
-        ),
     )

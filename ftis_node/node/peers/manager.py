@@ -263,7 +263,9 @@ class PeerBook:
 
     def _tell(self, peer_id: str, standing: TrustLevel, why: str) -> None:
         row = self.row(peer_id)
-        self._events.write("standing", peer=peer_id, standing=standing.value, why=why, until=row["banned_until"])
+        self._events.write(
+            "reputation_changed", peer=peer_id, standing=standing.value, why=why, until=row["banned_until"]
+        )
         if standing is TrustLevel.BANNED:
             log.warning("%s is refused for %.0f s: %s", peer_id, (row["banned_until"] or 0) - self._clock(), why)
 

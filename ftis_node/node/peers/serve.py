@@ -65,7 +65,7 @@ class Served:
             return []
         fresh = time.time() - self._parts.manifest.step.max_age_s
         held = await self._parts.disk(self._find, replace(asked, since=max(asked.since, fresh)))
-        self._parts.events.write("asked", peer=peer_id, sender=asked.sender, num_groups=len(held))
+        self._parts.events.write("backfill_requested", peer=peer_id, sender=asked.sender, num_groups=len(held))
         return held
 
     def _find(self, asked: BackfillRequest) -> list[bytes]:

@@ -40,7 +40,7 @@ from ftis_node.node.training.tracking import make_tracking
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
 from ftis_node.tasks.scoring.scorer import IsolatedScorer
-from ftis_node.telemetry.events import EventTrail
+from ftis_node.telemetry.events import EVENT_SCHEMA, EventTrail
 from ftis_node.telemetry.progress import unwatched
 from ftis_node.telemetry.status import EvalStatus
 from ftis_node.telemetry.trail_summary import read_remembered
@@ -200,7 +200,13 @@ async def _start(parts: Parts, on_progress: OnProgress) -> None:
         on_progress(None, _waiting(waited_for, model))
 
     on_progress(None, _waiting(waited_for, model))
-    parts.events.write("start", run=parts.manifest.run_id, peer=parts.identity.peer_id, model=parts.source.name)
+    parts.events.write(
+        "start",
+        schema=EVENT_SCHEMA,
+        run=parts.manifest.run_id,
+        peer=parts.identity.peer_id,
+        model=parts.source.name,
+    )
     log.info("%s; what they print is in %s", _who_starts(parts.settings), parts.home.logs)
     async with asyncio.TaskGroup() as tasks:
         for name, part in (("generation", parts.generation), ("learner", parts.learner), ("gossip", parts.gossip)):
@@ -209,7 +215,7 @@ async def _start(parts: Parts, on_progress: OnProgress) -> None:
     assert state is not None, "a started learner has a state"
     if parts.settings.learns and state.step < parts.state.step:
         log.warning("step %d was done, and the newest checkpoint to be read is of %d", parts.state.step, state.step)
-        parts.events.write("fell_back", step=state.step, done=parts.state.step)
+        parts.events.write("checkpoint_fallback", step=state.step, done=parts.state.step)
     if parts.settings.learns:
         tell_unknown_steps(state, done=parts.state.step, holds=parts.reader.held, events=parts.events)
     where = _begins_at(state.step) if parts.settings.learns else f"following {parts.settings.roles.follow}"

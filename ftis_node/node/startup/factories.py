@@ -23,7 +23,7 @@ from ftis_node.learner.client import LearnerClient
 from ftis_node.learner.messages import LearnerBoot, LoraSettings
 from ftis_node.learner.step.schedule import Schedule
 from ftis_node.memory.components import micro_batch_tokens_of, recomputes
-from ftis_node.memory.placement import Arrangement, arrange, arrange_alone, visible_gpus
+from ftis_node.memory.placement import WorkerPlacement, arrange, place_single_worker, visible_gpus
 from ftis_node.models import pick_device
 from ftis_node.node.startup.worker_settings import dtype_of, serves_adapters
 from ftis_node.records.envelope import MAX_ANNOUNCEMENT_BYTES
@@ -59,7 +59,7 @@ class Ingredients:
     source: ModelSource
     tokenizer: PromptTokenizer
     events: EventTrail
-    arrangement: Arrangement
+    arrangement: WorkerPlacement
     weights: Path
     make_room: MakeRoom | None = None  # returns when the learner's step is over and its spare memory is free
     write_weights: WriteWeights | None = None  # the learner's
@@ -68,7 +68,7 @@ class Ingredients:
 class Makers(Protocol):
     """Makes parts; none of them is started yet. `arrange` comes first and says where the two workers go."""
 
-    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement: ...
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement: ...
     def generation(self, of: Ingredients) -> Generation: ...
     def learner(self, of: Ingredients) -> Learning: ...
     def gossip(self, of: Ingredients) -> Gossip: ...
@@ -90,13 +90,13 @@ class ProcessMakers:
         """Where the network will listen."""
         return self._network.listen_addresses
 
-    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> Arrangement:
+    def arrange(self, settings: NodeSettings, manifest: RunManifest, source: ModelSource) -> WorkerPlacement:
         """As the memory plan has it. Raises MachineError where the model does not fit, ConfigError for GPUs.
 
         The plan is for two workers on one machine; one alone has all that the settings give it.
         """
         if settings.role != "full":
-            return arrange_alone(settings)
+            return place_single_worker(settings)
         return arrange(settings, manifest, source)
 
     def generation(self, of: Ingredients) -> GenerationClient:
@@ -120,10 +120,10 @@ class ProcessMakers:
                 stall_timeout_s=of.settings.generation.stall_timeout_s,
             ),
             environment=visible_gpus(of.arrangement.generator_gpus),
-            on_problem=lambda problem: of.events.write("proof_failed", problem=problem),
+            on_problem=lambda problem: of.events.write("weight_check_failed", problem=problem),
             make_room=of.make_room,
             write_weights=of.write_weights,
-            on_fall_back=lambda reason: of.events.write("hand_over_fell_back", reason=reason),
+            on_fall_back=lambda reason: of.events.write("weight_sync_fallback", reason=reason),
         )
 
     def learner(self, of: Ingredients) -> LearnerClient:
@@ -173,7 +173,7 @@ def generation_boot(
     manifest: RunManifest,
     source: ModelSource,
     tokenizer: PromptTokenizer,
-    arrangement: Arrangement,
+    arrangement: WorkerPlacement,
     *,
     adapters: bool = False,
 ) -> GenerationBoot:
@@ -210,7 +210,7 @@ def learner_boot(
     manifest: RunManifest,
     source: ModelSource,
     home: Home,
-    arrangement: Arrangement,
+    arrangement: WorkerPlacement,
     *,
     weights: Path,
     adapters: bool = False,

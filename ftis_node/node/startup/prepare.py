@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ftis_node.config.disk_room import replace_file
 from ftis_node.errors import ConfigError
-from ftis_node.memory.choice import choose_here
+from ftis_node.memory.choice import choose_training
 from ftis_node.models import load_tokenizer, resolve_model
 from ftis_node.node.startup.factories import ProcessMakers
 from ftis_node.node.startup.preflight import check_owner, check_ports, check_room
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftis_node.config.home import Home
     from ftis_node.config.manifest import RunManifest
     from ftis_node.config.node import NodeSettings
-    from ftis_node.memory.placement import Arrangement
+    from ftis_node.memory.placement import WorkerPlacement
     from ftis_node.models import ModelSource, PromptTokenizer
     from ftis_node.node.startup.factories import Makers
     from ftis_node.node.startup.run_plan import RunPlan
@@ -50,7 +50,7 @@ class Prepared:
     home: Home
     identity: Identity
     source: ModelSource
-    arrangement: Arrangement
+    arrangement: WorkerPlacement
     training: str
     tokenizer: PromptTokenizer
     task: Task
@@ -85,7 +85,7 @@ async def prepare(
     least = settings if settings.lora is not None else settings.model_copy(update={"lora": True})
     await in_background(check_room, home, source, least)  # before torch is loaded, which the choice needs
     on_progress(None, "planning the memory")
-    choice = await in_background(choose_here, settings, plan.manifest, home, source)
+    choice = await in_background(choose_training, settings, plan.manifest, home, source)
     settings = choice.settings
     if choice.training:
         log.info("trains %s", choice.training)

@@ -3,7 +3,7 @@
     lines that are no events          left out; the trail as it was is kept in damaged/     `saved` in the trail
     a database that is damaged        moved to damaged/, what can be read of it saved       `saved`
     a group that is not what it was   released unused                                       `released`, damaged
-    a buffer behind the event trail   what steps have used is used; numbering goes on       `buffer_behind`
+    a buffer behind the event trail   what steps have used is used; numbering goes on       `buffer_rolled_back`
     checkpoints ahead of the trail    it goes on after them, and says so                    `steps_unknown`
 
 What is lost so is fetched again from peers while it is fresh, as after any absence.
@@ -54,7 +54,7 @@ def rescue_files(home: Home) -> None:
 
 def _tell(home: Home, **fields: str | int) -> None:
     trail = EventTrail(home.events)
-    trail.write("saved", **fields)
+    trail.write("recovered", **fields)
     trail.close()
 
 
@@ -77,7 +77,7 @@ def set_right(buffer: ReplayBuffer, remembered: Remembered, events: EventTrail, 
             "that steps have used are not used again, own groups go on with number %d",
             *(num_lost, num_used, buffer.last_number() + 1),
         )
-        events.write("buffer_behind", num_lost=num_lost, num_used=num_used, last_number=buffer.last_number())
+        events.write("buffer_rolled_back", num_lost=num_lost, num_used=num_used, last_number=buffer.last_number())
 
 
 def tell_unknown_steps(state: LearnerState, *, done: int, holds: Callable[[bytes], object], events: EventTrail) -> None:

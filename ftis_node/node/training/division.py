@@ -71,8 +71,8 @@ def note_signals(parts: Parts, step: int, groups: Sequence[StoredGroup], discard
     if division is None:
         return
     for group in groups:
-        with parts.guard.work_for(group.group.sender, Place.COUNT, passes=(Exception,) if group.own else ()):
-            division.note(group.group.prompt_ref.task, group.rewards, own=group.own)
+        with parts.guard.work_for(group.sender, Place.COUNT, passes=(Exception,) if group.own else ()):
+            division.note(group.prompt_ref.task, group.rewards, own=group.own)
     for candidate in discarded:
         with parts.guard.work_for(candidate.sender, Place.COUNT, passes=(Exception,) if candidate.own else ()):
             division.note(candidate.task, candidate.rewards, own=candidate.own)

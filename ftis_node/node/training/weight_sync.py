@@ -75,7 +75,7 @@ async def hand_over(parts: Parts, weights: PublishedWeights, proof: ProofToCome 
     try:
         await parts.generation.update_weights(weights, proof)
     except WorkerError as error:
-        parts.events.write("hand_over_failed", version=weights.version, error=str(error))
+        parts.events.write("weight_sync_failed", version=weights.version, error=str(error))
         await parts.generation.start()
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)

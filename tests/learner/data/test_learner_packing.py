@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from learner_rig import make_group, one_by_one_logprobs, random_groups
+from learner_rig import make_group, one_by_one_logprobs, random_groups, unpacked_group
 from tiny_models import make_model
 
-from ftis_node.learner.data.batch import make_batch, make_micro_batches
-from ftis_node.learner.data.layout import Link, Span
+from ftis_node.learner.data.batch import SequenceSpan, batch_of, make_batch, make_micro_batches
 from ftis_node.learner.data.packing import make_packed_micro_batches
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.logprobs import completion_logprobs
@@ -28,21 +27,21 @@ def test_layout_by_hand():
         make_group([[20, 21]], [0.0], number=1, prompt=(3, 4)),
     ]
     (micro_batch,) = make_packed_micro_batches(make_batch(groups), max_tokens=100)
-    # A completion's last token predicts nothing; a text alone is one block.
+    # A completion's last token predicts nothing; a text alone is one span.
     assert micro_batch.token_ids.tolist() == [[1, 2, 7, 8, 10, 3, 4, 20]]
     assert micro_batch.positions.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2]]
-    assert micro_batch.blocks == (Span(0, 2), Span(2, 4), Span(4, 5), Span(5, 8))
-    assert micro_batch.links == (Link(Span(2, 5), Span(0, 2)),)
+    prompt = SequenceSpan(0, 2)
+    assert micro_batch.texts == ((prompt, SequenceSpan(2, 4)), (prompt, SequenceSpan(4, 5)), (SequenceSpan(5, 8),))
     assert micro_batch.predictor_index.tolist() == [1, 2, 3, 1, 4, 6, 7]
     assert micro_batch.target_ids.tolist() == [7, 8, 9, 10, 11, 20, 21]
     assert micro_batch.cell_index.tolist() == [0, 1, 2, 3, 4, 6, 7]
 
 
-def test_without_sharing_each_completion_is_a_block_with_its_prompt():
+def test_without_sharing_each_completion_is_one_span_with_its_prompt():
     batch = make_batch([make_group([[7, 8], [9]], [0.0, 1.0], prompt=(1, 2))])
     (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100, shares_prompts=False)
     assert micro_batch.token_ids.tolist() == [[1, 2, 7, 1, 2]]
-    assert (micro_batch.blocks, micro_batch.links) == ((Span(0, 3), Span(3, 5)), ())
+    assert micro_batch.texts == ((SequenceSpan(0, 3),), (SequenceSpan(3, 5),))
 
 
 @pytest.mark.parametrize("max_tokens", [1, 20, 40, 64, 10_000])
@@ -52,10 +51,11 @@ def test_rows_keep_the_budget_and_every_token(max_tokens):
     cells = [cell for micro_batch in micro_batches for cell in micro_batch.cell_index.tolist()]
     assert sorted(cells) == batch.mask.flatten().nonzero().flatten().tolist()
     for micro_batch in micro_batches:
-        ends = [block.end for block in micro_batch.blocks]
-        assert [block.start for block in micro_batch.blocks] == [0, *ends[:-1]]  # they tile the row
+        spans = sorted({span for text in micro_batch.texts for span in text}, key=lambda span: span.start)
+        ends = [span.end for span in spans]
+        assert [span.start for span in spans] == [0, *ends[:-1]]  # they tile the row
         assert ends[-1] == micro_batch.token_ids.shape[1]
-        assert ends[-1] <= max_tokens or len(micro_batch.blocks) == 1  # a completion too long for any row
+        assert ends[-1] <= max_tokens or len(micro_batch.texts) == 1  # a completion too long for any row
     if max_tokens == 1:
         assert len(micro_batches) == 35
     if max_tokens == 10_000:
@@ -71,7 +71,7 @@ def test_rows_are_full():
 
 
 def test_completions_without_tokens_lie_nowhere():
-    batch = make_batch([make_group([[], [7]], [0.0, 1.0], prompt=(1, 2)), make_group([[]], [0.0], number=1)])
+    batch = batch_of([unpacked_group([[], [7]], [0.0, 1.0], prompt=(1, 2)), unpacked_group([[]], [0.0], number=1)])
     (micro_batch,) = make_packed_micro_batches(batch, max_tokens=100)
     assert micro_batch.token_ids.tolist() == [[1, 2]]
     assert micro_batch.cell_index.tolist() == [1]
@@ -91,7 +91,7 @@ def logprobs_and_gradients(model, batch, micro_batches):
 
 @pytest.mark.parametrize("shares_prompts", [True, False])
 @pytest.mark.parametrize("max_tokens", [90, 100_000])
-@pytest.mark.parametrize("max_length", [1, 20, 150])  # short blocks side by side, long ones by themselves
+@pytest.mark.parametrize("max_length", [1, 20, 150])  # texts of one length class, and of several
 def test_packed_is_as_one_by_one(model, max_tokens, max_length, shares_prompts):
     groups = random_groups(num_groups=5, group_size=4, max_length=max_length, prompt_lengths=(3, 70, 9))
     batch = make_batch(groups)
@@ -137,6 +137,6 @@ def test_plain_rows_are_computed_by_the_same_model(model):
 
 def test_attention_of_another_kind_is_refused(model):
     query = torch.zeros(1, 4, 3, 8)
-    plan = attention.AttentionPlan.of([Span(0, 3)], [], torch.device("cpu"))
+    plan = attention.AttentionPlan.of([(SequenceSpan(0, 3),)], torch.device("cpu"))
     with pytest.raises(NotImplementedError, match="sliding_window"):
         attention.attend(None, query, query, query, None, plan=plan, sliding_window=2)

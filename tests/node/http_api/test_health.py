@@ -45,9 +45,9 @@ def test_workers_that_will_not_come_back_and_what_is_missing() -> None:
     assert worker_problems({"generation": "backing-off", "learner": "off"}) == []
     assert "learner worker was given up" in worker_problems({"generation": "ready", "learner": "failed"})[0]
     up = {"generation": "ready", "learner": "off"}
-    assert not_ready(up, swarm_state="solo", swarm_reason="") == "", "the first node of a swarm is ready"
+    assert not_ready(up, swarm_state="standalone", swarm_reason="") == "", "the first node of a swarm is ready"
     assert "looking" in not_ready(up, swarm_state="starting", swarm_reason="looking for peers")
-    assert not_ready(up | {"generation": "starting"}, swarm_state="solo", swarm_reason="") == (
+    assert not_ready(up | {"generation": "starting"}, swarm_state="standalone", swarm_reason="") == (
         "the generation worker is starting"
     )
 

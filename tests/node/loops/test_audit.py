@@ -48,7 +48,7 @@ class Rig:
             identity=SimpleNamespace(peer_id=OURS),
             source=SimpleNamespace(name=model),
             settings=SimpleNamespace(validation=ValidationSection.model_validate({"audit_fraction": 1.0, **door})),
-            manifest=SimpleNamespace(step=SimpleNamespace(share="vertical")),
+            manifest=SimpleNamespace(step=SimpleNamespace(prompt_sharing="vertical")),
             state=NodeState(policy_version=version),
             counters=NodeCounters(),
             registry=SimpleNamespace(seen=lambda peer_id: self.peer),

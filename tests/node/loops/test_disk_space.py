@@ -97,9 +97,9 @@ class FullHome:
     async def look(self, limit_bytes: int) -> list[str]:
         """One look at a home of this limit, without a reserve; what went."""
         self.parts.room.limit = HomeLimit(limit_bytes, reserve_bytes=0)
-        seen = len(read_events(self.home.events, name="tidied"))
+        seen = len(read_events(self.home.events, name="disk_reclaimed"))
         await RoomLoop(self.parts).look()
-        return [event["what"] for event in read_events(self.home.events, name="tidied")[seen:]]
+        return [event["what"] for event in read_events(self.home.events, name="disk_reclaimed")[seen:]]
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ async def test_the_least_needed_goes_first_and_no_more_than_is_needed(full: Full
     assert len(list(full.home.checkpoints.iterdir())) == 3, "not before the events"
     assert (await full.look(1 << 10))[-1] == "old checkpoints"
     assert [path.name for path in full.home.checkpoints.iterdir()] == ["step-00000003"]
-    assert full.buffer.take(4, own=9, foreign=9).groups[0].group.sender == ANN.peer_id, "what is READY stays"
+    assert full.buffer.take(4, own=9, foreign=9).groups[0].sender == ANN.peer_id, "what is READY stays"
     assert "the home is full" in full.parts.room.why_full
 
 

@@ -20,6 +20,7 @@ from ftis_node.node.peers.manager import PeerBook
 from ftis_node.node.startup.assemble import built_parts
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.supervision.background import to_the_end
+from ftis_node.records.codec import unpack_group
 from ftis_node.records.envelope import seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer
@@ -244,7 +245,7 @@ async def test_a_node_trains_on_just_what_it_sent(tmp_path: Path, identity: Iden
     assert buffer.admit(verdict, own=True)
     (taken,) = buffer.take(1, own=1, foreign=0).groups
     buffer.close()
-    for sent, mine in zip(group.completions, taken.group.completions, strict=True):
+    for sent, mine in zip(group.completions, unpack_group(taken.body).completions, strict=True):
         assert mine.logprobs.tolist() == (np.rint(sent.logprobs * 256) / 256).tolist() != sent.logprobs.tolist()
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RNG = np.random.default_rng(0)
-ANNOUNCED, ASKED = "announced", "asked"
+ANNOUNCED, ASKED = "announced", "backfill_requested"
 
 
 def manifest_of(**step: Any) -> RunManifest:

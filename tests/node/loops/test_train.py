@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
+
+import msgspec
 
 from ftis_node.config.manifest import parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderFigures
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.loops.train import TrainLoop, train_group
 from ftis_node.node.peers.registry import RECENT_STEPS
+from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import ReleaseReason
@@ -28,10 +31,9 @@ HONEST, LIAR = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]
 
 
 def foreign(sender: Identity, number: int) -> StoredGroup:
-    group = make_group(sender)
-    return StoredGroup(
-        bytes([number]) * 32, own=False, group=group, rewards=group.rewards, prompt_ids=tuple(PROMPT_IDS)
-    )
+    envelope = seal_group(group := make_group(sender), sender)
+    stored = StoredGroup.from_accepted(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=False)
+    return replace(stored, id=bytes([number]) * 32)
 
 
 @dataclass
@@ -72,7 +74,7 @@ def loop_with(report: StepReport, *, step: int = 0) -> tuple[Any, Any, Told]:
         manifest=parse_manifest(manifest_text(foreign_wait_s=1), source="test"),
         generation=SimpleNamespace(tokens_per_s=0.0),
         learner=SimpleNamespace(train=train),
-        arrangement=Arrangement(takes_turns=False),
+        arrangement=WorkerPlacement(takes_turns=False),
         disk=at_once,
         buffer=buffer,
         reader=SimpleNamespace(own_held=lambda: 0),
@@ -95,6 +97,17 @@ async def test_who_understates_is_charged_and_who_taught_is_credited() -> None:
     assert told.events.count("understated") == 1
     assert parts.counters.refused == parts.registry.seen(LIAR.peer_id).refused == {"understated": 1}
     assert told.released == [(1, ReleaseReason.TRAINED)]
+
+
+async def test_who_sends_a_body_that_the_learner_cannot_unpack_is_charged_once() -> None:
+    groups = [foreign(HONEST, 1), foreign(LIAR, 2)]
+    report = StepReport(step=1, policy_version=1, num_updates=1, unreadable=(groups[1].id.hex(),))
+    loop, _, told = loop_with(report)
+    await loop._train(groups)
+    assert told.notes == [(HONEST.peer_id, Behaviour.TAUGHT), (LIAR.peer_id, Behaviour.FAULT)]
+    loop, _, told = loop_with(msgspec.structs.replace(report, repeated=True))
+    await loop._train(groups)
+    assert (LIAR.peer_id, Behaviour.FAULT) not in told.notes
 
 
 async def test_a_lie_in_a_step_that_is_reported_again_is_charged_once() -> None:

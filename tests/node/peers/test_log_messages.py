@@ -16,21 +16,21 @@ def said(words: SwarmWords, phase: SwarmPhase, reason: str, skew_s: float | None
 def test_each_change_is_said_once() -> None:
     words = SwarmWords()
     assert said(words, SwarmPhase.STARTING, "looking for peers") == []
-    (dead,) = said(words, SwarmPhase.SOLO, "no bootstrap peer answers, retrying in 3 s (refused\x1b[2J)")
+    (dead,) = said(words, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 3 s (refused\x1b[2J)")
     assert "retrying in 3 s (refused [2J)" in dead
-    assert said(words, SwarmPhase.SOLO, "no bootstrap peer answers, retrying in 60 s (timeout)") == []
-    assert len(said(words, SwarmPhase.SOLO, "1 peer connected, but no member of this run yet; looking now")) == 1
-    assert said(words, SwarmPhase.SOLO, "7 peers connected, but no member of this run yet; looking in 9 s") == []
+    assert said(words, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 60 s (timeout)") == []
+    assert len(said(words, SwarmPhase.STANDALONE, "1 peer connected, but no member of this run yet; looking now")) == 1
+    assert said(words, SwarmPhase.STANDALONE, "7 peers connected, but no member of this run yet; looking in 9 s") == []
     assert said(words, SwarmPhase.CONNECTED, "1 other member of this run") == [
         "in the swarm: 1 other member of this run"
     ]
     assert said(words, SwarmPhase.CONNECTED, "2 other members of this run") == []
-    assert len(said(words, SwarmPhase.SOLO, "no bootstrap peer answers, retrying now")) == 1
+    assert len(said(words, SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying now")) == 1
 
 
 def test_a_node_without_peers_says_how_it_is_found() -> None:
     reason = "no peers were given; waiting for others to dial this node"
-    assert said(SwarmWords(), SwarmPhase.SOLO, reason) == [
+    assert said(SwarmWords(), SwarmPhase.STANDALONE, reason) == [
         f"working alone, for no peers were given; others join it with --peers {ADDRESS}"
     ]
 

@@ -68,7 +68,7 @@ def test_a_liar_is_banned_and_comes_back_watched(tmp_path: Path, events: EventTr
     assert not book.is_banned(BOB.peer_id), "the relay could not know"
     row = book.rows()[ANN.peer_id]
     assert (row["standing"], row["banned_until"], row["reasons"]) == ("banned", clock.now + 300.0, {"reward": 3})
-    banned = read_events(tmp_path / "events.jsonl", name="standing")[-1]
+    banned = read_events(tmp_path / "events.jsonl", name="reputation_changed")[-1]
     assert (banned["peer"], banned["standing"], banned["why"]) == (ANN.peer_id, "banned", "reward: because")
     clock.now += 300.0
     assert not book.is_banned(ANN.peer_id)

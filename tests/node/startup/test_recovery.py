@@ -132,7 +132,7 @@ def test_a_sound_home_is_left_alone(home: Home, caplog: pytest.LogCaptureFixture
     heal(home)
     assert ready_ids(home) == before
     assert (trained(home), len(before)) == (30, 30)
-    assert not told(home, "saved") and not told(home, "buffer_behind") and not caplog.text
+    assert not told(home, "recovered") and not told(home, "buffer_rolled_back") and not caplog.text
     assert not home.damaged.exists()
 
 
@@ -178,9 +178,9 @@ def test_of_a_damaged_buffer_is_saved_what_can_be_and_nothing_is_used_twice(home
     )
     buffer.close()
     if harm == "empty":
-        assert told(home, "buffer_behind")[0]["num_lost"] == NUM_GROUPS
+        assert told(home, "buffer_rolled_back")[0]["num_lost"] == NUM_GROUPS
     else:
-        (saved,) = told(home, "saved")
+        (saved,) = told(home, "recovered")
         assert (saved["file"], saved["num_saved"] > 0) == ("replay.sqlite", harm not in ("no database", "empty"))
         kept = next(home.damaged.glob("*/replay.sqlite")).read_bytes()
         assert kept[: len(harmed)] == harmed or harm == "torn page", "the file as it was"
@@ -194,7 +194,7 @@ def test_a_rescue_that_was_cut_off_is_taken_up(home: Home, monkeypatch: pytest.M
             heal(home)
     assert not home.replay.exists()
     heal(home)
-    assert told(home, "saved")[0]["num_saved"] > 0
+    assert told(home, "recovered")[0]["num_saved"] > 0
     assert not list(home.damaged.glob("*/UNFINISHED"))
 
 
@@ -248,11 +248,11 @@ def test_commits_that_a_write_ahead_log_lost_are_missed(home: Home, tmp_path: Pa
     buffer.close()
     early.replay.replace(home.replay)
     heal(home)
-    (behind,) = told(home, "buffer_behind")
+    (behind,) = told(home, "buffer_rolled_back")
     assert (behind["num_lost"], behind["num_used"], behind["last_number"]) == (30, 30, 59)
     assert trained(home) == 30
     heal(home)
-    assert len(told(home, "buffer_behind")) == 1, "told once"
+    assert len(told(home, "buffer_rolled_back")) == 1, "told once"
 
 
 @pytest.mark.parametrize("name", ["admitted", "step"])
@@ -287,7 +287,7 @@ def test_a_lost_group_of_a_step_that_only_the_checkpoint_knows_is_not_admitted_a
             execute(home.replay, f"DELETE FROM groups WHERE id = x'{one.envelope.id.hex()}'")
     trail.close()
     heal(home, step=2, last_groups=taken)
-    (behind,) = told(home, "buffer_behind")
+    (behind,) = told(home, "buffer_rolled_back")
     assert (behind["num_lost"], behind["num_used"]) == (10, 0)
     buffer = ReplayBuffer(home.replay)
     again = buffer.admit_many([(one, False) for one in GROUPS if one.envelope.id in taken])
@@ -304,9 +304,9 @@ def test_a_turned_bit_in_what_is_noted_of_a_used_group_does_not_bring_it_back(ho
     execute(home.replay, f"UPDATE groups SET {harm} WHERE id = x'{used}'")
     heal(home)
     assert (trained(home), len(ready_ids(home))) == (30, 30)
-    assert [behind["num_used"] for behind in told(home, "buffer_behind")] == [1]
+    assert [behind["num_used"] for behind in told(home, "buffer_rolled_back")] == [1]
     heal(home)
-    assert len(told(home, "buffer_behind")) == 1, "set right once"
+    assert len(told(home, "buffer_rolled_back")) == 1, "set right once"
 
 
 def test_a_group_that_was_given_up_stays_so_where_the_disk_lost_only_that(home: Home) -> None:
@@ -316,7 +316,7 @@ def test_a_group_that_was_given_up_stays_so_where_the_disk_lost_only_that(home: 
     trail.close()
     heal(home)
     assert ready_ids(home) == before - {given_up}
-    assert [behind["num_used"] for behind in told(home, "buffer_behind")] == [1]
+    assert [behind["num_used"] for behind in told(home, "buffer_rolled_back")] == [1]
 
 
 def test_a_step_that_is_done_again_is_not_done_until_it_is_told_again(home: Home) -> None:
@@ -370,7 +370,7 @@ def test_a_turned_bit_in_the_schema_of_the_peers_ends_no_node(home: Home) -> Non
     data = home.peers.read_bytes()
     overwrite(home.peers, data.index(b"CREATE TABLE peers") + len(b"CREATE TABLE "), b"peers (\xf7")
     heal(home)
-    assert [event["file"] for event in told(home, "saved")] == ["peers.sqlite"]
+    assert [event["file"] for event in told(home, "recovered")] == ["peers.sqlite"]
     store, standings = PeerStore(home.peers), ReputationTable()
     store.load(standings, now=1e9)
     store.save(standings)
@@ -385,7 +385,7 @@ def test_a_header_that_no_sqlite_wrote_is_damage(home: Home, name: str, place: i
     overwrite(path, place, b"\x77")
     with upgrade.opened(home):
         heal(home)
-    assert [event["file"] for event in told(home, "saved")] == [path.name]
+    assert [event["file"] for event in told(home, "recovered")] == [path.name]
     assert not soundness.find_damage(path)
 
 
@@ -405,7 +405,7 @@ def test_lines_that_are_no_events_are_left_out_and_kept(home: Home) -> None:
     lines[4:4] = [b"\xff\x00 no event {\n", b'{"time": "never"}\n']
     home.events.write_bytes(b"".join(lines))
     heal(home)
-    assert told(home, "saved")[0]["num_lost"] == 2
+    assert told(home, "recovered")[0]["num_lost"] == 2
     assert (home.damaged / "events.jsonl").read_bytes() == b"".join(lines)
     assert len(told(home, "admitted")) == NUM_GROUPS
 
@@ -444,7 +444,7 @@ def test_peers_that_can_be_read_keep_their_standing(home: Home) -> None:
     store.load(again, now=1e9)
     store.close()
     assert 80 <= len(again) < 200
-    assert told(home, "saved")[0]["num_saved"] == len(again)
+    assert told(home, "recovered")[0]["num_saved"] == len(again)
 
 
 def test_a_peer_book_that_another_program_holds_is_saved_later(home: Home, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import pytest
 from ftis_node.config.manifest import RunManifest
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.training.division import Division, division_of, note_signals
+from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import PromptRef
 from ftis_node.replay.buffer import StoredGroup
 from ftis_node.replay.lifecycle import Candidate
@@ -38,7 +39,9 @@ def new_division() -> Division:
 
 def taken(sender: Identity, task: str, rewards: tuple[float, ...], *, own: bool = False) -> StoredGroup:
     group = replace(make_group(sender), prompt_ref=PromptRef(task, "train", 5))
-    return StoredGroup(bytes(32), own=own, group=group, rewards=rewards, prompt_ids=tuple(PROMPT_IDS))
+    envelope = seal_group(group, sender)
+    stored = StoredGroup.from_accepted(Accepted(envelope, envelope.to_bytes(), group, tuple(PROMPT_IDS)), own=own)
+    return replace(stored, rewards=rewards)
 
 
 def parts_with(division: Division | None) -> tuple[Any, list[dict[str, Any]]]:

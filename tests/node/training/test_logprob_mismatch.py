@@ -11,6 +11,7 @@ import pytest
 
 from ftis_node.config.node import MismatchSection, NodeSettings
 from ftis_node.errors import WorkerDiedError
+from ftis_node.learner.data.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.logprob_check import CheckLoop, sampled_by
 from ftis_node.node.loops.train import TrainLoop
@@ -23,6 +24,7 @@ from ftis_node.node.training.logprob_mismatch import (
     limits_of,
     warning_of,
 )
+from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.swarm.peer_guard import PeerGuard
 from ftis_node.telemetry.tracking import Tracking
 from tests.conftest import make_group
@@ -89,7 +91,8 @@ class _Learner:
         self._fails = fails
 
     async def check(self, group: Any) -> None:
-        self.sent.append((group.policy_version, group.policy_version_newest))
+        sent = unpack_train_group(group)
+        self.sent.append((sent.policy_version, sent.policy_version_newest))
         if self._fails and len(self.sent) == 1:
             raise WorkerDiedError("the learner worker was killed")
 
@@ -114,7 +117,7 @@ async def test_the_first_group_of_each_version_is_sent(identity: Identity, fails
         learner=learner,
         state=NodeState(),
         identity=SimpleNamespace(peer_id="me"),
-        manifest=SimpleNamespace(step=SimpleNamespace(share="vertical")),
+        manifest=SimpleNamespace(step=SimpleNamespace(prompt_sharing="vertical")),
         events=SimpleNamespace(write=lambda event, **fields: events.append(event)),
     )
     loop: Any = CheckLoop(parts, SimpleNamespace(next_own=stored.get))  # type: ignore[arg-type]
@@ -122,7 +125,8 @@ async def test_the_first_group_of_each_version_is_sent(identity: Identity, fails
     for learners, oldest, newest in [(0, 0, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 2), (1, 1, 1), (1, 1, 1)]:
         parts.state.policy_version = learners
         group = make_group(identity, versions=(oldest, newest))
-        stored.put_nowait(SimpleNamespace(envelope=SimpleNamespace(id=b"\x01"), group=group, prompt_ids=(1, 2)))
+        envelope = seal_group(group, identity)
+        stored.put_nowait(Accepted(envelope, envelope.to_bytes(), group, (1, 2)))
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.wait({running})

@@ -22,7 +22,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessMakers
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_loops
 from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.startup.assemble import built_parts
@@ -50,8 +50,8 @@ class _Makers(InProcessMakers):
         super().__init__(LoopbackSwarm(), delay=NO_DELAY, seed=0)
         self._workers = ProcessMakers(settings, home)
 
-    def arrange(self, *of: Any) -> Arrangement:
-        return Arrangement(hand_over="ipc")
+    def arrange(self, *of: Any) -> WorkerPlacement:
+        return WorkerPlacement(hand_over="ipc")
 
     def generation(self, of: Ingredients) -> GenerationClient:  # type: ignore[override]
         self._client = self._workers.generation(of)
@@ -74,8 +74,7 @@ class _Makers(InProcessMakers):
 
 
 def half_right(group: TrainGroup) -> TrainGroup:
-    rewarded = [replace(each, reward=float(index % 2)) for index, each in enumerate(group.completions)]
-    return replace(group, completions=tuple(rewarded))
+    return replace(group, rewards=tuple(float(index % 2) for index in range(len(group.rewards))))
 
 
 @pytest.mark.timeout(240)
@@ -100,8 +99,8 @@ async def test_a_node_s_weights_cross_without_a_file_or_fall_back_to_one(
         status = await StatusLoop(parts).refresh()
     events = [json.loads(line) for line in home.events.read_text().splitlines()]
     ways = [event["way"] for event in events if event["event"] == "served"]
-    reasons = [event["reason"] for event in events if event["event"] == "hand_over_fell_back"]
-    assert not [event for event in events if event["event"] == "hand_over_failed"]
+    reasons = [event["reason"] for event in events if event["event"] == "weight_sync_fallback"]
+    assert not [event for event in events if event["event"] == "weight_sync_failed"]
     assert status.generation.hand_over == ways[-1]
     if refused:
         assert reasons == ["CUDA IPC opens no handle: CUDA error: invalid argument"]

@@ -26,7 +26,7 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.delay import NO_DELAY
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessMakers
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
-from ftis_node.memory.placement import Arrangement
+from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.node.daemon import run_loops
 from ftis_node.node.loops.train import TrainLoop
 from ftis_node.node.startup.assemble import built_parts
@@ -110,7 +110,7 @@ async def test_the_order_of_a_step(outcome: TrainReply | WorkerDiedError, takes_
         manifest=parse_manifest(manifest_text(foreign_wait_s=1), source="test"),
         generation=workers,
         learner=workers,
-        arrangement=Arrangement(takes_turns=takes_turns),
+        arrangement=WorkerPlacement(takes_turns=takes_turns),
         disk=_at_once,
         buffer=nothing,
         reader=SimpleNamespace(own_held=lambda: 0),
@@ -133,7 +133,7 @@ async def test_weights_are_discarded_before_a_step_that_makes_new_ones(groups: l
     parts: Any = SimpleNamespace(
         settings=NodeSettings(model="m", dtype="float32"),
         generation=workers,
-        arrangement=Arrangement(takes_turns=True),
+        arrangement=WorkerPlacement(takes_turns=True),
         **bookkeeping(),
     )
     loop: Any = TrainLoop(parts, gate=None, last_step=None)  # type: ignore[arg-type]

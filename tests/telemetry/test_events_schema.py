@@ -1,0 +1,46 @@
+"""Event logs of schema 1 are read under the present names, by every reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ftis_node.replay.group_history import group_events
+from ftis_node.telemetry.events import NAMES_OF_SCHEMA_1, read_events
+from ftis_node.telemetry.history import event_name, read_event, read_history
+from ftis_node.telemetry.trail_summary import read_remembered
+from tests.chaos.observe_trail import parse
+
+GROUP = "ab" * 32
+OLD_LOG = Path(__file__).parents[1] / "node" / "startup" / "old_homes" / "events-4.jsonl"
+
+
+@pytest.mark.parametrize(("old", "new"), NAMES_OF_SCHEMA_1.items())
+def test_an_old_name_is_read_as_the_present_one(old: str, new: str, tmp_path: Path) -> None:
+    line = json.dumps({"time": 1.0, "event": old, "file": "x", "group": GROUP}).encode() + b"\n"
+    (path := tmp_path / "events.jsonl").write_bytes(line)
+    assert [event["event"] for event in read_events(path, name=new)] == [new]
+    assert (event_name(line), read_event(line)["event"]) == (new, new)
+    assert [event["event"] for event in read_history(path).events] == [new]
+    assert [event["event"] for event in group_events(path, GROUP)] == [new]
+    assert (seen := parse(line)) is not None and seen.name == new
+
+
+@pytest.mark.parametrize("lost", [{"event": "buffer_behind"}, {"event": "saved", "file": "replay.sqlite"}])
+def test_an_old_log_that_lost_its_buffer_expects_no_group(lost: dict[str, str], tmp_path: Path) -> None:
+    admitted = {"time": 1.0, "event": "admitted", "group": GROUP, "sender": "me", "number": 1}
+    (path := tmp_path / "events.jsonl").write_text(json.dumps(admitted) + "\n")
+    assert len(read_remembered(path).expected) == 1
+    path.write_text(path.read_text() + json.dumps({"time": 2.0} | lost) + "\n")
+    assert read_remembered(path).expected == []
+
+
+def test_a_log_of_schema_1_gives_its_history() -> None:
+    history, remembered = read_history(OLD_LOG), read_remembered(OLD_LOG)
+    assert [point.step for point in history.steps] == [1, 2]
+    assert [point.step for point in history.evaluations] == [0, 2]
+    assert (history.damaged_lines, remembered.num_damaged, remembered.step) == (0, 0, 2)
+    assert len(remembered.used) == 10
+    assert set(remembered.last_numbers.values()) == {21}
