@@ -96,6 +96,7 @@ TOO_LARGE = "[sampling]\ngroup_size = 256\nmax_completion_tokens = 100000\nmax_t
         ('name = "a"\ntask = "x"\n[method]\nfloor = 1.5', "method.floor"),
         ('name = "a"\ntask = "x"\n[method]\nfilter = "far"', "method.filter"),
         ('name = "a"\ntask = "x"\n[method]\nkeep_share = 0.5', "means nothing without filter"),
+        ('name = "a"\ntask = "x"\n[method]\nrank_own = true', "means nothing without filter"),
         ('name = "a"\ntask = "x"\n[method]\nkeep_share = 0.5\nfilter = "ess"', "means nothing without filter"),
         ('name = "a"\ntask = "x"\n[sampling]\ntop_p = 0.9', 'or set sampling.truncated_sampling = "correct"'),
         ('name = "a"\ntask = "x"\n[sampling]\ntop_k = 1', 'or set sampling.truncated_sampling = "correct"'),
