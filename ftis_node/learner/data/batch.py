@@ -28,7 +28,7 @@ PADDING_ID = 0  # any id will do: its outputs are never read
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainBatch:
     """The N completions of a step, at most T tokens each; all on the CPU.
 
     prompts, completions    N arrays of token ids (int32)
@@ -116,7 +116,7 @@ class MicroBatch:
     texts: tuple[tuple[SequenceSpan, ...], ...] = ()
 
 
-def make_batch(groups: Sequence[TrainGroup]) -> Batch:
+def make_batch(groups: Sequence[TrainGroup]) -> TrainBatch:
     """The batch of a step.
 
     Raises ValueError for an empty prompt, and where a completion's ids and log-probs are not equally many (of one that
@@ -134,7 +134,7 @@ def make_batch(groups: Sequence[TrainGroup]) -> Batch:
     peers = dict.fromkeys(_sender(group) for group in groups if not group.own)
     senders = {name: number for number, name in enumerate(peers, start=1)}
     num_own_groups = sum(group.own for group in groups)
-    return Batch(
+    return TrainBatch(
         prompts=tuple(np.frombuffer(group.prompt_ids, "<i4") for _, group, _ in rows),
         completions=completions,
         behaviour_logprobs=_padded(logprobs, num_columns=max(map(len, completions), default=0)),
@@ -162,7 +162,7 @@ def _sender(group: TrainGroup) -> str:
     return group.sender or group.group_id
 
 
-def make_micro_batches(batch: Batch, *, max_tokens: int) -> list[MicroBatch]:
+def make_micro_batches(batch: TrainBatch, *, max_tokens: int) -> list[MicroBatch]:
     """Cut a batch so that rows times longest row, in tokens, stays within `max_tokens`.
 
     Rows are sorted by length, so that little is padded, longest first, so that what does not fit in memory shows at
@@ -178,7 +178,7 @@ def make_micro_batches(batch: Batch, *, max_tokens: int) -> list[MicroBatch]:
     return [_lay_out(batch, rows, num_columns=lengths[rows[0]]) for rows in cuts]
 
 
-def _lay_out(batch: Batch, rows: Sequence[int], *, num_columns: int) -> MicroBatch:
+def _lay_out(batch: TrainBatch, rows: Sequence[int], *, num_columns: int) -> MicroBatch:
     token_ids = np.full((len(rows), num_columns), PADDING_ID, dtype=np.int64)
     predictors, targets, cells = [], [], []
     for line, row in enumerate(rows):
